@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -43,7 +44,7 @@ def compiler() -> GrammarCompiler:
 def meets(grammar: GrammarSpec, text: str) -> bool:
     """Whether a whole answer is this text."""
     tokenizer = Tokenizer.open(MODEL_DIR)
-    state = compiler().compile(GrammarSpec(grammar.kind, grammar.source))
+    state = compiler().compile(replace(grammar, start_after=(), opened_by=()))
     for token in (*tokenizer.encode(text), min(tokenizer.eos_ids)):
         mask = state.mask()
         if mask is None or not mask[token // 32] >> token % 32 & 1:

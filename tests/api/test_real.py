@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,24 @@ def test_a_bound_answer_is_valid_or_cut_off_whatever_was_asked(
     else:
         assert choice.finish_reason == "length"
         assert thinking or choice.message.content.startswith("{")
+
+
+def test_a_bound_answer_is_gone_on_with(url: str) -> None:
+    """Wherever it was cut, the whole meets its schema, alone and in company to the same letter."""
+    item = load(SKILLS / "json.jsonl")[0]
+    form = {"type": "json_schema", "json_schema": {"name": "item", "schema": SCHEMA}}
+    answer = text(url, messages=item.messages, response_format=form)
+
+    def rest(at: int) -> str:
+        begun = {"role": "assistant", "content": answer[:at]}
+        return text(url, messages=[*item.messages, begun], response_format=form)
+
+    cuts = range(1, len(answer), 5)
+    alone = [rest(at) for at in cuts]
+    with ThreadPoolExecutor(len(cuts)) as threads:
+        assert list(threads.map(rest, cuts)) == alone
+    for at, each in zip(cuts, alone, strict=True):
+        assert set(json.loads(answer[:at] + each)) == set(SCHEMA["properties"])
 
 
 def test_a_forced_call_is_made(url: str) -> None:

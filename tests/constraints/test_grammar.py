@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import quire.demo
 from quire.constraints.grammar import GrammarCompiler, GrammarState, check_grammar
 from quire.constraints.masks import TokenMask
 from quire.core.errors import RequestError
-from quire.core.request import GrammarSpec
+from quire.core.request import NO_BEGINNING, GrammarSpec
 
 TOKENIZER = Path(quire.demo.__file__).parent / "model" / "tokenizer.json"
 
@@ -188,6 +189,63 @@ def test_a_thought_may_be_opened_or_left_out(
     answers = compiler.compile(spec)
     feed(answers, ids_of(tokenizer, "{"))
     assert opening[0] not in allowed(answers.mask())
+
+
+def test_an_answer_goes_on_wherever_it_was_cut(
+    compiler: GrammarCompiler, eos: frozenset[int], tokenizer: Tokenizer
+) -> None:
+    """Between tokens, and within: only the text counts."""
+    answer = '{"name": "ä🙂\\n<e", "unit": null, "days": [1, 12]}'
+    schema = schema_spec(SCHEMA)
+    for cut in range(len(answer) + 1):
+        state = compiler.compile(replace(schema, begun=answer[:cut]))
+        feed(state, ids_of(tokenizer, answer[cut:]) if cut < len(answer) else [])
+        assert set(allowed(state.mask())) == eos
+        again = compiler.compile(replace(schema, begun=answer[:cut]))
+        drawn = random_answer(again, eos, seed=cut)
+        if drawn is not None:
+            read = json.loads(answer[:cut] + tokenizer.decode(drawn, skip_special_tokens=False))
+            assert list(read) == ["name", "unit", "days"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "begun", "rest"),
+    [
+        (GrammarSpec("regex", "[ab]{4}"), "abc", "'c'"),
+        (GrammarSpec("regex", "[ab]{4}"), "ababa", "'a'"),
+        (GrammarSpec("regex", "a*"), "a" * 3000 + "b", "b'"),
+        (GrammarSpec("lark", 'start: "yes" | "no"'), "yes<eos>", "'<eos>'"),
+        (schema_spec(SCHEMA), "Here it is:", "'Here it is:'"),
+        (schema_spec(SCHEMA), '{"name": "Bo", "unit": "K', "'K'"),
+        (schema_spec({"type": "null"}), "null and more", "and more'"),
+    ],
+)
+def test_a_beginning_of_no_answer(
+    compiler: GrammarCompiler, spec: GrammarSpec, begun: str, rest: str
+) -> None:
+    with pytest.raises(RequestError, match="'the field'") as refused:
+        compiler.compile(replace(spec, begun=begun), "the field")
+    assert (refused.value.param, refused.value.code) == ("the field", NO_BEGINNING)
+    assert rest in refused.value.message
+
+
+def test_a_call_in_the_reasoning_is_bound_from_its_own_beginning(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    opener, closing = (tokenizer.token_to_id(t) for t in ("<|tool_call>", "<channel|>"))
+    spec = GrammarSpec(
+        "lark",
+        f'start: "yes" | <[{opener}]> "no"',
+        start_after=(closing,),
+        opener=opener,
+        begun="y",
+    )
+    state = compiler.compile(spec)
+    state.accept(closing)
+    feed(state, ids_of(tokenizer, "es"))
+    state = compiler.compile(spec)
+    state.accept(opener)
+    feed(state, ids_of(tokenizer, "no"))
 
 
 def test_states_of_one_grammar_do_not_share_progress(

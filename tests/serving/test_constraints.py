@@ -49,6 +49,20 @@ async def test_a_format_binds_after_the_reasoning(service: Service) -> None:
     assert found.grammar.opened_by
 
 
+@pytest.mark.parametrize(
+    ("content", "free"),
+    [("4", False), ("<|channel>thought\nHm.<channel|>", False), ("<|channel>thought\nHm.", True)],
+)
+async def test_an_answer_that_was_begun_opens_no_reasoning(
+    service: Service, content: str, free: bool
+) -> None:
+    last = {"role": "assistant", "content": content}
+    spec = replace(SPEC, format=NUMBER, thinking=Thinking(enabled=True), continue_final=True)
+    found = (await constraints_of(service, replace(spec, messages=(ASK, last)))).grammar
+    assert found is not None
+    assert (bool(found.start_after), found.opened_by) == (free, ())
+
+
 async def test_bare_prompts_have_no_reasoning_to_wait_for(service: Service) -> None:
     spec = Generation(prompts=("x",), format=NUMBER, thinking=Thinking(enabled=True, budget=5))
     found = await constraints_of(service, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processors
 from quire.media.source import FileLimits, MediaLimits, MediaSource
+from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import Generation, NeedsJob, Thinking, ToolChoice
 from quire.serving.media import MediaLoader
 from quire.serving.service import Service
@@ -96,6 +98,45 @@ async def test_texts_stand_in_a_template_that_goes_through_parts(service: Servic
     (prompt,) = (await service.prepare(Generation(messages=asked))).prompts
     shown = service.tokenizer.decode(prompt.tokens)
     assert shown == "system:Short. user:Hi. assistant:No. "
+
+
+BEGUN: Any = {"role": "assistant", "content": "Well"}
+
+
+async def test_a_last_message_that_the_template_leaves_out_is_answered(service: Service) -> None:
+    """Unless it was asked for by name that the model goes on with it."""
+    source = "{% for m in messages if m.role == 'user' %}<|turn>{{ m.content }}{% endfor %}"
+    opening = "{% if add_generation_prompt %}<|turn>model{% endif %}"
+    service.prompts.template = ChatTemplate({"default": source + opening}, {})
+    spec = Generation(messages=(ASK, BEGUN), continue_final=True, or_anew=True)
+    prepared = await service.prepare(spec)
+    (prompt,) = prepared.prompts
+    assert service.tokenizer.decode(prompt.tokens) == "<|turn>Hi.<|turn>model"
+    assert not prepared.spec.continue_final
+    assert await service.prompts.tokens(spec) == [prompt.tokens]
+    with pytest.raises(RequestError, match="leaves out the last one") as refused:
+        await service.prepare(replace(spec, or_anew=False))
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("content", "begun"),
+    [
+        (' {"a"', ' {"a"'),
+        ('<|channel>thought\nHm.<channel|>\n\n{"a"', '{"a"'),
+        ("<|channel>thought\nHm. {", ""),
+        ([{"type": "text", "text": "["}, {"type": "text", "text": "1"}], "[\n1"),
+    ],
+)
+async def test_the_answer_that_was_begun(service: Service, content: Any, begun: str) -> None:
+    last = {"role": "assistant", "content": content}
+    format = AnswerFormat("json_schema", "{}", "response_format")
+    spec = Generation(messages=(ASK, last), format=format, continue_final=True, or_anew=True)
+    prepared = await service.prepare(spec)
+    assert prepared.begun == begun
+    (anew,) = prepared.anew
+    assert service.tokenizer.decode(anew.tokens).endswith("<|turn>model\n")
+    assert not (await service.prepare(replace(spec, or_anew=False))).anew
 
 
 async def test_the_switch_for_reasoning_reaches_the_template(service: Service) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from quire.core.errors import EngineFailure, RequestError
+from quire.core.request import NO_BEGINNING
 from quire.demo import MODEL_DIR
 from quire.serving.answer_grammar import AnswerFormat, GrammarRequest
 from quire.serving.sandbox import BuilderOpening, GrammarSandbox
@@ -84,6 +86,26 @@ def test_the_same_request_is_compiled_once() -> None:
         assert await made.build(wanted({"type": "null"})) is first
 
     run(play)
+
+
+@pytest.mark.parametrize("dialect", ["gemma4", "harmony"])
+@pytest.mark.parametrize("tools", [(), (Tool("f"),)])
+def test_a_beginning_is_read_as_the_grammar_would_write_it(
+    dialect: str, tools: tuple[Tool, ...]
+) -> None:
+    async def build() -> None:
+        number = {"type": "object", "properties": {"a  b": {"type": "integer"}}}
+        async with opened(dialect) as made:
+            begun = replace(wanted(number, *tools), bare=True, begun='\n{\n\t"a  b"  :\r\n')
+            grammar = (await made.build(begun)).grammar
+            assert grammar is not None
+            assert grammar.begun == '{ "a  b" : '
+            for wrong in ("x", '{"b', '{"a  b": "'):
+                with pytest.raises(RequestError, match="'response_format'") as refused:
+                    await made.build(replace(begun, begun=wrong))
+                assert refused.value.code == NO_BEGINNING
+
+    asyncio.run(build())
 
 
 def test_what_the_grammar_cannot_enforce_is_named() -> None:

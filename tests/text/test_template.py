@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.text.template import ChatTemplate, ContentForms
+from quire.text.template import ChatTemplate, ContentForms, NotContinued
 from tests.text.conversations import CALL, CONVERSATIONS, RESULT, TEMPLATES, TOOL, USER
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -134,10 +134,41 @@ def test_the_last_message_can_be_gone_on_with() -> None:
     assert template(TEMPLATES["gemma4"]).render(parts, continue_final=True).endswith("model\nIt")
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("begun", ["It is ", "It is\n\n", "def f():\n    ", '{"a": "\\', "x"])
+def test_what_is_gone_on_with_is_what_the_client_has(name: str, begun: str) -> None:
+    """Blanks at the end, too, though most of these templates trim messages that are complete."""
+    last = {"role": "assistant", "content": begun}
+    text = template(TEMPLATES[name]).render([*HI, last], continue_final=True)
+    asked = template(TEMPLATES[name]).render(HI)
+    between = " " if name == "mistral" else ""
+    assert text == asked + between + begun
+
+
+_WITHOUT_REASONING = {
+    # As Gemma 4's own template does: what follows an opening is reasoning, though none closes it.
+    "<|channel>": "{% for part in m.content.split('<channel|>') %}{{ part.split('<|channel>')[0] }}"
+    "{% endfor %}",
+    "<think>": "{{ m.content.split('<think>')[0] | trim }}",
+}
+
+
+@pytest.mark.parametrize("opening", _WITHOUT_REASONING)
+def test_reasoning_that_a_template_would_leave_out_is_gone_on_with(opening: str) -> None:
+    said = _WITHOUT_REASONING[opening]
+    source = f"{{% for m in messages %}}<{{{{ m.role }}}}>{said}</>{{% endfor %}}"
+    for begun in (f"{opening}thought\nHm. ", f"Yes. {opening}Or "):
+        messages = [*HI, {"role": "assistant", "content": begun}]
+        text = template(source).render(messages, continue_final=True)
+        assert text == f"<user>hi</><assistant>{begun}"
+        parts = [*HI, {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+        assert template(source).render(parts, continue_final=True) == text
+
+
 def test_a_message_without_text_cannot_be_gone_on_with() -> None:
-    with pytest.raises(RequestError, match="no text to go on with"):
+    with pytest.raises(NotContinued, match="no text to go on with"):
         template(TEMPLATES["qwen3"]).render([USER, CALL], continue_final=True)
-    with pytest.raises(RequestError, match="leaves out the end"):
+    with pytest.raises(NotContinued, match="leaves out the last one"):
         template("nothing").render(HI, continue_final=True)
 
 

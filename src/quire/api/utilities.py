@@ -71,6 +71,7 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
             tools=toolbox(fields.tools).templates,
             thinking=Thinking(fields.enable_thinking),
             continue_final=begins_answer(fields.messages),
+            or_anew=True,
         )
         (ids,) = await context.tokens(spec)
     else:

@@ -16,9 +16,12 @@ from tokenizers import Tokenizer
 from quire.constraints.masks import TokenMask, mask_of
 from quire.constraints.sequence import SequenceWatcher
 from quire.core.errors import RequestError
-from quire.core.request import JSON_BLANKS, GrammarSpec
+from quire.core.request import JSON_BLANKS, NO_BEGINNING, GrammarSpec
 
 MAX_KEPT = 64
+_AT_ONCE = 1024
+"""Characters of a given beginning that are taken in while no other thread of Python runs."""
+_SHOWN = 40
 
 _LIMITS = LLParserLimits(verbose_errors=False)
 
@@ -77,10 +80,11 @@ class GrammarCompiler:
         self._matcher = lru_cache(kept)(self._compile)
 
     def compile(self, spec: GrammarSpec, param: str = "response_format") -> GrammarState:
-        """The state of an answer that has not begun.
+        """The state of an answer of which no token has come.
 
         Raises:
-            RequestError: `param` is at fault (code `invalid_schema`); the message says why.
+            RequestError: `param` is at fault (code `invalid_schema`), or no answer begins with
+                what is `begun` (code `NO_BEGINNING`); the message says why.
             ValueError: `opened_by` without `start_after`, or `lazy` without `opener`.
         """
         if spec.opened_by and not spec.start_after:
@@ -88,7 +92,15 @@ class GrammarCompiler:
         if spec.lazy and spec.opener is None:
             raise ValueError("a lazy grammar needs the token that begins what it binds")
         matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
-        return GrammarState(matcher, spec, self._vocab_size)
+        state = GrammarState(matcher, spec, self._vocab_size)
+        if rest := state.begin(spec.begun, self._tokenizer):
+            raise RequestError(
+                f"The answer that the last message begins cannot be gone on with so that it meets "
+                f"'{param}': that does not allow its text from {rest[:_SHOWN]!r} on.",
+                param=param,
+                code=NO_BEGINNING,
+            )
+        return state
 
     def _compile(self, spec: GrammarSpec, param: str) -> LLMatcher:
         text = _grammar_text(spec, param)
@@ -119,6 +131,18 @@ class GrammarState:
         self._opened = 0  # how many ids of `_opening` have come
         self._end = SequenceWatcher(spec.start_after)
         self._free = spec.lazy or (bool(spec.start_after) and not spec.opened_by)
+
+    def begin(self, text: str, tokenizer: LLTokenizer) -> str:
+        """Takes the text with which the answer begins; gives back what of it is not allowed.
+
+        Only its bytes matter, not the tokens that a prompt has for it.
+        """
+        for start in range(0, len(text), _AT_ONCE):
+            tokens = tokenizer.greedy_tokenize(text[start : start + _AT_ONCE])
+            taken = self._matcher.try_consume_tokens(tokens)
+            if taken < len(tokens):
+                return tokenizer.decode_str(tokens[taken:]) + text[start + _AT_ONCE :]
+        return ""
 
     @property
     def pending(self) -> bool:

@@ -57,6 +57,10 @@ JSON_BLANKS = r"\x20"
 layout, and a model that has lost its way cannot write blanks until its tokens run out."""
 
 
+NO_BEGINNING = "invalid_beginning"
+"""The code of a `RequestError`: an answer was begun that no constraint lets through."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """A constraint on the answer, compiled with llguidance.
@@ -73,6 +77,8 @@ class GrammarSpec:
             that no call escapes within reasoning. None: there is no such token.
         lazy: the answer is free but for stretches that begin with `opener`, each of which has to
             meet the constraint as a whole.
+        begun: text of the answer that is there already. What meets the constraint is this and what
+            comes, together.
     """
 
     kind: str
@@ -81,6 +87,7 @@ class GrammarSpec:
     opened_by: tuple[int, ...] = ()
     opener: int | None = None
     lazy: bool = False
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True)

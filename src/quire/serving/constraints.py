@@ -63,7 +63,8 @@ class Constraints:
         """The grammar of the answer; compiled once, so that a bad schema is a 400.
 
         Raises:
-            RequestError: it cannot be compiled.
+            RequestError: it cannot be compiled, or lets no answer through that begins as the one
+                that is to be gone on with (code `NO_BEGINNING`).
         """
         spec = prepared.spec
         if spec.format is None and not spec.tool_choice.forced and not spec.strict_tools:
@@ -76,7 +77,8 @@ class Constraints:
             name=spec.tool_choice.name,
             parallel=spec.parallel_tool_calls,
             parameters_field=spec.names.parameters,
-            bare=prepared.bare,
+            bare=prepared.bare or spec.continue_final,
+            begun=prepared.begun,
         )
         built = await self._sandbox.build(request)
         if built.unenforced:
@@ -133,6 +135,8 @@ class Constraints:
         marks = self._dialect.thinking(self._vocabulary)
         if grammar.lazy or self._dialect.frame is not None:
             return grammar
+        if spec.continue_final and not thinks_at_once:
+            return grammar  # within the answer no reasoning is opened
         if marks is None or not (thinks_at_once or self._may_think(spec)):
             return grammar
         opening, closing = marks

@@ -83,6 +83,8 @@ class Generation:
         show_progress: whether events tell how far the reading of the prompt has come.
         template_kwargs: further variables of the chat template.
         continue_final: go on with the last message instead of beginning one.
+        or_anew: of a `continue_final` that nobody asked for by name: a last message that cannot be
+            gone on with is answered.
         cache_salt: prompts share what is cached only with those of the same.
         caller: for whom it is counted.
         names: for errors.
@@ -108,6 +110,7 @@ class Generation:
     show_progress: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
+    or_anew: bool = False
     cache_salt: str = ""
     keep_alive_s: float | None = None
     caller: str = ""
@@ -120,6 +123,11 @@ class Generation:
             return ()
         functions = [tool["function"] for tool in self.tools]
         return tuple(Tool(each["name"], each.get("parameters") or {}) for each in functions)
+
+    @property
+    def anew(self) -> Generation:
+        """The same, with an answer that begins behind the last message."""
+        return replace(self, continue_final=False, or_anew=False)
 
     @property
     def without_prompt(self) -> Generation:
@@ -140,11 +148,16 @@ class Prepared:
     Attributes:
         spec: without what has become prompts.
         bare: the prompts were no messages.
+        begun: the text of the answer that the last message begins, without its reasoning.
+        anew: the prompts of `spec.anew`, which is served instead if the format leaves no way to go
+            on from `begun`; empty if it is not to be.
     """
 
     spec: Generation
     prompts: tuple[Prompt, ...]
     bare: bool
+    begun: str = ""
+    anew: tuple[Prompt, ...] = ()
 
 
 class NeedsJob(Exception):

@@ -27,6 +27,9 @@ from quire.text.tokenizer import Tokenizer
 MAX_SOURCE = 4 << 20
 """Characters of a grammar."""
 _REHEARSED = 8
+_BLANKS = " \t\n\r"
+_IN_JSON = re.compile(rf'(?P<string>"(?:[^"\\]|\\.)*+"?)|[{_BLANKS}]+', re.DOTALL)
+"""Strings, the last of which may be open, and what stands between the parts of JSON."""
 _MANY = re.compile(r"\{\d*,?\d{3}")
 """A repetition of hundreds: a pattern with such may be too large, which its first letters show."""
 
@@ -60,6 +63,7 @@ class GrammarBuilder:
         lost = dict.fromkeys(unenforced)
         grammar = self._grammar(request, lambda each: lost.setdefault(each))
         if grammar is not None:
+            grammar = replace(grammar, begun=_begun(request))
             field = request.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(
@@ -164,6 +168,13 @@ class GrammarBuilder:
         return self._dialect.tool_grammar(
             request.tools, request.name or None, request.parallel, self._vocabulary, on_unenforced
         )
+
+
+def _begun(request: GrammarRequest) -> str:
+    """The given beginning as the grammar would have it written: JSON with few blanks."""
+    if request.format is None or request.format.kind != "json_schema":
+        return request.begun
+    return _IN_JSON.sub(lambda found: found["string"] or " ", request.begun.lstrip(_BLANKS))
 
 
 def _read(schema: str, field: str) -> Any:

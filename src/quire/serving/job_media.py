@@ -8,6 +8,7 @@ from dataclasses import replace
 from quire.core.media import MediaItem, PlacedMedia
 from quire.media.processors import MediaProcessor
 from quire.media.processors.base import FileKey, Parts
+from quire.serving.generation import Prepared
 from quire.serving.placing import Prompt
 
 
@@ -28,13 +29,11 @@ class JobMedia:
         """To what the job asks, see `Jobs.run`: where its processors find files and keep them."""
         return {"file": self._find, "keep": self._keep}
 
-    def complete(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-        """The prompts that the job made, with the features; those are forgotten here."""
-        complete = tuple(
-            replace(prompt, media=tuple(map(self._complete, prompt.media))) for prompt in prompts
-        )
+    def complete(self, prepared: Prepared) -> Prepared:
+        """What the job made prompts of, with the features; those are forgotten here."""
+        prompts, anew = map(self._complete, (prepared.prompts, prepared.anew))
         self._items.clear()
-        return complete
+        return replace(prepared, prompts=prompts, anew=anew)
 
     def _find(self, key: FileKey) -> Parts | None:
         parts = self._processors[key[0]].files.get(key)
@@ -47,6 +46,11 @@ class JobMedia:
         self._items |= {part.item.digest: part.item for part in parts}
         return tuple(replace(part, item=replace(part.item, features=b"")) for part in parts)
 
-    def _complete(self, placed: PlacedMedia) -> PlacedMedia:
+    def _complete(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+        return tuple(
+            replace(prompt, media=tuple(map(self._featured, prompt.media))) for prompt in prompts
+        )
+
+    def _featured(self, placed: PlacedMedia) -> PlacedMedia:
         item = placed.item
         return placed if item.features else replace(placed, item=self._items[item.digest])

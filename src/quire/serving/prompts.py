@@ -12,7 +12,7 @@ from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.media import MediaLoader, as_template_reads, files_of, text_length
 from quire.serving.placing import Prompt
 from quire.text.controls import Controls
-from quire.text.template import ChatTemplate
+from quire.text.template import ChatTemplate, NotContinued
 from quire.text.tokenizer import Tokenizer
 from quire.text.volatile import drop_from_messages
 
@@ -69,10 +69,17 @@ class Prompts:
             RequestError: it cannot be served.
             NeedsJob: it is to be done in a job.
         """
-        prompts = self._prompts(await self.load_media(spec, light=light), self._limit)
-        for prompt in prompts:
+        loaded, prompts = self._prompts(await self.load_media(spec, light=light), self._limit)
+        begun, anew = "", list[Prompt]()
+        if loaded.continue_final and loaded.format is not None and not loaded.tool_choice.forced:
+            begun = self._begun(loaded)
+            if loaded.or_anew:
+                _, anew = self._prompts(loaded.anew, self._limit)
+        for prompt in (*prompts, *anew):
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
-        return Prepared(spec.without_prompt, tuple(prompts), bare=not spec.messages)
+        return Prepared(
+            loaded.without_prompt, tuple(prompts), not spec.messages, begun, tuple(anew)
+        )
 
     async def load_media(self, spec: Generation, *, light: bool = False) -> Generation:
         """The generation with its media fetched and read, for those that use it more than once.
@@ -100,7 +107,7 @@ class Prompts:
             NeedsJob: it is to be done in a job.
         """
         loaded = await self.load_media(spec, light=light)
-        return [prompt.tokens for prompt in self._prompts(loaded, self._countable)]
+        return [prompt.tokens for prompt in self._prompts(loaded, self._countable)[1]]
 
     @property
     def _limit(self) -> int:
@@ -119,19 +126,25 @@ class Prompts:
         self._check_text(text, param, self._countable)
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def _prompts(self, spec: Generation, limit: int) -> list[Prompt]:
-        """The encoded prompts. A long text of `limit` tokens or more is refused ahead of that."""
+    def _prompts(self, spec: Generation, limit: int) -> tuple[Generation, list[Prompt]]:
+        """The encoded prompts, and what they are prompts of: see `Generation.or_anew`.
+
+        A long text of `limit` tokens or more is refused ahead of encoding it.
+        """
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
             raise RequestError(
                 "The request holds nothing that could be answered.", code="invalid_value"
             )
-        if spec.messages:
-            return [self._conversation(spec, limit)]
-        return [
-            Prompt(self._text(prompt, limit) if isinstance(prompt, str) else prompt)
-            for prompt in spec.prompts
-        ]
+        if not spec.messages:
+            texts = (self._text(p, limit) if isinstance(p, str) else p for p in spec.prompts)
+            return spec, list(map(Prompt, texts))
+        try:
+            return spec, [self._conversation(spec, limit)]
+        except NotContinued:
+            if not spec.or_anew:
+                raise
+            return spec.anew, [self._conversation(spec.anew, limit)]
 
     def _check_light(self, spec: Generation) -> None:
         """Raises `NeedsJob` for what is large, or holds media."""
@@ -168,6 +181,12 @@ class Prompts:
             marks=self.media.places.marks_by_kind,
             **controls.cover(self._variables(spec)),
         )
+
+    def _begun(self, spec: Generation) -> str:
+        """The text of the answer that the last message begins."""
+        content = as_template_reads(spec.messages[-1]).get("content") or ""
+        parts = [{"text": content}] if isinstance(content, str) else content
+        return self._controls.without_reasoning("".join(part.get("text", "") for part in parts))
 
     def _variables(self, spec: Generation) -> dict[str, Any]:
         """The template's variables beside messages and tools."""

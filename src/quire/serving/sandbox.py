@@ -86,7 +86,8 @@ class GrammarSandbox:
 
 def _characters(built: AnswerGrammar) -> int:
     """What it takes to keep it; one that binds nothing counts as well."""
-    return 64 + len(built.grammar.source if built.grammar else "") + sum(map(len, built.unenforced))
+    texts = (built.grammar.source, built.grammar.begun) if built.grammar else ()
+    return 64 + sum(map(len, (*texts, *built.unenforced)))
 
 
 def _refused(field: str, why: str) -> RequestError:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from quire.core.errors import EngineFailure, RequestError
-from quire.core.request import GrammarSpec, Request
+from quire.core.request import NO_BEGINNING, GrammarSpec, Request
+from quire.serving.answer_grammar import AnswerGrammar
 from quire.serving.constraints import Constraints
 from quire.serving.generation import Prepared
 from quire.serving.interface import EngineClient
@@ -71,8 +72,8 @@ class Submission:
         """
         if self._client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
+        prepared, grammar = await self._constrained(prepared)
         spec, prompts = prepared.spec, prepared.prompts
-        grammar = await self._constraints.build(prepared)
         stops = StopStrings(spec.stops, spec.names.stops)
         requests: list[Request] = []
         outputs: list[OutputStream] = []
@@ -96,6 +97,16 @@ class Submission:
             for request, ticket, output in zip(requests, tickets, outputs, strict=True)
         ]
         return GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
+
+    async def _constrained(self, prepared: Prepared) -> tuple[Prepared, AnswerGrammar]:
+        """The grammar of what is served, and that: see `Prepared.anew`."""
+        try:
+            return prepared, await self._constraints.build(prepared)
+        except RequestError as error:
+            if not prepared.anew or error.code != NO_BEGINNING:
+                raise
+            anew = Prepared(prepared.spec.anew, prepared.anew, prepared.bare)
+            return anew, await self._constraints.build(anew)
 
     def _output(self, prepared: Prepared, prompt: Prompt, stops: StopStrings) -> OutputStream:
         """What turns one choice's tokens into events."""

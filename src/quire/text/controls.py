@@ -117,6 +117,15 @@ class Controls:
         end = answer.find(closing, start)
         return end + len(closing) if end >= 0 else start + len(opening)
 
+    def without_reasoning(self, answer: str) -> str:
+        """An answer without the reasoning that it begins with; nothing if that is open."""
+        size = self._reasoning_length(answer)
+        if not size:
+            return answer
+        assert self._reasoning is not None
+        closed = answer[:size].endswith(self._reasoning[1])
+        return answer[size:].lstrip() if closed else ""
+
     def bare(self, rendered: str) -> str:
         """A rendered template without its sentinels."""
         return rendered.replace(SENTINEL, "")

@@ -42,6 +42,10 @@ _TOOLS = re.compile(r"\btools\b")
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
 
+class NotContinued(RequestError):
+    """The last message has no text to go on with, or none that the template shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContentForms:
     """The forms of a message's content that a template reads.
@@ -169,24 +173,44 @@ class ChatTemplate:
             messages: OpenAI-shaped messages, plain JSON values. Keys that hold None are left out.
             tools: OpenAI-shaped tools; None for none.
             add_generation_prompt: end with the opening of the assistant's turn.
-            continue_final: end within the last message, for the model to go on with it; no
-                generation prompt then.
+            continue_final: end with the text of the last message, for the model to go on with it;
+                no generation prompt then. Blanks at its end stay, which templates may trim where a
+                message is complete: they are part of what the client has.
             marks: what stands for media in a text, by kind, where the template takes no parts.
             kwargs: more variables for the template, e.g. `enable_thinking`.
 
         Raises:
             RequestError: the template refuses the messages, or there is no template.
+            NotContinued: the last message is none to go on with.
         """
         seen = map(_as_template_sees, messages)
         conversation = [self._readable(message, tools is not None, marks) for message in seen]
         if not conversation:
             raise RequestError("messages: at least one message is needed", param="messages")
         if continue_final:
-            add_generation_prompt = False
-            conversation[-1] = _marked(conversation[-1])
+            return self._render_begun(conversation, tools=tools, **kwargs)
         kwargs |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        text = self._render(conversation, **kwargs)
-        return _cut_at_mark(text) if continue_final else text
+        return self._render(conversation, **kwargs)
+
+    def _render_begun(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:
+        """The prompt's text up to the end of the last message's.
+
+        A template may read a text and leave its end out, such as reasoning that is not closed. The
+        whole text then stands where the template begins to write one.
+        """
+        *before, last = conversation
+        begun = _text_to_continue(last)
+        for shown, added in ((begun + _CONTINUE, ""), (_CONTINUE, begun)):
+            messages = [*before, _with_text(last, shown)]
+            text = self._render(messages, add_generation_prompt=False, **kwargs)
+            if _CONTINUE in text:
+                return text[: text.rindex(_CONTINUE)] + added
+        raise NotContinued(
+            "messages: the model's chat template leaves out the last one, which is to be gone on "
+            "with",
+            param="messages",
+            code="chat_template_error",
+        )
 
     def _readable(
         self, message: dict[str, Any], tools: bool, marks: Mapping[str, str]
@@ -272,24 +296,26 @@ def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
     return seen
 
 
-def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text ending in the sentinel."""
+def _text_to_continue(message: Mapping[str, Any]) -> str:
+    """The text of a message, or the last one of its parts'."""
     content = message.get("content")
+    parts = [_text_part(content)] if isinstance(content, str) else content or ()
+    for part in reversed(parts):
+        if isinstance(text := part.get("text"), str):
+            return text
+    raise NotContinued("messages: the last message has no text to go on with", param="messages")
+
+
+def _with_text(message: dict[str, Any], text: str) -> dict[str, Any]:
+    """The message with another `_text_to_continue`."""
+    content = message["content"]
     if isinstance(content, str):
-        return {**message, "content": content + _CONTINUE}
-    if isinstance(content, list):
-        for index in reversed(range(len(content))):
-            part = content[index]
-            if isinstance(part.get("text"), str):
-                marked = {**part, "text": part["text"] + _CONTINUE}
-                return {**message, "content": [*content[:index], marked, *content[index + 1 :]]}
-    raise RequestError("messages: the last message has no text to go on with", param="messages")
-
-
-def _cut_at_mark(text: str) -> str:
-    if _CONTINUE not in text:
-        raise _refusal("it leaves out the end of the last message")
-    return text[: text.rindex(_CONTINUE)]
+        return {**message, "content": text}
+    at = max(i for i, part in enumerate(content) if isinstance(part.get("text"), str))
+    return {
+        **message,
+        "content": [*content[:at], {**content[at], "text": text}, *content[at + 1 :]],
+    }
 
 
 def _sources_of(folder: Path) -> dict[str, str]:

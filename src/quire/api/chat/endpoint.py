@@ -120,7 +120,8 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     continue_final_message: bool | None = Field(
         default=None,
         description="whether to go on with the last message instead of answering it; default: "
-        "if it is the assistant's",
+        "if it is the assistant's, the model's template shows it and a format that the answer has "
+        "to meet lets it begin so",
     )
     add_generation_prompt: bool | None = Field(
         default=None, description="true begins an answer after a last message of the assistant"
@@ -183,6 +184,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             thinking=offered(service, scope, *self.wanted()),
             template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
             continue_final=self.continues,
+            or_anew=self.continue_final_message is None,
             **common,
         )
 

@@ -158,8 +158,7 @@ class Context:
         if lease is not None and keep_s is not None and not lease.keep(keep_s):
             note_ignored(request.scope, ["keep_alive"])
         spec = replace(spec, caller=caller, cache_salt=salt)
-        prompts = self.job_media.complete(prepared.prompts)
-        return await self.service.begin(replace(prepared, spec=spec, prompts=prompts))
+        return await self.service.begin(self.job_media.complete(replace(prepared, spec=spec)))
 
     async def read(
         self,

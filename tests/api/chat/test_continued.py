@@ -1,0 +1,117 @@
+"""Answers that the last message begins, and what they have to meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.core.config import ServerConfig
+from quire.core.request import GrammarSpec
+from tests.api.conftest import HTTP, Serve, Served
+from tests.api.test_formats import error, meets
+
+ASKED = {"role": "user", "content": "Who?"}
+OBJECT = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+SCHEMA: dict[str, Any] = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": OBJECT}}
+}
+EXPLICIT = {"continue_final_message": True}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def ask(served: Served, begun: Any, **more: Any) -> httpx.Response:
+    messages = [ASKED, {"role": "assistant", "content": begun}]
+    body = {"model": "quire-demo", "messages": messages, **more}
+    return HTTP.post(f"{served.url}/v1/chat/completions", json=body)
+
+
+def last(served: Served) -> tuple[str, GrammarSpec]:
+    """The prompt and the grammar that the engine got."""
+    request = served.engine.requests[-1]
+    assert request.grammar is not None
+    return served.tokenizer.decode(request.prompt), request.grammar
+
+
+@pytest.mark.parametrize("named", [{}, EXPLICIT])
+@pytest.mark.parametrize(
+    ("fields", "begun", "rest"),
+    [
+        (SCHEMA, '{"na', 'me": "Bo"}'),
+        (SCHEMA, '{\n  "name": "B', 'o"}'),
+        (SCHEMA, '{"name": "Bo"}', ""),
+        ({"response_format": {"type": "json_object"}}, '{"a": 1', "2}"),
+        ({"format": "json"}, '{"a": [', "]}"),
+        ({"guided_regex": "[ab]{3}"}, "ab", "a"),
+        ({"guided_choice": ["yes", "no"]}, "n", "o"),
+        ({"guided_grammar": 'root ::= "yes" | "no"'}, "ye", "s"),
+        ({**SCHEMA, "tools": [TOOL]}, '{"name": ', '"Bo"}'),
+        ({**SCHEMA, "enable_thinking": True}, '{"name"', ': "Bo"}'),
+    ],
+)
+def test_the_whole_answer_is_bound(
+    serve: Serve, fields: dict[str, Any], begun: str, rest: str, named: dict[str, Any]
+) -> None:
+    served = serve(rest)
+    answer = ask(served, begun, **fields, **named)
+    assert answer.json()["choices"][0]["message"]["content"] == rest
+    prompt, grammar = last(served)
+    assert prompt.endswith(begun)
+    assert meets(grammar, rest)
+    assert not meets(grammar, begun + rest)
+
+
+@pytest.mark.parametrize("begun", ["Here it is: ", '{"nome', '{"name": 1', '["'])
+def test_text_that_no_bound_answer_begins_with(serve: Serve, begun: str) -> None:
+    """Where nobody asked for it by name, it is an answer, and the next one is bound as a whole."""
+    served = serve('{"name": "Bo"}')
+    assert ask(served, begun, **SCHEMA).status_code == 200
+    prompt, grammar = last(served)
+    assert prompt.endswith("<turn|>\n<|turn>model\n")
+    assert grammar.begun == ""
+    refused = error(ask(served, begun, **SCHEMA, **EXPLICIT))
+    assert (refused["param"], refused["code"]) == ("response_format", "invalid_beginning")
+    assert "last message" in refused["message"]
+    assert len(served.engine.requests) == 1
+
+
+def test_who_asks_and_what_is_shared_are_the_same_anew(serve: Serve) -> None:
+    served = serve("{}", config=ServerConfig())
+    ask(served, "Hm.", format="json", cache_salt="mine", seed=3, max_tokens=9)
+    (request,) = served.engine.requests
+    assert (request.cache_salt, request.sampling.seed, request.max_tokens) == ("mine", 3, 9)
+
+
+def test_calls_that_are_forced_follow_what_was_said(serve: Serve) -> None:
+    served = serve()
+    ask(served, "Wait.", tools=[TOOL], tool_choice="required", **SCHEMA)
+    prompt, grammar = last(served)
+    assert prompt.endswith("Wait.")
+    assert grammar.begun == ""
+
+
+@pytest.mark.parametrize("begun", ["Hm. ", '{"name": "'])
+def test_a_long_beginning_is_read_elsewhere(serve: Serve, begun: str) -> None:
+    served = serve("x", config=ServerConfig(), context_length=1 << 16)
+    begun += "a word " * 3000
+    assert ask(served, begun, **SCHEMA).status_code == 200
+    prompt, grammar = last(served)
+    assert (begun.rstrip() in prompt, prompt.endswith(begun)) == (True, begun[0] == "{")
+    assert grammar.begun == (begun if begun[0] == "{" else "")
+
+
+def test_what_anthropics_protocol_begins(serve: Serve) -> None:
+    """There a last message of the assistant is a beginning by definition."""
+    served = serve('me": "Bo"}')
+    for begun, status in (('{"na', 200), ("Here: ", 400)):
+        body = {
+            "model": "quire-demo",
+            "max_tokens": 50,
+            "messages": [ASKED, {"role": "assistant", "content": begun}],
+            "output_config": {"format": {"type": "json_schema", "schema": OBJECT}},
+        }
+        answer = HTTP.post(f"{served.url}/v1/messages", json=body)
+        assert answer.status_code == status
+    assert "'output_config.format'" in answer.json()["error"]["message"]
+    assert meets(last(served)[1], 'me": "Bo"}')
