@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,13 +105,12 @@ def test_an_idle_server_says_that_it_stops(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_loading(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "warning"]
+    module = "tests.e2e.serve_loading"
+    command = [sys.executable, "-m", module, "serve", "--port", "0", "--log-level", "warning"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, process_group=0)
     server = psutil.Process(process.pid)
-    while not server.children():  # the engine's, which opens the model
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.01)
+    wait_until(server.children, log.read_text)  # the engine's
     engine = server.children()[0]
     process.send_signal(signal.SIGINT)
     assert process.wait(HANG_S) == 130

@@ -98,10 +98,14 @@ def running(folder: Path, module: str, *arguments: str) -> Iterator[Child]:
 
 
 @contextmanager
-def quire_serve(folder: Path, *arguments: str) -> Iterator[Child]:
-    """The real command; without a model among the arguments it serves the embedded one."""
+def quire_serve(folder: Path, *arguments: str, module: str = "quire") -> Iterator[Child]:
+    """The real command; without a model among the arguments it serves the embedded one.
+
+    Args:
+        module: what runs the command.
+    """
     common = ("serve", "--port", "0", "--log-level", "warning")
-    with running(folder, "quire", *common, *arguments) as child:
+    with running(folder, module, *common, *arguments) as child:
         yield child
 
 
