@@ -21,11 +21,11 @@ from quire.text.tokenizer import Tokenizer
 from tests.support.browser import browser, page  # noqa: F401
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import InFlight, one_model, serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_S, wait_until
 
 NAME = "quire-demo"
 
-HTTP = httpx.Client(timeout=30)
+HTTP = httpx.Client(timeout=HANG_S)
 """One client for all tests: making one reads every certificate of the machine."""
 
 

@@ -27,7 +27,7 @@ JSON_BODY = {"content-type": "application/json"}
 def post(url: str, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
     if path.endswith("chat/completions"):
         body.setdefault("messages", ASK)
-    return HTTP.post(f"{url}{path}", json=body, timeout=20)
+    return HTTP.post(f"{url}{path}", json=body)
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from quire.api.routes import OPERATIONS, Operation
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, NAME, Serve, Served
 from tests.support.server import one_model
+from tests.support.waiting import HANG_S
 
 
 def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
@@ -60,7 +61,7 @@ def test_no_input_breaks_the_server(serve: Serve, operation: Operation, examples
     def check(case: schemathesis.Case) -> None:
         answer = case.call_and_validate(
             checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
-            timeout=20,
+            timeout=HANG_S,
         )
         answered.add(answer.status_code)
 

@@ -348,6 +348,7 @@ def test_what_was_refused_is_shown(page: Any, served: Served) -> None:
     asked = {"messages": [{"role": "user", "content": "Hello"}], "temperature": "<b>hot</b>"}
     for _ in range(2):
         assert HTTP.post(f"{served.url}/v1/chat/completions", json=asked).status_code == 400
+    served.settle()
     opened(page, f"{served.url}/#live")
     row = page.locator("[aria-label='Refused requests'] tbody tr").first
     row.get_by_text("temperature").wait_for()

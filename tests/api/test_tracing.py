@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -200,7 +199,7 @@ def test_a_collector_that_is_away_holds_up_neither_answers_nor_the_end(
 ) -> None:
     with traced(tokenizer, "http://127.0.0.1:9", Script((5, 6))) as url:
         assert HTTP.post(url + CHAT, json=ASK).status_code == 200
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert HTTP.get(f"{url}/health").status_code == 200
 
 
 def test_traces_are_off_unless_asked_for() -> None:

@@ -23,7 +23,7 @@ from quire.core.request import Failure
 from tests.api.conftest import HTTP, NAME, Serve
 from tests.support.scripted_engine import Script
 from tests.support.server import JSON_TYPE, RAW_HEAD, leaving
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_S, wait_until
 
 ASK = {"messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
@@ -31,7 +31,7 @@ CHAT = "/v1/chat/completions"
 
 def test_a_key_opens_every_route_and_only_health_needs_none(serve: Serve) -> None:
     served = serve(config=ServerConfig(api_keys=("first", "second", "clé")))
-    with httpx.Client(base_url=served.url) as client:
+    with httpx.Client(base_url=served.url, timeout=HANG_S) as client:
         assert client.get("/health").status_code == 200
         for operation in OPERATIONS:
             if operation.open:
@@ -88,7 +88,7 @@ def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:
     served = serve(lambda _: Script((5, 6), held=go), config=ServerConfig(max_concurrent=2))
     with ThreadPoolExecutor(2) as pool:
         slow = [
-            pool.submit(httpx.post, served.url + CHAT, json={**ASK, "stream": stream}, timeout=20)
+            pool.submit(HTTP.post, served.url + CHAT, json={**ASK, "stream": stream})
             for stream in (True, False)
         ]
         wait_until(lambda: len(served.engine.requests) >= 2)
@@ -128,7 +128,7 @@ def test_a_deadline_that_passed_is_not_tried_again(serve: Serve, stream: bool) -
 
 def test_a_head_without_end_is_not_taken_in(serve: Serve) -> None:
     address = httpx.URL(serve().url)
-    with socket.create_connection((address.host, address.port or 80), timeout=10) as raw:
+    with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nx-endless: ")
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -323,7 +323,7 @@ def test_what_nobody_expected_is_answered_and_the_connection_lives_on(serve: Ser
         raise ValueError("/srv/secret/path")
 
     served = serve(broken)
-    with httpx.Client(base_url=served.url, timeout=30) as client:
+    with httpx.Client(base_url=served.url, timeout=HANG_S) as client:
         body = {"messages": [{"role": "user", "content": "x"}]}
         answer = client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 500

@@ -131,7 +131,7 @@ def shown(url: str, profile: Path) -> str:
 
 def statuses(child: Child) -> dict[str, int]:
     """How often each status was answered on the path that the page attacks."""
-    text = httpx.get(f"{child.url}/metrics").text
+    text = child.metrics()
     pattern = rf'quire_http_responses_total{{path="{PATH}",status="(\d+)"}} (\d+)'
     return {status: int(count) for status, count in re.findall(pattern, text)}
 

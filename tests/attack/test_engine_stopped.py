@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.attack.harness import attacked
 from tests.e2e.client import Client, Streamed
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_S, wait_until
 
 
 def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
@@ -21,11 +21,11 @@ def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
             )
         )
         neighbour.start()
-        assert begun.wait(60)
+        assert begun.wait(HANG_S)
         engine = victim.child.engine
         engine.send_signal(signal.SIGSTOP)
         try:
-            neighbour.join(60)
+            neighbour.join(HANG_S)
             assert streamed, "the stream hangs"
             assert streamed[0].error is not None
             assert streamed[0].error["code"] == "engine_failure"

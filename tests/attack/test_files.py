@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from quire.cache.disk_sql import StoreError
 from quire.cache.disk_store import DiskStore
 from quire.device.private import unsafe, use_private_cache
+from tests.api.conftest import HTTP
 from tests.support.child import Child, quire_serve
 
 COMPILE = """
@@ -144,7 +144,7 @@ def asks(child: Child, *command: str) -> None:
 
 
 def shows_no_key(child: Child) -> None:
-    assert httpx.get(f"{child.url}/v1/models").status_code == 401
+    assert HTTP.get(f"{child.url}/v1/models").status_code == 401
     server = psutil.Process(child.process.pid)
     for each in [server, *server.children(recursive=True)]:
         assert "s3cret" not in " ".join(each.cmdline())

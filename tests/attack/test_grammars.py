@@ -79,7 +79,7 @@ def ask(victim: Victim, way: str, schema: Schema) -> httpx.Response:
     limit = "max_output_tokens" if way == "responses" else "max_tokens"
     model = HTTP.get(f"{victim.url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, limit: 4} | body
-    return HTTP.post(f"{victim.url}/v1/{route}", json=body, timeout=120)
+    return HTTP.post(f"{victim.url}/v1/{route}", json=body)
 
 
 WAYS = ("forced", "strict", "responses", "messages")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from quire.core.config import ServerConfig
-from tests.api.conftest import Serve
+from tests.api.conftest import HTTP, Serve
 from tests.support.child import Child, quire_serve
 
 SECRET = "Remember this about my account, and tell nobody at all what it is: my PIN is 4711."
@@ -62,7 +62,7 @@ def test_what_is_cached_is_named_by_the_key(serve: Serve, share: bool) -> None:
     config = ServerConfig(api_keys=("key-a", "key-b"), share_prefixes=share)
     served = serve(config=config)
     for key in ("key-a", "key-b", "key-a"):
-        answer = httpx.post(
+        answer = HTTP.post(
             f"{served.url}/v1/completions",
             json={"prompt": SECRET, "max_tokens": 1},
             headers={"authorization": f"Bearer {key}"},

@@ -11,6 +11,7 @@ import pytest
 
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, NAME, Serve
+from tests.support.waiting import HANG_S
 
 BODY = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 5}
 POSTS = {
@@ -116,6 +117,6 @@ def test_what_the_operator_names_may_ask(serve: Serve) -> None:
 
 def test_two_hosts_are_none(serve: Serve) -> None:
     address = httpx.URL(serve().url)
-    with socket.create_connection((address.host, address.port or 80), timeout=10) as raw:
+    with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as raw:
         raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 400")

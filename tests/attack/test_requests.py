@@ -20,7 +20,7 @@ from tests.attack.harness import MIB, Victim
 from tests.support.child import quire_serve
 from tests.support.everyday import everyday
 from tests.support.server import leaving
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_S, wait_until
 
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
 
@@ -188,8 +188,8 @@ def test_a_server_whose_jobs_are_busy_ends_when_told(tmp_path: Path) -> None:
                 raw.recv(1)
         processes = psutil.Process(child.process.pid).children(recursive=True)
         child.process.terminate()
-        assert child.process.wait(60) == 0
-        assert not psutil.wait_procs(processes, timeout=30)[1], "a process is left"
+        assert child.process.wait(HANG_S) == 0
+        assert not psutil.wait_procs(processes, timeout=HANG_S)[1], "a process is left"
 
 
 def dot() -> str:

@@ -35,7 +35,7 @@ from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
 from quire.serving.models import Loaded, Models, OnProgress
 from quire.text.tokenizer import Tokenizer
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
 from tests.support.waiting import HANG_S, wait_until
@@ -227,7 +227,7 @@ def test_a_stopped_answer_does_not_show_the_figures_of_the_one_before(
 ) -> None:
     served = serve("Hello there.")
     console = Console(file=io.StringIO())
-    with httpx.Client(verify=False) as client:
+    with httpx.Client(verify=False, timeout=HANG_S) as client:
         talk = Chat(client, Server(served.url), {"model": "quire-demo"}, console)
         talk.messages.append({"role": "user", "content": "Hi."})
         talk.answer()
@@ -255,7 +255,7 @@ def test_its_server_takes_the_adapter(tmp_path: Path) -> None:
 def test_its_server_says_how_far_the_loading_is() -> None:
     told: list[Progress] = []
     with own_server("", None, told.append) as url:
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert HTTP.get(f"{url}/health").status_code == 200
     assert told[-1].stage == "weights"
     assert told[-1].done == told[-1].total > 1e6
 
@@ -320,7 +320,7 @@ def test_ctrl_c_at_the_prompt_leaves(
 def test_a_terminal_shows_markdown(serve: Serve) -> None:
     served = serve(lambda _: Script(served.ids("Some **bold** words."), delay_s=0.05, group=100))
     out = io.StringIO()
-    with httpx.Client(verify=False) as client:
+    with httpx.Client(verify=False, timeout=HANG_S) as client:
         console = Console(file=out, force_terminal=True, width=80)
         talk = Chat(client, Server(served.url), {"model": "quire-demo"}, console)
         talk.messages.append({"role": "user", "content": "Hi"})
@@ -352,7 +352,7 @@ def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) ->
         ModelConfig(EngineConfig(""), ServerConfig(served_name=name)) for name in ("a", "b")
     ]
     app = build_app(Models(model_configs, opener), ServerConfig())
-    with serving(app) as url, httpx.Client(verify=False) as client:
+    with serving(app) as url, httpx.Client(verify=False, timeout=HANG_S) as client:
         console = Console(file=Screen(), force_terminal=True, width=80)
         talk = Chat(client, Server(url), {"model": "b"}, console)
         talk.messages.append({"role": "user", "content": "Hi"})

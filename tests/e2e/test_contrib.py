@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.child import Child
+from tests.support.waiting import HANG_S
 
 DASHBOARD = Path(__file__).parents[2] / "contrib" / "grafana.json"
 
@@ -22,7 +23,7 @@ def test_every_metric_of_the_dashboard_is_there(child: Child) -> None:
         for name in re.findall(r"\bquire_\w+", target["expr"])
     }
     body = {"prompt": "Hi", "max_tokens": 3}
-    assert httpx.post(f"{child.url}/v1/completions", json=body).status_code == 200
+    assert httpx.post(f"{child.url}/v1/completions", json=body, timeout=HANG_S).status_code == 200
     known = set(re.findall(r"^(quire_\w+)", child.metrics(), re.MULTILINE))
     assert len(asked) > 10
     assert asked <= known

@@ -19,6 +19,7 @@ from tests.e2e.client import at_once
 from tests.media.files import tone, video, wav
 from tests.support.child import Child, quire_serve
 from tests.support.served import FAMILIES, MEDIA_TOKENS, Served
+from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -123,7 +124,7 @@ def asked(family: Served) -> list[list[Part]]:
 
 def test_the_model_says_what_it_takes(served: tuple[Served, Child, Any]) -> None:
     family, child, _ = served
-    (model,) = httpx.get(f"{child.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{child.url}/v1/models", timeout=HANG_S).json()["data"]
     assert set(model["modalities"]) == {"text"} | {kind.split()[-1] for kind in family.rows}
 
 
@@ -131,9 +132,9 @@ def test_files_are_counted_and_placed(served: tuple[Served, Child, Any]) -> None
     family, child, client = served
     for kind, rows in family.rows.items():
         body = {"model": MODEL, "messages": messages(FILES[kind](1))}
-        tokens = httpx.post(f"{child.url}/tokenize", json=body, timeout=60).json()["tokens"]
+        tokens = httpx.post(f"{child.url}/tokenize", json=body, timeout=HANG_S).json()["tokens"]
         marks = {"model": MODEL, "prompt": "".join(MEDIA_TOKENS), "add_special_tokens": False}
-        known = httpx.post(f"{child.url}/tokenize", json=marks, timeout=60).json()["tokens"]
+        known = httpx.post(f"{child.url}/tokenize", json=marks, timeout=HANG_S).json()["tokens"]
         assert len(known) == len(MEDIA_TOKENS)
         assert sum(token in known for token in tokens) == rows, kind
         assert ask(client, FILES[kind](1), salt="counted")[-1] == len(tokens)

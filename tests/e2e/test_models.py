@@ -29,7 +29,7 @@ class House:
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.http = httpx.Client(base_url=child.url, timeout=60, verify=False)
+        self.http = httpx.Client(base_url=child.url, timeout=HANG_S, verify=False)
 
     def ask(self, model: str, *, padding: bool = False, **fields: Any) -> httpx.Response:
         """The answer of a model; a body with padding is read by a job."""

@@ -17,6 +17,7 @@ from tests.e2e.asking import SKILLS, ask
 from tests.e2e.client import CHAT, Client, at_once
 from tests.media.files import encoded_sound, greys, pdf, tone, video, wav
 from tests.support.child import Child, quire_serve
+from tests.support.waiting import HANG_S
 
 MODEL = "quire-demo"
 MARKS = {"audio": "<|audio|>", "video": "<|video|>"}
@@ -67,7 +68,7 @@ def asked(client: Client, *parts: Any) -> httpx.Response:
 
 
 def test_the_model_says_what_it_takes(hearing: Child) -> None:
-    (model,) = httpx.get(f"{hearing.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{hearing.url}/v1/models", timeout=HANG_S).json()["data"]
     assert set(model["modalities"]) == {"text", "image", "video", "audio"}
 
 

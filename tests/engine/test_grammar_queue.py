@@ -10,13 +10,14 @@ from quire.core.errors import RequestError
 from quire.core.request import Request
 from quire.engine.grammar_queue import GrammarQueue
 from quire.scheduler.sequence import TokenConstraint
+from tests.support.waiting import HANG_S
 
 
 def test_nothing_waits_for_a_constraint_but_its_request() -> None:
     go_on = threading.Event()
 
     def make(request: Request) -> TokenConstraint | None:
-        assert go_on.wait(60)
+        assert go_on.wait(HANG_S)
         if request.id == "bad":
             raise RequestError("no grammar")
         return None
@@ -33,7 +34,7 @@ def test_nothing_waits_for_a_constraint_but_its_request() -> None:
     go_on.set()
     ready = []
     while queue:
-        queue.wait(60)
+        queue.wait(HANG_S)
         ready += queue.take()
     assert [request.id for request, _ in ready] == ["slow", "bad"]
     assert ready[0][1]() is None
@@ -48,18 +49,18 @@ def test_closing_drops_what_waits_and_ends_the_thread() -> None:
     def make(request: Request) -> TokenConstraint | None:
         made.append(request.id)
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(HANG_S)
         return None
 
     before = set(threading.enumerate())
     queue = GrammarQueue(make)
     for name in ("compiled", "waits"):
         queue.add(Request(name, (1,)))
-    assert begun.wait(60)
+    assert begun.wait(HANG_S)
     queue.close()
     assert not queue
     go_on.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)
+        thread.join(HANG_S)
     assert set(threading.enumerate()) <= before
     assert made == ["compiled"]

@@ -14,6 +14,7 @@ from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.serving.engine_client import ProcessEngine
 from quire.serving.ticket import Ticket
+from tests.support.waiting import HANG_S
 
 PROMPT = (2, 5, 6, 7)
 GREEDY = SamplingParams(temperature=0)
@@ -76,7 +77,10 @@ async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngi
     assert (await end_of(second)).finish in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-async def test_an_engine_that_dies_fails_what_is_in_flight(client: ProcessEngine) -> None:
+async def test_an_engine_that_dies_fails_what_is_in_flight(
+    client: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.serving.engine_client._EXIT_S", HANG_S)
     (ticket,) = client.submit([endless("a")])
     await anext(aiter(ticket))
     (process,) = [

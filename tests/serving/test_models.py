@@ -17,6 +17,7 @@ from quire.serving.assembly import assemble
 from quire.serving.models import Lease, Loaded, Models, OnProgress
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.waiting import HANG_S
 
 LOAD_S = 5.0
 
@@ -213,7 +214,7 @@ def test_who_waits_for_a_model_gets_it_however_soon_it_goes() -> None:
     async def check() -> None:
         house = House(load_s=0.01)
         models = house.models("a", "b", idle_s=1e-9)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             leases = await asyncio.gather(*(asked(models, "a") for _ in range(3)))
         assert house.loads == ["a"]
         for lease in leases:

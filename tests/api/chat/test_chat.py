@@ -285,7 +285,7 @@ def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
     served = serve(lambda _: Script(words), context_length=10**6)
     words = (served.ids("word ") * tokens)[:tokens]
     body = {"messages": ASK, "stream": True, "stream_options": {"include_usage": True}}
-    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
+    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
         wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets))
         events = [line.removeprefix("data: ") for line in raw.iter_lines() if line]
     chunks = [json.loads(event) for event in events[:-1]]
@@ -300,7 +300,7 @@ def test_a_slow_reader_of_several_choices_loses_nothing(serve: Serve) -> None:
     words = (served.ids("word ") * 9002)[:9002]
     body = {"messages": ASK, "stream": True, "n": 2}
     texts = ["", ""]
-    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
+    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
         wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets))
         for line in raw.iter_lines():
             if line.startswith("data: {"):

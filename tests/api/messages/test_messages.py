@@ -6,14 +6,13 @@ import json
 from functools import cache
 from typing import Any
 
-import httpx
 import pytest
 from anthropic import Anthropic, BadRequestError, InternalServerError, beta_tool
 from pydantic import BaseModel
 
 from quire.core.config import ServerConfig
 from quire.core.request import Failure
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 from tests.support.scripted_engine import Script
 
 ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -378,7 +377,7 @@ def test_both_kinds_of_keys_open(serve: Serve) -> None:
     fields: Any = {"model": "quire-demo", "max_tokens": 9, "messages": ASK}
     client(served, api_key="secret").messages.create(**fields)
     client(served, auth_token="secret", api_key=None).messages.create(**fields)
-    refused = httpx.post(f"{served.url}/v1/messages", json=fields)
+    refused = HTTP.post(f"{served.url}/v1/messages", json=fields)
     assert refused.status_code == 401
     assert refused.json()["error"]["type"] == "authentication_error"
 
