@@ -151,6 +151,13 @@ def test_no_answer_begins_without_its_opening(serve: Serve) -> None:
     assert passed(ask(serve(), ASKED, add_generation_prompt=False)) == ["add_generation_prompt"]
 
 
+def test_of_two_fields_that_contradict_each_other_one_is_named(serve: Serve) -> None:
+    served = serve()
+    more = {"continue_final_message": True, "add_generation_prompt": True}
+    assert passed(ask(served, ASKED, BEGUN, **more)) == ["add_generation_prompt"]
+    assert prompt(served).endswith(BEGUN["content"])
+
+
 def test_a_models_state_in_llama_cpps_words(serve: Serve) -> None:
     url = serve(config=ServerConfig()).url  # its own: it is unloaded
     listed = HTTP.get(f"{url}/models").json()

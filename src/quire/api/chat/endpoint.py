@@ -168,7 +168,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         note_verbosity(scope, self.verbosity, "verbosity")
         if self.return_progress and not self.stream:
             note_ignored(scope, ["return_progress"])
-        if self.add_generation_prompt is False and not self.continues:
+        if self.add_generation_prompt == self.continues:  # they say the opposite of each other
             note_ignored(scope, ["add_generation_prompt"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
