@@ -138,6 +138,15 @@ def test_every_protocol_draws_by_the_same_fields(serve: Serve, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", BODIES)
+def test_every_protocol_takes_the_others_names_of_a_limit(serve: Serve, path: str) -> None:
+    served = serve("A long answer.")
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        body = {key: value for key, value in BODIES[path].items() if key != "max_tokens"}
+        assert HTTP.post(f"{served.url}/v1/{path}", json={**body, name: 3}).status_code == 200
+    assert [each.max_tokens for each in served.engine.requests] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("path", BODIES)
 def test_what_happens_anyway_is_not_named(serve: Serve, path: str) -> None:
     asked = {"cache_prompt": True, "skip_special_tokens": True, "min_tokens": 0, "ttl": None}
     assert passed(post(serve(), path, **asked)) == []

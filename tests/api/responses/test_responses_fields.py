@@ -31,6 +31,9 @@ def test_the_schema_knows_every_field_of_the_official_sdk() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": 5}, "input"),
+    ({"input": []}, "input"),
+    ({"input": None}, "input"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type"),
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),

@@ -220,8 +220,11 @@ def test_tools_in_a_namespace_keep_it(serve: Serve) -> None:
 
 def test_tools_that_nobody_runs_are_not_claimed(serve: Serve) -> None:
     served = serve("Yes.")
-    tools = codex(served)[-1]["response"]["tools"]
+    body = {**CODEX, "stream": False}
+    answer = HTTP.post(f"{served.url}/v1/responses", json=body)
+    tools = answer.json()["tools"]
     assert [tool["type"] for tool in tools] == ["function", "custom", "namespace"]
+    assert answer.headers["x-quire-ignored-fields"] == f"tools[{len(CODEX['tools']) - 1}]"
     assert "web_search" not in served.tokenizer.decode(served.engine.requests[-1].prompt)
 
 

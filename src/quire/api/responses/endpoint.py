@@ -25,11 +25,11 @@ from quire.api.responses.schema import (
 )
 from quire.api.responses.store import CallerStores, StoredItem
 from quire.api.responses.tools import toolbox
+from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
-from quire.api.shared.notes import note
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, run_headers
@@ -80,7 +80,12 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     check_count(len(conversation), context.config.max_messages, "input")
     items = [each.read() for each in conversation]
     tools, translator = toolbox(fields, items), Translator(context.seal)
+    note_ignored(request.scope, tools.left_out)
     messages = translator.messages(fields.instructions, items, len(new))
+    if not messages:
+        raise RequestError(
+            "'input' holds nothing that could be answered.", param="input", code="invalid_value"
+        )
     last = newest("input", items, len(new) - len(items))
     spec = Generation(
         messages=without_unsupported_media(context.service, request.scope, messages, last),
@@ -114,8 +119,6 @@ class Responses:
         store = self._stores.of(request)
         answers = {"conversation": store.conversation, "stored_item": store.item}
         context, asked = await self._server.read(request, _read, answers)
-        if asked.tools.left_out:
-            note(request.scope, {"tools_left_out": asked.tools.left_out})
         run = await context.begin(request, asked.prepared)
 
         def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:

@@ -233,7 +233,8 @@ class SearchTool(History):
 class HostedTool(History):
     """A tool that OpenAI's servers run and that Codex offers unasked.
 
-    The model is not told of it, as none is run here; the answer's `tools` leave it out.
+    The model is not told of it, as none is run here; the answer's `tools` leave it out, and the
+    client is told of it as of fields without effect.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -394,6 +395,7 @@ class ResponsesRequest(DecodingFields):
 
     background: Literal[False] | None = None
     background_options: None = None
+    messages: None = Field(default=None, description="send input")
     conversation: None = Field(default=None, description="use previous_response_id")
     prompt: None = Field(default=None, description="send instructions and input")
     context_management: None = None

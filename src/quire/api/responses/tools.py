@@ -57,7 +57,7 @@ def _add(
     """
     match tool:
         case HostedTool():
-            builder.leave_out(tool.type)
+            builder.leave_out(param)
         case SearchTool():
             builder.add_function(
                 ClientTool(SEARCH, kind="search"),

@@ -36,7 +36,7 @@ class Toolbox:
         named: the client's name of each tool, by the name that the model reads.
         templates: the tools that the model is told of, in the shape that chat templates read.
         strict: names of those whose calls have to meet their schemas.
-        left_out: types of the tools that nobody runs here.
+        left_out: paths of the tools that nobody runs here.
     """
 
     named: dict[str, ClientTool] = field(default_factory=dict)
@@ -130,9 +130,9 @@ class ToolboxBuilder:
         if strict:
             self._strict.add(tool.model_name)
 
-    def leave_out(self, type: str) -> None:
-        """Notes a tool that nobody runs here."""
-        self._left_out.append(type)
+    def leave_out(self, param: str) -> None:
+        """Notes the path of a tool that nobody runs here."""
+        self._left_out.append(param)
 
     def _put(self, tool: ClientTool, unique: str) -> None:
         if unique and tool.model_name in self._named:
