@@ -13,6 +13,7 @@ from openai.types.completion_create_params import (
 
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
+from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.schema import Wire, parse
 from quire.core.errors import RequestError
 from tests.api.conftest import HTTP, Serve
@@ -73,6 +74,26 @@ def test_what_has_the_wrong_type_is_told_all_right_ones(
         parse(schema, fields)
     assert refused.value.message == f"Invalid value for {said}"
     assert refused.value.code == "invalid_type"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "said"),
+    [
+        (ChatRequest, {"messages": []}, "'messages': list should have at least 1 item, not 0."),
+        (ResponsesRequest, {"background": True}, "'background': input should be false."),
+        (
+            ResponsesRequest,
+            {"metadata": {str(each): "x" for each in range(17)}},
+            "'metadata': object should have at most 16 items, not more.",
+        ),
+    ],
+)
+def test_limits_are_told_in_words_of_json(
+    schema: type[Wire], fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse(schema, fields)
+    assert refused.value.message == f"Invalid value for {said}"
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}

@@ -303,6 +303,7 @@ def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:
     wrong = HTTP.get(served.url + CHAT)
     assert (wrong.status_code, "POST" in wrong.headers["allow"]) == (405, True)
     assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert "POST" in wrong.json()["error"]["message"]
     anthropic = HTTP.get(f"{served.url}/v1/messages/nowhere").json()
     assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "not_found_error")
 
@@ -341,8 +342,8 @@ def test_what_nobody_expected_is_answered_and_the_connection_lives_on(serve: Ser
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/v1/messages", "did you mean /v1/messages?"),
         ("/v1/", "/v1 is the base URL"),
-        ("/v1/audio/speech", "There is no such route."),
-        ("/v1/v1/nothing", "There is no such route."),
+        ("/v1/audio/speech", "There is no such route; /openapi.json"),
+        ("/v1/v1/nothing", "There is no such route; /openapi.json"),
     ],
 )
 def test_a_route_that_is_not_there_names_the_one_meant(serve: Serve, path: str, said: str) -> None:

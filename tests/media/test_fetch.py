@@ -107,6 +107,10 @@ async def test_nothing_is_fetched_unless_allowed(host: ThreadingHTTPServer) -> N
     closed = FetchPolicy(may_connect=only_first_loopback)
     assert await code_of(at(host, "/item"), closed) == "media_not_allowed"
     assert host.seen == []  # type: ignore[attr-defined]
+    with pytest.raises(RequestError, match="--allow-media-hosts"):
+        await fetch(at(host, "/item"), closed, param="x")
+    with pytest.raises(RequestError, match="--media-folder"):
+        await fetch("file:///etc/passwd", closed, param="x")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", "2130706433"])

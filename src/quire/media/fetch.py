@@ -29,6 +29,10 @@ from quire.media.source import refusal
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
 _BYTES = {b"%%%02X" % value: bytes([value]) for value in range(256)}
 _LONGEST_PATH = 4096  # of Linux; no system here has a longer one
+_NO_HOSTS = (
+    "this server fetches nothing from the network unless it is started with --allow-media-hosts; "
+    "send a data URL"
+)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -68,7 +72,7 @@ async def fetch(url: str, policy: FetchPolicy, *, param: str) -> bytes:
                 return await asyncio.to_thread(_decode_data, url, policy)
             case "http" | "https":
                 if not policy.allow_hosts:
-                    raise _Refused("this server fetches nothing from the network", "not_allowed")
+                    raise _Refused(_NO_HOSTS, "not_allowed")
                 return await _fetch_http(url, policy)
             case "file":
                 return await asyncio.to_thread(_read_file, url, policy)
@@ -91,7 +95,7 @@ def _too_large(policy: FetchPolicy) -> _Refused:
 
 
 def _outside() -> _Refused:
-    return _Refused("it lies in no folder that this server reads from", "not_allowed")
+    return _Refused("it lies in no folder that --media-folder names to this server", "not_allowed")
 
 
 def _decode_data(url: str, policy: FetchPolicy) -> bytes:

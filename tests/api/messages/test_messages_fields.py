@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"speed": "fast"}, "speed"),
     ({"thread": {"type": "create"}}, "thread"),
     ({"container": "c"}, "container"),
-    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"mcp_servers": [{"type": "url"}]}, "'mcp_servers' is not offered"),
     ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
     ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "edits[0].type"),
     ({"kv_bits": 3}, "kv_bits"),

@@ -24,6 +24,7 @@ from quire.api.shared.schema import (
     History,
     TextOrList,
     TokenCount,
+    UnlessEmptyList,
     Wire,
     tag_by_role,
     tag_by_type,
@@ -196,7 +197,7 @@ class CountRequest(Wire):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
-    mcp_servers: list[Any] | None = Field(default=None, max_length=0)
+    mcp_servers: Annotated[None, UnlessEmptyList] = None
 
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None

@@ -68,7 +68,7 @@ def failure_of(error: Exception) -> Failure:
         case HTTPException(status_code=404):
             return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
         case HTTPException(status_code=405):
-            what = "This route does not take this method."
+            what = f"This route takes {(error.headers or {}).get('Allow', 'another method')}."
             return Failure(what, 405, "invalid_request_error", code="method_not_allowed")
         case HTTPException():
             return Failure(error.detail, error.status_code, "invalid_request_error")
@@ -170,7 +170,7 @@ def _unknown_url(request: Request) -> str:
     scope = {**request.scope, "path": meant}
     if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
         return f"There is no such route; did you mean {meant}? {_BASE_URL}"
-    return "There is no such route."
+    return "There is no such route; /openapi.json lists those there are."
 
 
 async def handle(request: Request, error: Exception) -> Response:

@@ -217,7 +217,7 @@ def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) 
         case "value_error":
             message = f"Invalid value for '{param}': {detail['ctx']['error']}."
         case _:
-            message = f"Invalid value for '{param}': {_lower(detail['msg'])}."
+            message = f"Invalid value for '{param}': {_in_words_of_json(detail['msg'])}."
     return RequestError(message, param=param, code=code)
 
 
@@ -239,8 +239,12 @@ def _hint(model: type[Wire], loc: tuple[int | str, ...]) -> str:
     return f": {field.description}" if field is not None and field.description else ""
 
 
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
+def _in_words_of_json(sentence: str) -> str:
+    """A sentence of pydantic's, which speaks of Python's objects."""
+    sentence = sentence[:1].lower() + sentence[1:]
+    for python, json in (("dictionary", "object"), ("False", "false"), (" after validation", "")):
+        sentence = sentence.replace(python, json)
+    return sentence
 
 
 def tag_by_type(value: object) -> str | None:
@@ -294,6 +298,9 @@ def _given(value: object) -> object:
 
 UnlessEmpty = BeforeValidator(_given)
 """Of a field that may be None: an empty string is one that a form has and nobody filled in."""
+
+UnlessEmptyList = BeforeValidator(lambda value: None if value == [] else value)
+"""Of a field that is not offered: an empty list asks for nothing."""
 
 TopP = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
