@@ -21,6 +21,7 @@ from quire.device.cuda.blocks import BlockEncoder, BlockKind
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.cuda.encoding import Encoder, Kind
 from quire.device.device import current_device
+from quire.device.gpu_kernels import Kernel
 from quire.device.operations import Operations
 from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
@@ -126,6 +127,31 @@ def assert_coded_alike(
 def test_chunks_are_coded_as_the_format_codes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = LayerShape(2, 64, 64, 64, mx.bfloat16)
     assert_coded_alike(shape, KVFormat("page", 4, 8), monkeypatch)
+
+
+@emulates
+@pytest.mark.usefixtures("emulated")
+def test_tails_are_read_where_they_hold_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that a kernel reads is copied by MLX when it is written to in the same step."""
+    store = store_of(LayerShape(2, 64, 64, 64, mx.bfloat16), KVFormat("page", 4, 8))
+    operations, made = _ByBlocks(), blocks._kernel
+    given: list[list[mx.array]] = []
+
+    def noted(kind: BlockKind) -> Kernel:
+        def launch(*, inputs: list[mx.array], **more: Any) -> list[mx.array]:
+            given.append(inputs)
+            return made(kind)(inputs=inputs, **more)
+
+        return launch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(current_device(), "operations", operations)
+        patch.setattr(blocks, "_kernel", noted)
+        for start in (0, 40):
+            written(store, [(start, 90)])
+            pools = set(map(id, store.tail_arrays()))
+            assert bool(pools & set(map(id, given[-1]))) == bool(start)
+    assert operations.served == [True, True]
 
 
 @pytest.mark.slow

@@ -130,8 +130,11 @@ def _coded(
         groups = each.size // each.group
         coded += [(full * heads, size, n) for n in (each.size * each.bits // 32, groups, groups)]
     key_parts = -(-kind.key_dim // _THREADS)
+    # MLX writes to no array in place that a kernel of the same step reads: it would copy the tails,
+    # and recorded steps, which know them by address, would be recorded anew.
+    begun = tails if offset else vectors
     keys, values, *codes = _kernel(kind)(
-        inputs=[*tails, *vectors, coding.rotation.map, rows, _numbers(offset, end, heads)],
+        inputs=[*begun, *vectors, coding.rotation.map, rows, _numbers(offset, end, heads)],
         grid=(count * heads * _THREADS, key_parts + _TOKENS // 16, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[*((count, heads, _TOKENS, dim) for dim in dims), *coded],
