@@ -26,7 +26,7 @@ from quire.device.gpu_kernels import kernel_text
 from quire.engine.decode import recorder, whole
 from quire.engine.opening import open_engine
 
-ROUNDS, LAUNCHES, STEPS = 5, 20, 20
+ROUNDS, LAUNCHES, STEPS = 5, 6, 20
 _SOURCES = ("quire.engine.decode", "quire.attention.paged", "quire.device.cuda")
 
 
@@ -103,10 +103,13 @@ def main(folder: str, out: Path, formats: list[str]) -> None:
     recorded = Recorded(engine._runner._whole)
     found: list[dict[str, Any]] = []
     for format in formats or ["plain"]:
+        noted.graphs.clear()
         for context in CONTEXTS:
             with streams(engine, format, context):
                 for _ in range(STEPS):
                     engine.step()
+                if STREAMS not in noted.graphs:
+                    raise SystemExit(f"steps in {format} are not recorded")
                 alone = recorded.milliseconds()
                 kernels, launches = noted.graphs[STREAMS]
                 rows = profiled(recorded, kernels, launches)
