@@ -40,7 +40,8 @@ fi
 ends=()
 for each; do
   begun=$SECONDS
-  timeout --kill-after 10 "${LIMIT:-600}" "$self" "$out" "$each" >"$out/$each.log" 2>&1
+  # Interrupted, pytest still says what failed.
+  timeout --signal INT --kill-after 20 "${LIMIT:-600}" "$self" "$out" "$each" >"$out/$each.log" 2>&1
   ends+=("$each: exit $?, $((SECONDS - begun)) s")
   tail -n 20 "$out/$each.log"
 done
