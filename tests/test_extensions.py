@@ -21,10 +21,10 @@ from quire.core.config import EngineConfig, ServerConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import FinishReason, SamplingParams
+from quire.core.values import Values
 from quire.demo import MODEL_DIR
 from quire.media.kinds import KINDS, Kind, MediaInput
 from quire.media.processors.base import MediaPart, MediaProcessor, Parts, Placeholders
-from quire.media.settings import Settings
 from quire.media.source import Detail, FileLimits, MediaLimits, refusal
 from quire.models.base import MediaEncoder
 from quire.models.loader import LoadedModel, open_model
@@ -86,7 +86,7 @@ class _ScentProcessor(MediaProcessor):
     kind = "scent"
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> _ScentProcessor:
+    def open(cls, settings: Values, config: Values) -> _ScentProcessor:
         return cls(Placeholders(config.integer("scent_token_id")))
 
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:

@@ -633,8 +633,8 @@ class TestOpening:
     def test_bad_values_are_named(self, tmp_path: Path, key: str, value: Any) -> None:
         with pytest.raises(ModelError) as caught:
             KINDS["image"].open(folder(tmp_path, {key: value}))
-        assert f"{tmp_path / 'processor_config.json'}: 'image_processor.{key}'" in str(caught.value)
-        assert repr(value) in str(caught.value)
+        named = f"{tmp_path / 'processor_config.json'}: image_processor.{key} = {value!r}"
+        assert str(caught.value).startswith(named)
 
     def test_normalization(self, tmp_path: Path) -> None:
         assert KINDS["image"].open(folder(tmp_path, {"do_normalize": True})) is not None
@@ -648,7 +648,8 @@ class TestOpening:
         for value in (None, "18", -1):
             with pytest.raises(ModelError) as caught:
                 KINDS["image"].open(folder(tmp_path, config={key: value}))
-            assert f"{tmp_path / 'config.json'}: '{key}'" in str(caught.value)
+            assert str(caught.value).startswith(str(tmp_path / "config.json"))
+            assert key in str(caught.value)
 
     def test_files_that_are_no_objects(self, tmp_path: Path) -> None:
         path = folder(tmp_path) / "processor_config.json"

@@ -139,7 +139,7 @@ def test_low_detail_takes_fewer_rows(tmp_path: Path) -> None:
 
 def test_bounds_of_patches_are_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONFIGS["phi4-siglip"], "min_num_patches", 61)
-    with pytest.raises(ModelError, match="min_num_patches' is 61, over max_num_patches, 60"):
+    with pytest.raises(ModelError, match="min_num_patches = 61, over max_num_patches, 60"):
         opened(tmp_path, "phi4-siglip")
 
 

@@ -64,7 +64,7 @@ def test_any_value_is_used_or_refused(name: str) -> None:
         ("llama", {"rope_theta": -1, "rope_parameters": None}, "rope_theta = -1.0 is out of"),
         ("qwen3", {"layer_types": [3]}, r"layer_types = \[3\] has an element of the wrong type"),
         ("gemma4", {"text_config": 3}, "text_config = 3 is of the wrong type"),
-        ("internvl_chat", {"llm_config": "x"}, "llm_config = 'x' is not an object"),
+        ("internvl_chat", {"llm_config": "x"}, "llm_config = 'x' is of the wrong type"),
     ],
 )
 def test_the_key_is_named(name: str, changes: Config, said: str) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import ModelError
 from quire.core.folder import read_object
 from quire.core.media import TOWER_COLOURS
+from quire.core.values import Values
 
 Config = dict[str, Any]
 
@@ -35,30 +35,29 @@ def by_usual_keys(config: Config) -> Config:
     change = _ORIGINAL.get(str(config.get("model_type")))
     if change is None or _has_transformers_keys(config):
         return config
-    return config | change(config)
+    return config | change(Values(config))
 
 
 def _has_transformers_keys(config: Config) -> bool:
     """Whether the keys are transformers' already."""
-    known = _object(config, "vision_config", default={}).get("model_type")
+    known = Values(config).nested("vision_config", needed=False).values.get("model_type")
     return isinstance(known, str) and known in TOWER_COLOURS
 
 
-def _internvl_chat(config: Config) -> Config:
-    _only("ps_version", config.get("ps_version", "v2"), "v2")
-    _only("pad2square", config.get("pad2square", False), False)
-    vision = _object(config, "vision_config")
+def _internvl_chat(config: Values) -> Config:
+    config.neutral({"ps_version": "v2", "pad2square": False})
+    vision = config.nested("vision_config").values
     return {
-        "text_config": _object(config, "llm_config", "text_config"),
+        "text_config": config.nested("llm_config", "text_config").values,
         "vision_config": {
             **vision,
             "model_type": "internvl_vision",
-            "image_size": config.get("force_image_size") or vision.get("image_size", 448),
+            "image_size": config.values.get("force_image_size") or vision.get("image_size", 448),
             "attention_bias": vision.get("qkv_bias", True),
             "use_qk_norm": vision.get("qk_normalization", False),
             "use_mean_pooling": True,
         },
-        "vision_feature_layer": config.get("select_layer", -1),
+        "vision_feature_layer": config.values.get("select_layer", -1),
         "tie_word_embeddings": False,
     }
 
@@ -78,81 +77,58 @@ _SIZES = (
 )
 
 
-def _multi_modality(config: Config) -> Config:
-    vision = _object(config, "vision_config")
-    params = _object(vision, "params", default={})
-    hybrid = "high_res_cfg" in params
-    text = _object(config, "language_config", "text_config")
-    aligner = _object(_object(config, "aligner_config", "projector_config"), "params")
+def _multi_modality(config: Values) -> Config:
+    vision = config.nested("vision_config")
+    params = vision.nested("params", needed=False)
+    hybrid = params.has("high_res_cfg")
+    text = config.nested("language_config", "text_config").values
+    aligner = config.nested("aligner_config", "projector_config").nested("params")
+    aligner.word("projector_type")
     kind = "low_high_hybrid_split_mlp_gelu" if hybrid else "mlp_gelu"
-    _only("aligner_config.params.projector_type", aligner.get("projector_type"), kind)
-    _only("aligner_config.params.depth", aligner.get("depth", 2), 2)
+    aligner.neutral({"projector_type": kind, "depth": 2})
+    small = params.nested("low_res_cfg") if hybrid else params
     made = {
         "text_config": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6} | text,
-        "vision_config": _siglip(_object(params, "low_res_cfg") if hybrid else params, vision),
+        "vision_config": _siglip(small, vision.values),
         "tie_word_embeddings": False,
     }
     if hybrid:
-        made["high_res_vision_config"] = _sam(_object(params, "high_res_cfg"))
+        made["high_res_vision_config"] = _sam(params.nested("high_res_cfg"))
     return made
 
 
-def _siglip(params: Config, sizes: Config) -> Config:
+def _siglip(params: Values, sizes: Config) -> Config:
     """Conversions may hold sizes beside the encoder's name."""
-    _only("select_layer", params.get("select_layer", -1), -1)
-    _only("select_feature", params.get("select_feature", "same"), "same")
-    name = params.get("model_name", "siglip_large_patch16_384")
-    _only("vision_config.params.model_name", name, *_SIGLIP)
+    params.neutral({"select_layer": -1, "select_feature": "same"})
+    params.only("model_name", *_SIGLIP)
+    name = params.word("model_name", default="siglip_large_patch16_384")
     known = dict(zip(_SIZES, _SIGLIP[name], strict=True))
-    named = {"image_size": params["image_size"]} if "image_size" in params else {}
+    named = {"image_size": params.values["image_size"]} if params.has("image_size") else {}
     given = {key: sizes[key] for key in _SIZES if sizes.get(key) is not None}
     return {"model_type": "siglip_vision_model", "hidden_act": "gelu", **known, **given, **named}
 
 
-def _sam(params: Config) -> Config:
-    _only(
-        "high_res_cfg.model_name", params.get("model_name", "sam_b_downsample"), "sam_b_downsample"
-    )
+def _sam(params: Values) -> Config:
+    params.only("model_name", "sam_b_downsample")
+    values = params.values
     return {
-        "hidden_size": params.get("width", 768),
-        "num_hidden_layers": params.get("layers", 12),
-        "num_attention_heads": params.get("heads", 12),
-        "image_size": params.get("image_size", 1024),
-        "patch_size": params.get("patch_size", 16),
-        "window_size": params.get("window_size", 14),
-        "global_attn_indexes": params.get("global_attn_indexes", [2, 5, 8, 11]),
-        "output_channels": params.get("prompt_embed_dim", 256),
+        "hidden_size": values.get("width", 768),
+        "num_hidden_layers": values.get("layers", 12),
+        "num_attention_heads": values.get("heads", 12),
+        "image_size": values.get("image_size", 1024),
+        "patch_size": values.get("patch_size", 16),
+        "window_size": values.get("window_size", 14),
+        "global_attn_indexes": values.get("global_attn_indexes", [2, 5, 8, 11]),
+        "output_channels": values.get("prompt_embed_dim", 256),
     }
 
 
-def _ernie(config: Config) -> Config:
-    return {"image_token_id": config.get("image_token_id", config.get("im_patch_id", 100_295))}
+def _ernie(config: Values) -> Config:
+    values = config.values
+    return {"image_token_id": values.get("image_token_id", values.get("im_patch_id", 100_295))}
 
 
-def _object(config: Config, *names: str, default: Config | None = None) -> Config:
-    """What is under the first of these keys that is there and neither null nor empty.
-
-    Raises:
-        ModelError: it is no object, or there is none and no default.
-    """
-    for name in names:
-        value = config.get(name)
-        if not (value is None or value == {}):
-            if not isinstance(value, dict):
-                raise ModelError(f"config.json: {name} = {value!r} is not an object")
-            return value
-    if default is None:
-        raise ModelError(f"config.json lacks {names[0]!r}")
-    return default
-
-
-def _only(name: str, value: Any, *known: Any) -> None:
-    if value not in known:
-        offered = ", ".join(map(repr, known))
-        raise ModelError(f"config.json: {name} = {value!r} is not supported (known: {offered})")
-
-
-_ORIGINAL: dict[str, Callable[[Config], Config]] = {
+_ORIGINAL: dict[str, Callable[[Values], Config]] = {
     "ernie4_5_moe_vl": _ernie,
     "internvl_chat": _internvl_chat,
     "multi_modality": _multi_modality,

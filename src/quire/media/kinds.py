@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quire.core.folder import read_object
 from quire.core.original_configs import read_config
-from quire.media.settings import Settings
+from quire.core.values import Values
 from quire.media.source import DOCUMENT, FileLimits, MediaLimits
 
 if TYPE_CHECKING:
     from quire.media.processors.base import MediaProcessor
 
-Open = Callable[[Settings, Settings], "MediaProcessor"]
+Open = Callable[[Values, Values], "MediaProcessor"]
 """Takes a processor's settings and the model's."""
 
 Protocols = Literal["url_part", "block"]
@@ -129,16 +129,16 @@ class Kind:
         found = name or config.values.get("model_type")
         build = self.processors.get(found) if isinstance(found, str) else None
         if build is None:
-            log.warning("%s: no support for %r; serving without it", settings.path, name)
+            log.warning("%s: no support for %r; serving without it", settings.file, name)
             return None
         return build(settings, config)
 
-    def _by_model(self, config: Settings) -> Open | None:
+    def _by_model(self, config: Values) -> Open | None:
         name = config.values.get("model_type")
         known = _table(self.table_by_model) if self.table_by_model else {}
         return known.get(name) if isinstance(name, str) else None
 
-    def _open_beside_pictures(self, folder: Path, config: Settings) -> MediaProcessor | None:
+    def _open_beside_pictures(self, folder: Path, config: Values) -> MediaProcessor | None:
         pictures = KINDS["image"]
         settings = pictures._find_settings(folder)
         if settings is None or not self.table_beside_pictures:
@@ -148,28 +148,22 @@ class Kind:
         build = known.get(name) if isinstance(name, str) else None
         return None if build is None else build(settings, config)
 
-    def _find_settings(self, folder: Path) -> Settings | None:
+    def _find_settings(self, folder: Path) -> Values | None:
         """The new file's object, else the whole of the old file; None where there is neither."""
         path = folder / "processor_config.json"
-        whole = Settings(path, "", read_object(path))
-        values = whole.values.get(self.section)
-        if isinstance(values, dict):
-            return Settings(path, f"{self.section}.", values)
-        if values is not None:
-            raise whole.error(self.section, "not an object")
+        whole = Values(read_object(path), file=path)
+        if whole.has(self.section):
+            return whole.nested(self.section, needed=False)
         path = folder / self.old_file
         values = read_object(path)
-        return Settings(path, "", values) if values else None
+        return Values(values, file=path) if values else None
 
 
-def _config(folder: Path) -> Settings:
+def _config(folder: Path) -> Values:
     """The model's keys; those of the part that reads, in one that also speaks (Qwen3-Omni)."""
     path = folder / "config.json"
-    values = read_config(folder)
-    thinker = values.get("thinker_config")
-    if isinstance(thinker, dict):
-        return Settings(path, "thinker_config.", thinker)
-    return Settings(path, "", values)
+    config = Values(read_config(folder), file=path)
+    return config.nested("thinker_config") if config.has("thinker_config") else config
 
 
 def _table(where: str) -> Mapping[str, Open]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -63,15 +62,3 @@ def _is_of(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
-
-
-def require(name: str, value: Any, known: Iterable[Any]) -> None:
-    """Refuses a value of `config.json` that would change the result and is not implemented.
-
-    Raises:
-        ModelError: naming the key, the value, and what is known.
-    """
-    options = tuple(known)
-    if value not in options:
-        offered = ", ".join(repr(option) for option in options)
-        raise ModelError(f"config.json: {name} = {value!r} is not supported (known: {offered})")

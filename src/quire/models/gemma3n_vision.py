@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
-from quire.models.arguments import read_arguments, require
+from quire.core.values import require
+from quire.models.arguments import read_arguments
 from quire.models.base import CutEncoder, Encoding
 from quire.models.gemma3n_embedder import Embedder, OwnVocabulary
 from quire.models.mobilenet import (
@@ -23,7 +24,6 @@ from quire.models.mobilenet import (
     MobileNetTower,
 )
 from quire.models.settings import Settings
-from quire.models.values import Values
 
 _ARCHITECTURE = "mobilenetv5_300m_enc"
 _CELL = 16
@@ -58,7 +58,7 @@ class Gemma3nVisionArguments(OwnVocabulary):
         side = isqrt(rows)
         if side * side != rows:
             raise ModelError(f"config.json: vision_soft_tokens_per_image = {rows} is not a square")
-        args = Settings(v.part("model_args"))
+        args = v.nested("model_args", needed=False)
         known = ("block_args", "stem_size", "msfa_output_resolution")
         for name in args.values:
             require("vision_config.model_args", name, known)
@@ -73,7 +73,7 @@ class Gemma3nVisionArguments(OwnVocabulary):
         return read_arguments(cls, vision, net=net, text_hidden_size=width)
 
 
-def _block(args: Values) -> Block:
+def _block(args: Settings) -> Block:
     """A block by timm's names of its settings."""
     kind = args.word("block_type")
     require("block_type", kind, ("er", "uir", "mqa"))

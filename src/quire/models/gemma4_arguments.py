@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.core.errors import ModelError
-from quire.models.arguments import read_arguments, require
+from quire.core.values import require
+from quire.models.arguments import read_arguments
 from quire.models.layers import ACTIVATIONS
 from quire.models.rope import RopeParameters
 from quire.models.settings import FULL, SLIDING, Settings

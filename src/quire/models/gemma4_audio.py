@@ -21,7 +21,8 @@ import numpy as np
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
-from quire.models.arguments import read_arguments, require
+from quire.core.values import require
+from quire.models.arguments import read_arguments
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.convolution import Convolution
 from quire.models.gemma4_layers import ClippedLinear, Projector

@@ -17,7 +17,8 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
-from quire.models.arguments import read_arguments, require
+from quire.core.values import require
+from quire.models.arguments import read_arguments
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.encoder_attention import attend
 from quire.models.gemma4_layers import ClippedLinear, Projector

@@ -14,9 +14,10 @@ import mlx.core as mx
 import numpy as np
 
 from quire.core.errors import ModelError
+from quire.core.values import require
 from quire.device.device import current_device, fused
 from quire.device.operations import Rotate as Rotate
-from quire.models.arguments import check_types, require
+from quire.models.arguments import check_types
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.models.arguments import require
+from quire.core.values import Values, require
 from quire.models.rope import RopeParameters, rope_type
-from quire.models.values import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -51,16 +50,33 @@ class Settings(Values):
         """The keys of a part, such as `text_config`; this configuration if it has no such part."""
         if not self.has(name):
             return self
-        return Settings(self._typed((name,), None, dict), self._asked)
+        return self.nested(name, needed=False)
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """A list of pairs of integers; empty if absent."""
+        pairs = [self.like({name: each}).integers(name) for each in self._elements(name, list)]
+        if any(len(pair) != 2 for pair in pairs):
+            raise self._refused(name, self.values[name], "are not pairs")
+        return tuple((first, second) for first, second in pairs)
+
+    def tables(self, name: str) -> list[list[Settings]]:
+        """A list of lists of objects; empty if absent."""
+        lists = [self.like({name: each}) for each in self._elements(name, list)]
+        within = f"{name}."
+        return [[self.like(e, within) for e in one._elements(name, dict)] for one in lists]
+
+    def part(self, *names: str) -> dict[str, Any]:
+        """The object under the first of these keys that has one with keys; empty if none has."""
+        return self.nested(*names, needed=False).values
 
     def changed(self, **changes: Any) -> Settings:
         """The same with other values."""
-        return Settings(self.values | changes, self._asked)
+        return self.like(self.values | changes)
 
     def filled(self, **defaults: Any) -> Settings:
         """The same with values for absent keys."""
         given = {name: value for name, value in self.values.items() if value is not None}
-        return Settings(defaults | given, self._asked)
+        return self.like(defaults | given)
 
     def window(self, default: int | None = None) -> int | None:
         """How many tokens a query of a sliding layer sees.
@@ -131,7 +147,7 @@ class Settings(Values):
     def trained_context(self) -> int | None:
         """Tokens of training, where the configuration tells them from the longest context."""
         key = "original_max_position_embeddings"
-        for where in (self, Values(self.scaling())):  # the outer one counts
+        for where in (self, self.like(self.scaling())):  # the outer one counts
             if where.has(key):
                 return where.integer(key)
         return None
@@ -147,10 +163,10 @@ class Settings(Values):
             flat = {"rope_type": "default"}
             theta = self.number("rope_theta", default=full)
             given = {FULL: {"rope_theta": theta} | (self.scaling() or flat), SLIDING: flat}
-        by_kind, parts = Values(given), []
+        by_kind, parts = self.like(given), []
         for kind, theta in ((FULL, full), (SLIDING, sliding)):
             longest = self.values.get("max_position_embeddings")
-            part = Settings(by_kind.part(kind)).filled(
+            part = by_kind.nested(kind, needed=False).filled(
                 rope_theta=theta, original_max_position_embeddings=longest
             )
             parts.append(RopeParameters.from_dict(part.values))

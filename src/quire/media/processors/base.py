@@ -16,8 +16,8 @@ import PIL.Image
 
 from quire.core.lru import LruCache
 from quire.core.media import RAW_COLOURS, Colours, MediaItem
+from quire.core.values import Values
 from quire.media import images, sound, video
-from quire.media.settings import Settings
 from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits, refusal
 
 CACHE_BYTES = 64 << 20
@@ -144,7 +144,7 @@ class MediaProcessor(ABC):
         return [self.placeholders.token] * item.tokens
 
 
-def check_pixels(settings: Settings, colours: Colours, resample: int = BICUBIC) -> None:
+def check_pixels(settings: Values, colours: Colours, resample: int = BICUBIC) -> None:
     """Refuses settings under which a pixel would be something other than the model computes of it.
 
     The model takes bytes, and scales them to `colours`.

@@ -11,6 +11,7 @@ from typing import Self
 import PIL.Image
 
 from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     ImageProcessor,
     MediaPart,
@@ -19,8 +20,7 @@ from quire.media.processors.base import (
     WholeImageProcessor,
     check_pixels,
 )
-from quire.media.processors.tiles import Tiles, check_room, part, side_of
-from quire.media.settings import Settings
+from quire.media.processors.tiles import Tiles, check_room, side_of
 from quire.media.source import Detail
 
 
@@ -37,9 +37,9 @@ class Sides:
     cut: bool = False
 
     @classmethod
-    def open(cls, settings: Settings, *, cut: bool = False) -> Self:
+    def open(cls, settings: Values, *, cut: bool = False) -> Self:
         """As a processor's settings say."""
-        return cls(settings.integer("min_size", 14), cut)
+        return cls(settings.integer("min_size", default=14), cut)
 
     def of(self, picture: PIL.Image.Image, size: int) -> tuple[int, int]:
         """Width and height, of which the longer is `size`."""
@@ -85,13 +85,13 @@ class DeepseekImageProcessor(ImageProcessor):
         self._words = words
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        token = config.integer("image_token_id", 100_015, minimum=0)
+        token = config.integer("image_token_id", default=100_015, minimum=0)
         return cls(Placeholders(token), Tiles.open(settings, config, 224, 16), Sides.open(settings))
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -101,9 +101,9 @@ class DeepseekImageProcessor(ImageProcessor):
         return (MediaPart(self._tiles.item("image", [tile], rows), *self._words),)
 
 
-def large_like(small: Tiles, config: Settings) -> Tiles:
+def large_like(small: Tiles, config: Values) -> Tiles:
     """The tiles of the larger of two encoders, by those of the smaller and `config.json`."""
-    vision = part(config, "high_res_vision_config")
+    vision = config.nested("high_res_vision_config", needed=False)
     return replace(
         small,
         size=side_of(vision, "image_size", 1024),
@@ -127,7 +127,7 @@ class HybridImageProcessor(WholeImageProcessor):
         self._sides = sides
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -138,10 +138,10 @@ class HybridImageProcessor(WholeImageProcessor):
         named = ("resample", "image_mean", "image_std")
         own = {key: settings.values.get(f"high_res_{key}") for key in named}
         given = {key: value for key, value in own.items() if value is not None}
-        high = Settings(settings.path, f"{settings.prefix}high_res_", given)
-        check_pixels(high, CLIP_COLOURS, settings.integer("resample", 3))
+        high = settings.like(given, "high_res_")
+        check_pixels(high, CLIP_COLOURS, settings.integer("resample", default=3))
         large.check(settings, "high_res_size")
-        token = config.integer("image_token_id", 100_015, minimum=0)
+        token = config.integer("image_token_id", default=100_015, minimum=0)
         return cls(Placeholders(token), large, small, Sides.open(settings))
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:

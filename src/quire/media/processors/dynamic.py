@@ -12,6 +12,7 @@ from typing import Self
 
 import PIL.Image
 
+from quire.core.values import Values
 from quire.media.processors.base import (
     ImageProcessor,
     MediaPart,
@@ -20,7 +21,6 @@ from quire.media.processors.base import (
     VideoProcessor,
 )
 from quire.media.processors.tiles import Tiles, check_room
-from quire.media.settings import Settings
 from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo
 
@@ -41,14 +41,17 @@ class Cutting:
     maximum: int
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings, square: int) -> Self:
+    def open(cls, settings: Values, config: Values, square: int) -> Self:
         """As a processor's settings say; squares of patches of this side become rows.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
         tiles = Tiles.open(settings, config, 384, 14)
-        minimum, maximum = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
+        minimum, maximum = (
+            settings.integer("min_patches", default=1),
+            settings.integer("max_patches", default=12),
+        )
         if minimum > maximum:
             raise settings.error("min_patches", f"over max_patches, {maximum}")
         return cls(tiles, (tiles.patches // square) ** 2, minimum, maximum)
@@ -100,13 +103,13 @@ class InternVLImageProcessor(ImageProcessor):
         self._cutting = cutting
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        placeholders = Placeholders(config.integer("image_token_id", 151_667, minimum=0))
+        placeholders = Placeholders(config.integer("image_token_id", default=151_667, minimum=0))
         return cls(placeholders, Cutting.open(settings, config, internvl_square(config)))
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -124,15 +127,15 @@ class InternVLVideoProcessor(VideoProcessor):
         self._maximum = maximum
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `video_preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        token = config.integer("image_token_id", 151_667, minimum=0)
+        token = config.integer("image_token_id", default=151_667, minimum=0)
         cutting = Cutting.open(settings, config, internvl_square(config))
-        maximum = settings.integer("num_frames", _FRAMES)
+        maximum = settings.integer("num_frames", default=_FRAMES)
         return cls(Placeholders(token, mark="<video>"), cutting, maximum)
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
@@ -161,14 +164,14 @@ class AyaImageProcessor(ImageProcessor):
         self._cutting = cutting
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        token = config.integer("image_token_index", 255_036, minimum=0)
-        square = config.integer("downsample_factor", 2)
+        token = config.integer("image_token_index", default=255_036, minimum=0)
+        square = config.integer("downsample_factor", default=2)
         return cls(Placeholders(token, mark="<image>"), Cutting.open(settings, config, square))
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -183,7 +186,7 @@ class AyaImageProcessor(ImageProcessor):
         return tuple(parts)
 
 
-def open_dynamic(settings: Settings, config: Settings) -> ImageProcessor:
+def open_dynamic(settings: Values, config: Values) -> ImageProcessor:
     """The processor of a model whose settings name GOT-OCR 2's, as both do.
 
     Raises:
@@ -194,13 +197,13 @@ def open_dynamic(settings: Settings, config: Settings) -> ImageProcessor:
     return kind.open(settings, config)
 
 
-def internvl_square(config: Settings) -> int:
+def internvl_square(config: Values) -> int:
     """Patches on the side of what becomes a row.
 
     Raises:
         ModelError: they are none.
     """
-    ratio = config.number("downsample_ratio", 0.5)
+    ratio = config.number("downsample_ratio", default=0.5, minimum=0)
     if not 0 < ratio <= 1:
         raise config.error("downsample_ratio", "not above 0 and at most 1")
     return int(1 / ratio)

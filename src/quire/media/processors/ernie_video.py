@@ -14,10 +14,10 @@ import PIL.ImageDraw
 import PIL.ImageFont
 
 from quire.core.media import MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import MediaPart, Parts, Placeholders, VideoProcessor
 from quire.media.processors.qwen import check_stretch, fitted, max_pixels, patches, resized
 from quire.media.processors.qwen_video import Sampling
-from quire.media.settings import Settings
 from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo
 
@@ -44,7 +44,7 @@ class ErnieVideoProcessor(VideoProcessor):
         self._sampling, self._every, self._font = sampling, every, font
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `video_preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -54,7 +54,7 @@ class ErnieVideoProcessor(VideoProcessor):
         every = values.get("fps") is None
         if every:
             values.pop("fps", None)
-        known = Settings(settings.path, settings.prefix, values)
+        known = settings.like(values)
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
         sampling = Sampling.open(known, config, 14, _ROWS)
         return cls(placeholders, sampling, every=every, font=_font(known))
@@ -111,14 +111,14 @@ class ErnieVideoProcessor(VideoProcessor):
         return timed
 
 
-def _font(settings: Settings) -> Path | None:
+def _font(settings: Values) -> Path | None:
     """The file beside the settings that times are written with; None where they are not."""
     if not settings.values.get("draw_on_frames", True):
         return None
     name = settings.values.get("font", "Roboto-Regular.ttf")
-    path = settings.path.parent / Path(str(name)).name
+    path = settings.file.parent / Path(str(name)).name
     try:
         PIL.ImageFont.truetype(path, 10)
     except OSError as error:
-        raise settings.error("font", f"which is no font file beside {settings.path}") from error
+        raise settings.error("font", f"which is no font file beside {settings.file}") from error
     return path

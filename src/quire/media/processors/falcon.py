@@ -11,9 +11,9 @@ from typing import Self
 import PIL.Image
 
 from quire.core.media import LEARNED_ROWS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import Placeholders
 from quire.media.processors.qwen import QwenImageProcessor, check_stretch
-from quire.media.settings import Settings
 from quire.media.source import Detail
 
 _LONGEST = 1024
@@ -26,17 +26,17 @@ class FalconImageProcessor(QwenImageProcessor):
     _shortest = 64
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `config.json` says.
 
         Raises:
             ModelError: a value is of another type.
         """
-        token = config.integer("img_id", 227, minimum=0)
-        after = config.integer("img_end_id", 230, minimum=0)
+        token = config.integer("img_id", default=227, minimum=0)
+        after = config.integer("img_end_id", default=230, minimum=0)
         return cls(
             Placeholders(token, after=(after,)),
-            patch=config.integer("spatial_patch_size", 16),
+            patch=config.integer("spatial_patch_size", default=16),
             merge=1,
             pixels=cls._usual_pixels,
         )

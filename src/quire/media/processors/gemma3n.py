@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.media import MediaItem
+from quire.core.values import Values
 from quire.media.processors import usm
 from quire.media.processors.base import AudioProcessor, Parts, Placeholders
 from quire.media.processors.mel import MelSpectrogram
-from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import Detail, FileLimits, refusal
 
@@ -48,22 +48,22 @@ class Gemma3nAudioProcessor(AudioProcessor):
         self._rows = rows
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `processor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
         """
-        settings.require(usm.NEUTRAL | {"preemphasis_htk_flavor": True})
+        settings.neutral(usm.NEUTRAL | {"preemphasis_htk_flavor": True})
         mel = usm.open_spectrogram(
             settings, frame_ms=32.0, lowest=125.0, highest=7600.0, overdrive=True
         )
         return cls(
-            Placeholders(config.integer("audio_token_id", 262_273, minimum=0)),
+            Placeholders(config.integer("audio_token_id", default=262_273, minimum=0)),
             mel,
-            floor=settings.number("mel_floor", 1e-5),
-            emphasis=settings.number("preemphasis", 0.97),
-            rows=config.integer("audio_soft_tokens_per_image", 188),
+            floor=settings.number("mel_floor", default=1e-5, minimum=0),
+            emphasis=settings.number("preemphasis", default=0.97, minimum=0),
+            rows=config.integer("audio_soft_tokens_per_image", default=188),
         )
 
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:

@@ -11,6 +11,7 @@ import numpy as np
 import PIL.Image
 
 from quire.core.media import RAW_COLOURS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     BILINEAR,
     ImageProcessor,
@@ -21,7 +22,6 @@ from quire.media.processors.base import (
 )
 from quire.media.processors.llava import LlavaImageProcessor
 from quire.media.processors.tiles import check_room
-from quire.media.settings import Settings
 from quire.media.source import Detail
 
 
@@ -39,19 +39,19 @@ class Gemma3nImageProcessor(ImageProcessor):
         self._rows = rows
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
         check_pixels(settings, RAW_COLOURS, BILINEAR)
-        size = settings.within("size") if "size" in settings.values else settings
+        size = settings.nested("size") if settings.has("size") else settings
         return cls(
-            Placeholders(config.integer("image_token_id", 262_145, minimum=0)),
-            size.integer("height", 768),
-            size.integer("width", 768),
-            config.integer("vision_soft_tokens_per_image", 256),
+            Placeholders(config.integer("image_token_id", default=262_145, minimum=0)),
+            size.integer("height", default=768),
+            size.integer("width", default=768),
+            config.integer("vision_soft_tokens_per_image", default=256),
         )
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -63,7 +63,7 @@ class Gemma3nImageProcessor(ImageProcessor):
         return (MediaPart(item, "\n\n<start_of_image>", "<end_of_image>\n\n"),)
 
 
-def open_siglip(settings: Settings, config: Settings) -> ImageProcessor:
+def open_siglip(settings: Values, config: Values) -> ImageProcessor:
     """The processor of a model whose settings name SigLIP's: Gemma 3n's, or LLaVA 1.5's.
 
     Raises:

@@ -15,6 +15,7 @@ import numpy as np
 import PIL.Image
 
 from quire.core.media import RAW_COLOURS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     CACHE_BYTES,
     MediaPart,
@@ -24,7 +25,6 @@ from quire.media.processors.base import (
     WholeImageProcessor,
     check_pixels,
 )
-from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 from quire.media.video import Frame, VideoInfo
 
@@ -72,18 +72,20 @@ class Cutter:
     max_soft_tokens: int
 
     @classmethod
-    def open(cls, settings: Settings, tokens: int) -> Cutter:
+    def open(cls, settings: Values, tokens: int) -> Cutter:
         """As a processor's settings say; `tokens` where they name no number of soft tokens.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
         check_pixels(settings, RAW_COLOURS)
-        tokens = settings.integer("max_soft_tokens", tokens)
+        tokens = settings.integer("max_soft_tokens", default=tokens)
         if tokens not in BUDGETS:
             raise settings.error("max_soft_tokens", f"not one of {_BUDGETS_NAMED}")
         return cls(
-            settings.integer("patch_size", 16), settings.integer("pooling_kernel_size", 3), tokens
+            settings.integer("patch_size", default=16),
+            settings.integer("pooling_kernel_size", default=3),
+            tokens,
         )
 
     def item(self, kind: str, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
@@ -124,7 +126,7 @@ class Gemma4ImageProcessor(WholeImageProcessor):
         self._cutter = cutter
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Gemma4ImageProcessor:
+    def open(cls, settings: Values, config: Values) -> Gemma4ImageProcessor:
         """As `processor_config.json` and `config.json` say.
 
         Raises:
@@ -149,14 +151,16 @@ class Gemma4VideoProcessor(VideoProcessor):
         self._maximum = maximum
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Gemma4VideoProcessor:
+    def open(cls, settings: Values, config: Values) -> Gemma4VideoProcessor:
         """As `processor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
         placeholders = _placeholders(config, "video_token_id", 258_884)
-        return cls(placeholders, Cutter.open(settings, 70), settings.integer("num_frames", 32))
+        return cls(
+            placeholders, Cutter.open(settings, 70), settings.integer("num_frames", default=32)
+        )
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         count = min(self._maximum, maximum, info.frames)
@@ -174,10 +178,10 @@ class Gemma4VideoProcessor(VideoProcessor):
         return tuple(parts)
 
 
-def _placeholders(config: Settings, token: str, default: int | None = None) -> Placeholders:
+def _placeholders(config: Values, token: str, default: int | None = None) -> Placeholders:
     """The tokens around a picture or frame."""
     return Placeholders(
-        token=config.integer(token, default, minimum=0),
+        token=config.integer(token, default=default, minimum=0),
         before=(config.integer("boi_token_id", minimum=0),),
         after=(config.integer("eoi_token_id", minimum=0),),
     )

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.media import MediaItem
+from quire.core.values import Values
 from quire.media.processors import usm
 from quire.media.processors.base import AudioProcessor, Placeholders
 from quire.media.processors.mel import MelSpectrogram
-from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import refusal
 
@@ -31,22 +31,22 @@ class Gemma4AudioProcessor(AudioProcessor):
         self._floor = floor
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Gemma4AudioProcessor:
+    def open(cls, settings: Values, config: Values) -> Gemma4AudioProcessor:
         """As `processor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
         """
-        settings.require(usm.NEUTRAL | {"preemphasis": 0.0})
+        settings.neutral(usm.NEUTRAL | {"preemphasis": 0.0})
         mel = usm.open_spectrogram(
             settings, frame_ms=20.0, lowest=0.0, highest=8000.0, overdrive=False
         )
         placeholders = Placeholders(
-            token=config.integer("audio_token_id", 258_881, minimum=0),
-            before=(config.integer("boa_token_id", 256_000, minimum=0),),
+            token=config.integer("audio_token_id", default=258_881, minimum=0),
+            before=(config.integer("boa_token_id", default=256_000, minimum=0),),
             after=(_end_token(config),),
         )
-        return cls(placeholders, mel, floor=settings.number("mel_floor", 1e-3))
+        return cls(placeholders, mel, floor=settings.number("mel_floor", default=1e-3, minimum=0))
 
     def item(self, samples: Samples, param: str) -> MediaItem:
         features = self.features(samples)
@@ -67,7 +67,6 @@ class Gemma4AudioProcessor(AudioProcessor):
         return np.log(bins + self._floor).astype(np.float32)
 
 
-def _end_token(config: Settings) -> int:
+def _end_token(config: Values) -> int:
     """The token behind a sound, which the first configurations call an index."""
-    old = "eoa_token_index"
-    return config.integer(old if old in config.values else "eoa_token_id", 258_883, minimum=0)
+    return config.integer("eoa_token_index", "eoa_token_id", default=258_883, minimum=0)

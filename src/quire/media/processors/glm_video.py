@@ -8,10 +8,10 @@ from typing import Self
 
 import numpy as np
 
+from quire.core.values import Values
 from quire.media.processors.base import Placeholders
 from quire.media.processors.qwen import enlarged, fitted, max_pixels
 from quire.media.processors.qwen_video import MomentVideoProcessor, Sampling
-from quire.media.settings import Settings
 from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo
 
@@ -37,7 +37,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
         self._seconds = seconds
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `video_preprocessor_config.json` and `config.json` say.
 
         A video's rows have the token that chat templates write, `<|video|>`. Transformers gives
@@ -47,10 +47,12 @@ class GlmVideoProcessor(MomentVideoProcessor):
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
-        cell = (settings.integer("patch_size", 14) * settings.integer("merge_size", 2)) ** 2
+        cell = (
+            settings.integer("patch_size", default=14) * settings.integer("merge_size", default=2)
+        ) ** 2
         rows = _PIXELS[0] // cell, _PIXELS[1] // cell
         sampling = Sampling.open(settings, config, 14, rows)
-        return cls(placeholders, sampling, settings.integer("max_duration", 300))
+        return cls(placeholders, sampling, settings.integer("max_duration", default=300))
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         wanted = sorted(set(self._wanted(info)))

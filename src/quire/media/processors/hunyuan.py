@@ -8,9 +8,9 @@ from typing import Self
 import PIL.Image
 
 from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import Placeholders, check_pixels
 from quire.media.processors.qwen import QwenImageProcessor, pixel_bounds
-from quire.media.settings import Settings
 from quire.media.source import Detail
 
 
@@ -24,14 +24,14 @@ class HunyuanImageProcessor(QwenImageProcessor):
     _usual_pixels = 512 * 512, 2048 * 2048
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         read = {key: value for key, value in settings.values.items() if key != "resample"}
-        settings = replace(settings, values=read)
+        settings = settings.like(read)
         check_pixels(settings, CLIP_COLOURS)
         return cls(
-            Placeholders(token=config.integer("image_token_id", 120_120, minimum=0)),
-            patch=settings.integer("patch_size", 16),
-            merge=settings.integer("merge_size", 2),
+            Placeholders(token=config.integer("image_token_id", default=120_120, minimum=0)),
+            patch=settings.integer("patch_size", default=16),
+            merge=settings.integer("merge_size", default=2),
             pixels=pixel_bounds(settings, *cls._usual_pixels),
         )
 

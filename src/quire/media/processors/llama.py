@@ -12,6 +12,7 @@ import numpy as np
 import PIL.Image
 
 from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     BILINEAR,
     CACHE_BYTES,
@@ -19,7 +20,6 @@ from quire.media.processors.base import (
     WholeImageProcessor,
     check_pixels,
 )
-from quire.media.settings import Settings
 from quire.media.source import Detail
 
 Size = tuple[int, int]
@@ -78,26 +78,26 @@ class LlamaImageProcessor(WholeImageProcessor):
         self._patch, self._tile, self._tiles = patch, tile, tiles
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
         check_pixels(settings, CLIP_COLOURS, BILINEAR)
-        vision = config.within("vision_config")
-        tile = settings.within("size").integer("height")
-        if settings.within("size").integer("width") != tile:
+        vision = config.nested("vision_config", needed=False)
+        size = settings.nested("size")
+        tile = size.integer("height")
+        if size.integer("width") != tile:
             raise settings.error("size", "and only squares are supported")
-        patch = vision.integer("patch_size", 14)
-        if vision.integer("image_size", 448) != tile or tile % patch:
+        patch = vision.integer("patch_size", default=14)
+        if vision.integer("image_size", default=448) != tile or tile % patch:
             raise settings.error("size", "not the encoder's, or no multiple of its patches")
-        key = "image_token_id" if "image_token_id" in config.values else "image_token_index"
         return cls(
-            Placeholders(token=config.integer(key, minimum=0)),
+            Placeholders(token=config.integer("image_token_id", "image_token_index", minimum=0)),
             patch=patch,
             tile=tile,
-            tiles=settings.integer("max_image_tiles", 4),
+            tiles=settings.integer("max_image_tiles", default=4),
         )
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:

@@ -13,6 +13,7 @@ from typing import Self
 import PIL.Image
 
 from quire.core.media import Colours, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     MediaPart,
     Parts,
@@ -22,7 +23,6 @@ from quire.media.processors.base import (
 )
 from quire.media.processors.qwen import check_stretch
 from quire.media.processors.tiles import Tiles, check_room
-from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 from quire.media.video import Frame, VideoInfo
 
@@ -49,7 +49,7 @@ class Fitting:
     pad: bool
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As a processor's settings say.
 
         Raises:
@@ -97,7 +97,7 @@ class LlavaImageProcessor(WholeImageProcessor):
         self._fitting = fitting
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -181,7 +181,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
         self._grids = grids
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -200,7 +200,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
     _usual_token = 32_000
 
     @classmethod
-    def _maximum(cls, config: Settings) -> int | None:
+    def _maximum(cls, config: Values) -> int | None:
         return None
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
@@ -239,7 +239,7 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
     _usual_token = 151_646
 
     @classmethod
-    def _maximum(cls, config: Settings) -> int | None:
+    def _maximum(cls, config: Values) -> int | None:
         ratio = config.values.get("vision_aspect_ratio", "anyres_max_9")
         name, _, number = str(ratio).rpartition("_")
         if name != "anyres_max" or not number.isdecimal() or not int(number):
@@ -273,13 +273,13 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         self._maximum = maximum
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `video_preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        maximum = settings.integer("num_frames", _FRAMES)
+        maximum = settings.integer("num_frames", default=_FRAMES)
         tiles = Tiles.open(settings, config, 384, 14)
         return cls(_placeholders(config, "video", 151_647), tiles, maximum)
 
@@ -298,7 +298,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         )
 
 
-def _sizes(settings: Settings, config: Settings, tiles: Tiles) -> tuple[Size, ...]:
+def _sizes(settings: Values, config: Values, tiles: Tiles) -> tuple[Size, ...]:
     """The sizes of grids, which the settings name, or else the model's configuration.
 
     Raises:
@@ -318,7 +318,7 @@ def _sizes(settings: Settings, config: Settings, tiles: Tiles) -> tuple[Size, ..
     return tuple((height, width) for height, width in found)
 
 
-def _placeholders(config: Settings, kind: str, default: int) -> Placeholders:
+def _placeholders(config: Values, kind: str, default: int) -> Placeholders:
     """Chat templates write the token that rows take the place of."""
-    old, new = f"{kind}_token_index", f"{kind}_token_id"
-    return Placeholders(config.integer(old if old in config.values else new, default, minimum=0))
+    names = f"{kind}_token_index", f"{kind}_token_id"
+    return Placeholders(config.integer(*names, default=default, minimum=0))

@@ -12,9 +12,9 @@ from typing import Any, Self
 import PIL.Image
 
 from quire.core.media import EVEN_COLOURS, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import Placeholders, WholeImageProcessor
 from quire.media.processors.tiles import Tiles, check_room
-from quire.media.settings import Settings
 from quire.media.source import Detail
 
 
@@ -33,20 +33,23 @@ class MoondreamImageProcessor(WholeImageProcessor):
         self._maximum = maximum
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `config.json` says.
 
         Raises:
             ModelError: a value is of another type.
         """
         vision = _vision(config)
-        size, patch = vision.integer("crop_size", 378), vision.integer("patch_size", 14)
+        size, patch = (
+            vision.integer("crop_size", default=378),
+            vision.integer("patch_size", default=14),
+        )
         lanczos = PIL.Image.Resampling.LANCZOS
         return cls(
-            Placeholders(config.integer("bos_token_id", 0, minimum=0)),
+            Placeholders(config.integer("bos_token_id", default=0, minimum=0)),
             Tiles(size, patch, lanczos, EVEN_COLOURS),
-            vision.integer("overlap_margin", 4, minimum=0),
-            vision.integer("max_crops", 12),
+            vision.integer("overlap_margin", default=4, minimum=0),
+            vision.integer("max_crops", default=12),
         )
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
@@ -90,7 +93,7 @@ def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
     return max(1, down), max(1, across)
 
 
-def _vision(config: Settings) -> Settings:
+def _vision(config: Values) -> Values:
     """The encoder's keys, under one of the names that they have had; empty where there are none."""
     values = config.values
     inner = values.get("config")
@@ -103,4 +106,4 @@ def _vision(config: Settings) -> Settings:
             found |= part
     if "enc_patch_size" in found:
         found["patch_size"] = found["enc_patch_size"]
-    return Settings(config.path, f"{config.prefix}vision.", found)
+    return config.like(found, "vision.")

@@ -12,6 +12,7 @@ import PIL.Image
 from quire.core.errors import ModelError
 from quire.core.media import CLIP_COLOURS
 from quire.core.token_ids import token_id
+from quire.core.values import Values
 from quire.media.processors.base import ImageProcessor, Placeholders
 from quire.media.processors.deepseek import (
     DeepseekImageProcessor,
@@ -22,29 +23,28 @@ from quire.media.processors.deepseek import (
 from quire.media.processors.dynamic import Cutting, InternVLImageProcessor, internvl_square
 from quire.media.processors.qwen import ErnieImageProcessor
 from quire.media.processors.tiles import Tiles
-from quire.media.settings import Settings
 
 
-def open_internvl_chat(settings: Settings, config: Settings) -> ImageProcessor:
+def open_internvl_chat(settings: Values, config: Values) -> ImageProcessor:
     """InternVL's, as OpenGVLab's model card cuts pictures.
 
     Raises:
         ModelError: a value asks for pixels other than this computes, or there is no such token.
     """
     minimum, maximum = (
-        config.integer("min_dynamic_patch", 1),
-        config.integer("max_dynamic_patch", 12),
+        config.integer("min_dynamic_patch", default=1),
+        config.integer("max_dynamic_patch", default=12),
     )
     if not config.values.get("dynamic_image_size", True):
         minimum = maximum = 1
     if maximum > 1:
-        config.require({"use_thumbnail": True})
+        config.only("use_thumbnail", True)
     values = settings.values | {"min_patches": minimum, "max_patches": maximum}
-    cutting = Cutting.open(replace(settings, values=values), config, internvl_square(config))
+    cutting = Cutting.open(settings.like(values), config, internvl_square(config))
     return InternVLImageProcessor(Placeholders(_token(config, "<IMG_CONTEXT>")), cutting)
 
 
-def open_multi_modality(settings: Settings, config: Settings) -> ImageProcessor:
+def open_multi_modality(settings: Values, config: Values) -> ImageProcessor:
     """DeepSeek-VL's and Janus's.
 
     Raises:
@@ -58,15 +58,15 @@ def open_multi_modality(settings: Settings, config: Settings) -> ImageProcessor:
         words = ("<begin_of_image>", "<end_of_image>") if janus else ("", "")
         return DeepseekImageProcessor(placeholders, tiles, sides, words)
     # The encoders scale pixels themselves, and the small picture is made of the large one's.
-    settings.require({"do_normalize": False, "image_mean": list(CLIP_COLOURS.mean)})
-    plain = replace(settings, values={})
+    settings.neutral({"do_normalize": False, "image_mean": list(CLIP_COLOURS.mean)})
+    plain = settings.like({})
     small = replace(Tiles.open(plain, config, 384, 16), filter=PIL.Image.Resampling.BILINEAR)
     large = replace(large_like(small, config), filter=PIL.Image.Resampling.BICUBIC)
     large.check(settings, "image_size")
     return HybridImageProcessor(placeholders, large, small, sides)
 
 
-def open_ernie(settings: Settings, config: Settings) -> ImageProcessor:
+def open_ernie(settings: Values, config: Values) -> ImageProcessor:
     """ERNIE 4.5 VL's, whose template marks pictures by a text that is no token.
 
     Raises:
@@ -77,13 +77,13 @@ def open_ernie(settings: Settings, config: Settings) -> ImageProcessor:
     return processor
 
 
-def _token(config: Settings, text: str) -> int:
+def _token(config: Values, text: str) -> int:
     """The id of an added token, by the files beside `config.json`.
 
     Raises:
         ModelError: none of them has it.
     """
-    folder = config.path.parent
+    folder = config.file.parent
     found = token_id(folder, text)
     if found is None:
         raise ModelError(f"{folder}: the tokenizer has no token {text!r}, which marks pictures")

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import PIL.Image
 
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     CACHE_BYTES,
     Placeholders,
     WholeImageProcessor,
     check_pixels,
 )
-from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 
 LOW_DETAIL = 256
@@ -137,7 +137,7 @@ class QwenImageProcessor(WholeImageProcessor):
         return fitted(height, width, self._patch * self._merge, minimum, maximum)
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -147,8 +147,8 @@ class QwenImageProcessor(WholeImageProcessor):
         return cls(
             # Chat templates write what goes around a picture.
             Placeholders(token=config.integer("image_token_id", minimum=0)),
-            patch=settings.integer("patch_size", 14),
-            merge=settings.integer("merge_size", 2),
+            patch=settings.integer("patch_size", default=14),
+            merge=settings.integer("merge_size", default=2),
             pixels=pixel_bounds(settings, *cls._usual_pixels),
         )
 
@@ -196,36 +196,26 @@ class PaddleImageProcessor(QwenImageProcessor):
         return fitted(height, width, cell, minimum, maximum)
 
 
-def colours(config: Settings) -> Colours:
+def colours(config: Values) -> Colours:
     """What the encoder of this model takes for a colour."""
     return EVEN_COLOURS if config.values.get("model_type") in _EVEN else CLIP_COLOURS
 
 
-def pixel_bounds(settings: Settings, minimum: int, maximum: int) -> tuple[int, int]:
+def pixel_bounds(settings: Values, minimum: int, maximum: int) -> tuple[int, int]:
     """Bounds of the number of pixels, in any of the spellings that the settings have had.
 
     Args:
         minimum, maximum: where the settings do not say.
     """
     size = settings.values.get("size")
-    within = (
-        Settings(settings.path, f"{settings.prefix}size.", size) if isinstance(size, dict) else None
-    )
-    bounds = []
-    for old, new, usual in (
-        ("min_pixels", "shortest_edge", minimum),
-        ("max_pixels", "longest_edge", maximum),
-    ):
-        if settings.values.get(old) is not None:
-            bounds.append(settings.integer(old))
-        elif within is not None and within.values.get(new) is not None:
-            bounds.append(within.integer(new))
-        elif within is not None and within.values.get(old) is not None:
-            bounds.append(within.integer(old))
-        else:
-            bounds.append(usual)
-    if bounds[0] > bounds[1]:
-        raise settings.error(
-            "size", f"of which the minimum, {bounds[0]}, is over the maximum, {bounds[1]}"
+    within = settings.like(size if isinstance(size, dict) else {}, "size.")
+    least, most = (
+        settings.integer(old, default=within.integer(new, old, default=usual))
+        for old, new, usual in (
+            ("min_pixels", "shortest_edge", minimum),
+            ("max_pixels", "longest_edge", maximum),
         )
-    return bounds[0], bounds[1]
+    )
+    if least > most:
+        raise settings.error("size", f"of which the minimum, {least}, is over the maximum, {most}")
+    return least, most

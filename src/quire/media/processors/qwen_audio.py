@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.media import MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import AudioProcessor, Placeholders
 from quire.media.processors.mel import MelSpectrogram, slaney_filters
-from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import refusal
 
@@ -38,26 +38,29 @@ class QwenAudioProcessor(AudioProcessor):
         self._chunk = chunk
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> QwenAudioProcessor:
+    def open(cls, settings: Values, config: Values) -> QwenAudioProcessor:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
         """
-        settings.require(_NEUTRAL)
-        rate = settings.integer("sampling_rate", 16_000)
-        frame, bins = settings.integer("n_fft", 400), settings.integer("feature_size", 128)
-        encoder = Settings(config.path, "audio_config.", config.values["audio_config"])
+        settings.neutral(_NEUTRAL)
+        rate = settings.integer("sampling_rate", default=16_000)
+        frame, bins = (
+            settings.integer("n_fft", default=400),
+            settings.integer("feature_size", default=128),
+        )
+        encoder = config.nested("audio_config", needed=False)
         mel = MelSpectrogram(
             rate=rate,
             frame=frame,
-            hop=settings.integer("hop_length", 160),
+            hop=settings.integer("hop_length", default=160),
             fft=frame,
             filters=slaney_filters(frame // 2 + 1, bins, 8000.0, rate),
         )
         # Chat templates write what goes around a sound.
         placeholders = Placeholders(token=config.integer("audio_token_id", minimum=0))
-        return cls(placeholders, mel, chunk=2 * encoder.integer("n_window", 50))
+        return cls(placeholders, mel, chunk=2 * encoder.integer("n_window", default=50))
 
     def item(self, samples: Samples, param: str) -> MediaItem:
         # The first and the last frame reach over the ends, where the sound is mirrored.

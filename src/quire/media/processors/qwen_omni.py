@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from quire.core.media import MediaItem, sound_rows
+from quire.core.values import Values
 from quire.media import sound
 from quire.media.kinds import KINDS
 from quire.media.processors.base import (
@@ -15,7 +16,6 @@ from quire.media.processors.base import (
     VideoProcessor,
 )
 from quire.media.processors.qwen_video import QwenVideoProcessor, Sampling, opened
-from quire.media.settings import Settings
 from quire.media.source import Detail, FileLimits
 
 _BEGIN, _END = "<|audio_start|>", "<|audio_end|>"
@@ -45,12 +45,12 @@ class OmniVideoProcessor(QwenVideoProcessor):
         self._rate = rate
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
-        audio = KINDS["audio"].open(config.path.parent)
+    def open(cls, settings: Values, config: Values) -> Self:
+        audio = KINDS["audio"].open(config.file.parent)
         return cls(
             *opened(settings, config),
             audio if isinstance(audio, AudioProcessor) else None,
-            config.integer("position_id_per_seconds", 25),
+            config.integer("position_id_per_seconds", default=25),
         )
 
     def prepare_with_sound(
@@ -84,7 +84,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
         return [other if each else own for each in heard]
 
 
-def open_video(settings: Settings, config: Settings) -> VideoProcessor:
+def open_video(settings: Values, config: Values) -> VideoProcessor:
     """Of Qwen2-VL and 2.5-VL, or of Qwen3-Omni: their folders name one processor.
 
     Raises:
@@ -93,10 +93,10 @@ def open_video(settings: Settings, config: Settings) -> VideoProcessor:
     return _kind(config).open(settings, config)
 
 
-def open_video_beside_pictures(settings: Settings, config: Settings) -> VideoProcessor:
+def open_video_beside_pictures(settings: Values, config: Values) -> VideoProcessor:
     """As `open_video`, see `QwenVideoProcessor.open_beside_pictures`."""
     return _kind(config).open_beside_pictures(settings, config)
 
 
-def _kind(config: Settings) -> type[QwenVideoProcessor]:
+def _kind(config: Values) -> type[QwenVideoProcessor]:
     return QwenVideoProcessor if config.values.get("audio_config") is None else OmniVideoProcessor

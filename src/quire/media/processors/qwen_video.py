@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.core.media import MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     MediaPart,
     Parts,
@@ -29,7 +30,6 @@ from quire.media.processors.qwen import (
     pixel_bounds,
     resized,
 )
-from quire.media.settings import Settings
 from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo
 
@@ -65,7 +65,7 @@ class Sampling:
     pixels: tuple[int, int]
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings, patch: int, rows: tuple[int, int]) -> Self:
+    def open(cls, settings: Values, config: Values, patch: int, rows: tuple[int, int]) -> Self:
         """As a processor's settings say.
 
         Args:
@@ -76,15 +76,18 @@ class Sampling:
             ModelError: a value asks for pixels other than this computes.
         """
         check_pixels(settings, colours(config))
-        patch, merge = settings.integer("patch_size", patch), settings.integer("merge_size", 2)
+        patch, merge = (
+            settings.integer("patch_size", default=patch),
+            settings.integer("merge_size", default=2),
+        )
         cell = (patch * merge) ** 2
         return cls(
             patch=patch,
             merge=merge,
-            together=settings.integer("temporal_patch_size", 2),
-            fps=settings.number("fps", 2.0),
-            minimum=settings.integer("min_frames", 4),
-            maximum=settings.integer("max_frames", 768),
+            together=settings.integer("temporal_patch_size", default=2),
+            fps=settings.number("fps", default=2.0, minimum=0),
+            minimum=settings.integer("min_frames", default=4),
+            maximum=settings.integer("max_frames", default=768),
             pixels=pixel_bounds(settings, rows[0] * cell, rows[1] * cell),
         )
 
@@ -103,7 +106,7 @@ class Sampling:
         return patches(np.stack(filled), self.patch, self.merge).tobytes()
 
 
-def opened(settings: Settings, config: Settings) -> tuple[Placeholders, Sampling]:
+def opened(settings: Values, config: Values) -> tuple[Placeholders, Sampling]:
     """What a `QwenVideoProcessor` is made of."""
     token = config.integer("video_token_id", minimum=0)
     return Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS))
@@ -117,7 +120,7 @@ class QwenVideoProcessor(VideoProcessor):
         self._sampling = sampling
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `video_preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -126,11 +129,11 @@ class QwenVideoProcessor(VideoProcessor):
         return cls(*opened(settings, config))
 
     @classmethod
-    def open_beside_pictures(cls, settings: Settings, config: Settings) -> Self:
+    def open_beside_pictures(cls, settings: Values, config: Values) -> Self:
         """By the settings for pictures, but for the number of pixels, which is a picture's."""
         bounds = ("size", "min_pixels", "max_pixels")
         values = {key: value for key, value in settings.values.items() if key not in bounds}
-        return cls.open(replace(settings, values=values), config)
+        return cls.open(settings.like(values), config)
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own, together = self._sampling, self._sampling.together
@@ -219,7 +222,7 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
     """Qwen3-VL and Qwen3.5: a moment stands behind the time at which it is seen."""
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `video_preprocessor_config.json` and `config.json` say.
 
         Raises:

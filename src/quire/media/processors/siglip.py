@@ -9,10 +9,9 @@ from typing import Self
 import PIL.Image
 
 from quire.core.media import EVEN_COLOURS
+from quire.core.values import Values
 from quire.media.processors.base import BILINEAR, Placeholders, check_pixels
 from quire.media.processors.qwen import QwenImageProcessor
-from quire.media.processors.tiles import part
-from quire.media.settings import Settings
 
 _MOST_PATCHES = 36_864
 _PRECISION = 1e-5
@@ -25,18 +24,18 @@ class Siglip2ImageProcessor(QwenImageProcessor):
     _filter = PIL.Image.Resampling.BILINEAR
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
         check_pixels(settings, EVEN_COLOURS, BILINEAR)
-        return cls._of(settings, config, part(config, "vision_config"))
+        return cls._of(settings, config, config.nested("vision_config", needed=False))
 
     @classmethod
     @abstractmethod
-    def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
+    def _of(cls, settings: Values, config: Values, vision: Values) -> Self:
         """See `open`."""
 
 
@@ -48,10 +47,13 @@ class YoutuImageProcessor(Siglip2ImageProcessor):
     """
 
     @classmethod
-    def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
-        patch, merge = vision.integer("patch_size", 16), vision.integer("spatial_merge_size", 2)
+    def _of(cls, settings: Values, config: Values, vision: Values) -> Self:
+        patch, merge = (
+            vision.integer("patch_size", default=16),
+            vision.integer("spatial_merge_size", default=2),
+        )
         return cls(
-            Placeholders(config.integer("image_token_id", 128_264, minimum=0)),
+            Placeholders(config.integer("image_token_id", default=128_264, minimum=0)),
             patch=patch,
             merge=merge,
             pixels=((patch * merge) ** 2, _MOST_PATCHES * patch**2),
@@ -68,17 +70,20 @@ class PhiImageProcessor(Siglip2ImageProcessor):
     """
 
     @classmethod
-    def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
-        patch = vision.integer("patch_size", 16)
+    def _of(cls, settings: Values, config: Values, vision: Values) -> Self:
+        patch = vision.integer("patch_size", default=16)
         # The published code reads the bounds from the model's file.
         minimum, maximum = (
-            config.integer(f"{each}_num_patches", settings.integer(f"{each}_num_patches", usual))
+            config.integer(
+                f"{each}_num_patches",
+                default=settings.integer(f"{each}_num_patches", default=usual),
+            )
             for each, usual in (("min", 256), ("max", 3600))
         )
         if minimum > maximum:
             raise config.error("min_num_patches", f"over max_num_patches, {maximum}")
         # Rows have no token of their own. What only pads never stands in a prompt.
-        token = config.integer("pad_token_id", 100_349, minimum=0)
+        token = config.integer("pad_token_id", default=100_349, minimum=0)
         return cls(
             Placeholders(token, mark="<image>"),
             patch=patch,
@@ -121,7 +126,7 @@ _BY_MODEL: dict[str, type[Siglip2ImageProcessor]] = {
 """By `model_type`: both name one processor."""
 
 
-def open_siglip2(settings: Settings, config: Settings) -> Siglip2ImageProcessor:
+def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
     """The processor of a model whose settings name SigLIP 2's.
 
     Raises:

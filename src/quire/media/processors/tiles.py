@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import PIL.Image
 
 from quire.core.media import TOWER_COLOURS, Colours, MediaItem
+from quire.core.values import Values
 from quire.media.processors.base import (
     ImageProcessor,
     MediaPart,
@@ -17,7 +18,6 @@ from quire.media.processors.base import (
     Placeholders,
     check_pixels,
 )
-from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 
 _FILTERS = (
@@ -46,8 +46,8 @@ class Tiles:
     @classmethod
     def open(
         cls,
-        settings: Settings,
-        config: Settings,
+        settings: Values,
+        config: Values,
         size: int,
         patch: int,
         *,
@@ -59,7 +59,7 @@ class Tiles:
         Raises:
             ModelError: a value asks for pixels other than the model is shown.
         """
-        vision = part(config, "vision_config")
+        vision = config.nested("vision_config", needed=False)
         tower = vision.values.get("model_type", tower)
         if tower not in TOWER_COLOURS:
             raise vision.error("model_type", f"not one of {', '.join(TOWER_COLOURS)}")
@@ -76,7 +76,7 @@ class Tiles:
         found.check(settings, "size")
         return found
 
-    def check(self, settings: Settings, key: str) -> None:
+    def check(self, settings: Values, key: str) -> None:
         """Refuses settings whose sides under `key` are not a tile's.
 
         Raises:
@@ -126,15 +126,7 @@ class Tiles:
         return MediaItem.of(kind, features, shape, len(tiles) * rows, bidirectional=False)
 
 
-def part(config: Settings, key: str) -> Settings:
-    """An object within `config.json`; empty where there is none."""
-    values: Any = config.values.get(key)
-    if values is not None and not isinstance(values, dict):
-        raise config.error(key, "not an object")
-    return Settings(config.path, f"{config.prefix}{key}.", values or {})
-
-
-def side_of(settings: Settings, key: str, default: int) -> int:
+def side_of(settings: Values, key: str, default: int) -> int:
     """A number of pixels, given once or for both sides.
 
     Raises:
@@ -142,8 +134,8 @@ def side_of(settings: Settings, key: str, default: int) -> int:
     """
     value = settings.values.get(key)
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
-        settings = Settings(settings.path, settings.prefix, {key: value[0]})
-    return settings.integer(key, default)
+        settings = settings.like({key: value[0]})
+    return settings.integer(key, default=default)
 
 
 def check_room(param: str, detail: Detail, rows: int) -> None:
@@ -165,7 +157,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         self._rows = rows
 
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
+    def open(cls, settings: Values, config: Values) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
 
         Raises:
@@ -173,8 +165,8 @@ class Gemma3ImageProcessor(ImageProcessor):
         """
         if settings.values.get("do_pan_and_scan"):
             raise settings.error("do_pan_and_scan", "and only false is supported")
-        token = config.integer("image_token_index", 262_144, minimum=0)
-        rows = config.integer("mm_tokens_per_image", 256)
+        token = config.integer("image_token_index", default=262_144, minimum=0)
+        rows = config.integer("mm_tokens_per_image", default=256)
         tiles = Tiles.open(settings, config, 224, 16, filter=2)
         return cls(Placeholders(token, mark=_BEGIN), tiles, rows)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from quire.core.values import Values
 from quire.media.processors.mel import MelSpectrogram, htk_filters
-from quire.media.settings import Settings
 
 SECONDS = 30.1
 """The extractors keep 30 s of a file, and the models were trained with no more. What coders put
@@ -21,7 +21,7 @@ NEUTRAL: dict[str, object] = {
 
 
 def open_spectrogram(
-    settings: Settings, *, frame_ms: float, lowest: float, highest: float, overdrive: bool
+    settings: Values, *, frame_ms: float, lowest: float, highest: float, overdrive: bool
 ) -> MelSpectrogram:
     """As an extractor's settings say, or else as the numbers given.
 
@@ -32,16 +32,16 @@ def open_spectrogram(
     Raises:
         ModelError: a value is no such number.
     """
-    rate = settings.integer("sampling_rate", 16_000)
-    frame = round(rate * settings.number("frame_length_ms", frame_ms) / 1000)
+    rate = settings.integer("sampling_rate", default=16_000)
+    frame = round(rate * settings.number("frame_length_ms", default=frame_ms, minimum=0) / 1000)
     doubled = bool(settings.values.get("fft_overdrive", overdrive))
     fft = 2 ** math.ceil(math.log2(frame)) * (2 if doubled else 1)
     filters = htk_filters(
         fft // 2 + 1,
-        settings.integer("feature_size", 128),
-        settings.number("min_frequency", lowest),
-        settings.number("max_frequency", highest),
+        settings.integer("feature_size", default=128),
+        settings.number("min_frequency", default=lowest, minimum=0),
+        settings.number("max_frequency", default=highest, minimum=0),
         rate,
     )
-    hop = round(rate * settings.number("hop_length_ms", 10.0) / 1000)
+    hop = round(rate * settings.number("hop_length_ms", default=10.0, minimum=0) / 1000)
     return MelSpectrogram(rate=rate, frame=frame, hop=hop, fft=fft, filters=filters)

@@ -8,7 +8,7 @@ from functools import partial
 
 from quire.core.errors import ModelError
 from quire.core.media import CLIP_COLOURS
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
 from quire.models.ernie_vision import PAIR, ErnieTower, SpatialMerging

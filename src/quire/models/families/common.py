@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel

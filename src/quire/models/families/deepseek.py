@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from quire.core.errors import ModelError
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import (

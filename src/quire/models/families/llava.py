@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.errors import ModelError
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family
 from quire.models.families.vision import (

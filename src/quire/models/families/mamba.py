@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
 from quire.models.families.common import Family, channels_last, decoder

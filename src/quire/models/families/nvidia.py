@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm

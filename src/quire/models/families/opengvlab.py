@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.errors import ModelError
+from quire.core.values import require
 from quire.models import original_names
-from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
 from quire.models.families.common import Family

@@ -12,7 +12,7 @@ from functools import partial
 import mlx.core as mx
 
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.core.media import TOWER_COLOURS
-from quire.models.arguments import require
+from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm

@@ -1,0 +1,173 @@
+"""JSON objects of a model folder, read value by value, with types and bounds checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from quire.core.errors import ModelError
+
+_CONFIG = Path("config.json")
+
+
+class Values:
+    """The keys of a JSON object. A null counts as absent.
+
+    Each reader takes the names that a key has had, of which the first present counts, and raises
+    `ModelError`, naming file and key, for a value of another type, or where none is there and no
+    default was given. Nothing behind these readers catches what a bad value does later: what is
+    computed with is checked here.
+
+    Args:
+        asked: takes the keys that were asked for.
+        file: what holds the object.
+        prefix: the way to the object within the file, such as "text_config.".
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        asked: set[str] | None = None,
+        *,
+        file: Path = _CONFIG,
+        prefix: str = "",
+    ) -> None:
+        self.values = values
+        self.file = file
+        self.prefix = prefix
+        self._asked: set[str] = set() if asked is None else asked
+
+    def like(self, values: dict[str, Any], within: str = "") -> Self:
+        """Other values of the same place in the file, or of `within` it, such as "size."."""
+        return type(self)(values, self._asked, file=self.file, prefix=self.prefix + within)
+
+    def error(self, name: str, why: str) -> ModelError:
+        """For a value that whoever asked cannot use."""
+        value = f" = {self.values[name]!r}" if name in self.values else " is missing"
+        return ModelError(f"{self.file}: {self.prefix}{name}{value}, {why}")
+
+    def integer(self, *names: str, default: int | None = None, minimum: int | None = 1) -> int:
+        """An integer of at least `minimum`, as most are sizes; None is no bound.
+
+        A default has to obey, too: it may be a quotient of other values.
+        """
+        value = int(self._typed(names, default, int))
+        if minimum is not None and value < minimum:
+            raise self._refused(names[0], value, f"is less than {minimum}")
+        return value
+
+    def number(
+        self, *names: str, default: float | None = None, minimum: float | None = None
+    ) -> float:
+        value = float(self._typed(names, default, (int, float)))
+        if minimum is not None and not value >= minimum:
+            raise self._refused(names[0], value, f"is less than {minimum}")
+        return value
+
+    def positive(self, *names: str, default: float | None = None) -> float:
+        """A number above zero."""
+        value = self.number(*names, default=default)
+        if not value > 0:
+            raise self._refused(names[0], value, "is not above 0")
+        return value
+
+    def flag(self, *names: str, default: bool | None = None) -> bool:
+        return bool(self._typed(names, default, bool))
+
+    def word(self, *names: str, default: str | None = None) -> str:
+        return str(self._typed(names, default, str))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers; empty if absent."""
+        return tuple(self._elements(name, int))
+
+    def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
+        """A list of as many numbers as the default, which an absent or empty one is."""
+        values = tuple(float(each) for each in self._elements(name, (int, float))) or (*default,)
+        if len(values) != len(default):
+            raise self.error(name, f"which is not {len(default)} numbers")
+        return values
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list of words; empty if absent."""
+        return tuple(self._elements(name, str))
+
+    def only(self, name: str, *known: Any) -> None:
+        """Refuses a value that would change the result and that the family does not compute.
+
+        An absent key is accepted.
+
+        Raises:
+            ModelError: naming the key, the value, and what is known.
+        """
+        if self.has(name):
+            require(self.prefix + name, self.values[name], known, self.file)
+
+    def neutral(self, values: Mapping[str, Any]) -> None:
+        """Refuses other values than these, which change nothing. See `only`."""
+        for name, value in values.items():
+            self.only(name, value)
+
+    def nested(self, *names: str, needed: bool = True) -> Self:
+        """The object under the first of these keys that has one with keys.
+
+        Args:
+            needed: otherwise it is an empty one if none has.
+        """
+        for name in names:
+            if found := self._typed((name,), {}, dict):
+                return self.like(found, f"{name}.")
+        if needed:
+            raise self._lacks(names[0])
+        return self.like({}, f"{names[0]}.")
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there and not null."""
+        self._asked.add(name)
+        return self.values.get(name) is not None
+
+    def _elements(self, name: str, kind: Any) -> list[Any]:
+        """The list under a key, its elements of one type; empty if absent."""
+        values: list[Any] = self._typed((name,), [], list)
+        if any(not _is_of(each, kind) for each in values):
+            raise self._refused(name, values, "has an element of the wrong type")
+        return values
+
+    def _typed(self, names: tuple[str, ...], default: Any, kind: Any) -> Any:
+        self._asked.update(names)
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if not _is_of(value, kind):
+                raise self._refused(name, value, "is of the wrong type")
+            return value
+        if default is None:
+            raise self._lacks(names[0])
+        return default
+
+    def _lacks(self, name: str) -> ModelError:
+        model_type = self.values.get("model_type")
+        of = "" if model_type is None else f" of a {model_type!r} model"
+        return ModelError(f"{self.file}{of} lacks '{self.prefix}{name}'")
+
+    def _refused(self, name: str, value: Any, why: str) -> ModelError:
+        return ModelError(f"{self.file}: {self.prefix}{name} = {value!r} {why}")
+
+
+def require(name: str, value: Any, known: Iterable[Any], file: Path = _CONFIG) -> None:
+    """Refuses a value that would change the result and is not implemented.
+
+    Raises:
+        ModelError: naming the key, the value, and what is known.
+    """
+    options = tuple(known)
+    if value not in options:
+        offered = ", ".join(map(repr, options))
+        raise ModelError(f"{file}: {name} = {value!r} is not supported (known: {offered})")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, or of one of several; a flag is no number."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
