@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.core.request import FinishReason, Output
+from quire.core.request import Failure, FinishReason, Output
 from quire.serving.ticket import Ticket
 
 ROOM = 1 << 20
@@ -35,6 +35,20 @@ async def test_a_long_wait_is_more_than_one_output() -> None:
     waiting = made.take(ROOM)
     assert 1 < len(waiting) < 10
     assert [token for output in waiting for token in output.token_ids] == list(range(1000))
+
+
+async def test_a_failure_keeps_what_was_known_of_the_prompt() -> None:
+    made, failure = ticket(), Failure("the engine is gone")
+    made.put(Output("a", (1,), prompt_tokens=4, cached_tokens=2, reuse="new", queued_s=0.5))
+    made.fail(failure)
+    assert made.ended
+    last = made.take(ROOM)[-1]
+    assert last == Output(
+        "a", (), (), FinishReason.ERROR, failure, 4, cached_tokens=2, reuse="new", queued_s=0.5
+    )
+    early = ticket()
+    early.fail(failure)
+    assert early.take(ROOM) == [Output("a", finish=FinishReason.ERROR, error=failure)]
 
 
 async def test_whoever_waits_is_woken() -> None:

@@ -35,7 +35,7 @@ from quire.core.messages import (
     ToEngine,
 )
 from quire.core.processes import wait_or_kill
-from quire.core.request import Failure, FinishReason, Output, Request
+from quire.core.request import Failure, FinishReason, Request
 from quire.serving.tasks import cancel_and_wait
 from quire.serving.ticket import Ticket
 
@@ -260,8 +260,8 @@ class ProcessEngine:
 
     def _fail_all(self, reason: str) -> None:
         failure = Failure(reason, 503, "server_error", code="engine_failure")
-        for name, ticket in self._tickets.items():
-            ticket.put(Output(name, finish=FinishReason.ERROR, error=failure))
+        for ticket in self._tickets.values():
+            ticket.fail(failure)
         self._tickets.clear()
         for answer in self._stats.values():
             answer.set_exception(EngineFailure(reason))

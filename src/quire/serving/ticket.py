@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from quire.core.request import FinishReason, Output
+from quire.core.request import Failure, FinishReason, Output
 
 _MERGED = 256
 """Tokens that one waiting output takes in; joining them costs time by their square."""
@@ -42,18 +42,31 @@ class Ticket:
         if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
             self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
         else:
-            last = self._last
-            self._ready.append(
-                Output(
-                    self._id,
-                    tokens,
-                    prompt_tokens=last.prompt_tokens,
-                    cached_tokens=last.cached_tokens,
-                    reuse=last.reuse,
-                    queued_s=last.queued_s,
-                )
-            )
+            self._ready.append(self._further(tokens))
         self._notify()
+
+    def fail(self, failure: Failure) -> None:
+        """Ends it where the engine does not: nothing more comes from there."""
+        self.put(self._further(finish=FinishReason.ERROR, error=failure))
+
+    def _further(
+        self,
+        tokens: tuple[int, ...] = (),
+        finish: FinishReason | None = None,
+        error: Failure | None = None,
+    ) -> Output:
+        """An output that says of the prompt what the one before said."""
+        last = self._last or Output(self._id)
+        return Output(
+            self._id,
+            tokens,
+            finish=finish,
+            error=error,
+            prompt_tokens=last.prompt_tokens,
+            cached_tokens=last.cached_tokens,
+            reuse=last.reuse,
+            queued_s=last.queued_s,
+        )
 
     def take(self, room: int) -> list[Output]:
         """Outputs that have arrived and were not iterated yet, without waiting; empty if none.
