@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ import psutil
 
 from tests.e2e.client import Client, Streamed
 from tests.support.child import Child, running
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, wait_until
 
 MIB = 1 << 20
 TURN = 400.0
@@ -51,7 +50,8 @@ class Seen:
         health_s: the same, until /health answered.
         healths: how often it answered.
         turns: pieces of work that the event loop's long turns were worth.
-        peak, left: bytes that the server's processes have grown by, at most and at the end.
+        peak: bytes that the server's processes have grown by, at most.
+        grown: by how many they have now.
         errors: of those who watched.
     """
 
@@ -62,7 +62,7 @@ class Seen:
     healths: int = 0
     turns: list[float] = field(default_factory=list)
     peak: int = 0
-    left: int = 0
+    grown: Callable[[], int] = lambda: 0
     errors: list[str] = field(default_factory=list)
 
     def check(self, *, peak: int = 600 * MIB, left: int = 150 * MIB) -> None:
@@ -74,7 +74,10 @@ class Seen:
         assert self.gap_s <= SILENCE_S, f"the neighbour waited for {self.gap_s:.1f} s of work"
         assert self.health_s <= SILENCE_S, f"/health waited for {self.health_s:.1f} s of work"
         assert self.peak <= peak, f"memory grew by {self.peak / MIB:.0f} MiB"
-        assert self.left <= left, f"{self.left / MIB:.0f} MiB did not come back"
+        wait_until(
+            lambda: self.grown() <= left,
+            lambda: f"{self.grown() / MIB:.0f} MiB did not come back",
+        )
 
 
 @dataclass
@@ -142,7 +145,7 @@ class Victim:
                     watcher.join(HANG_S)
             self.child.wait_idle()
             seen.turns = [float(line) for line in self.turns.read_text().split()]
-            seen.left = self._settled(before)
+            seen.grown = lambda: self.memory() - before
 
     def _stream(
         self, client: Client, seen: Seen, begun: threading.Event, done: threading.Event
@@ -171,17 +174,6 @@ class Victim:
     def _weigh(self, seen: Seen, before: int, done: threading.Event) -> None:
         while not done.wait(_EVERY_S):
             seen.peak = max(seen.peak, self.memory() - before)
-
-    def _settled(self, before: int) -> int:
-        """The growth that is left, once it stops falling."""
-        grown = self.memory() - before
-        for _ in range(10):
-            time.sleep(0.2)
-            now = self.memory() - before
-            if now >= grown:
-                break
-            grown = now
-        return grown
 
 
 def _guarded(seen: Seen, watch: Any) -> None:

@@ -19,7 +19,7 @@ from quire.api.shared.seal import Seal
 from tests.attack.harness import MIB, Victim
 from tests.support.child import quire_serve
 from tests.support.everyday import everyday
-from tests.support.server import leaving
+from tests.support.server import answered, leaving
 from tests.support.waiting import HANG_S, wait_until
 
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
@@ -121,8 +121,8 @@ def test_those_whose_clients_leave_are_killed(victim: Victim) -> None:
     body = calls()
     with victim.watched() as seen:
         for _ in range(7):
-            with leaving(victim.url, CHAT, body):
-                wait_until(victim.reads)
+            with leaving(victim.url, CHAT, body) as raw:
+                wait_until(lambda: victim.reads() or answered(raw))
             wait_until(lambda: not victim.jobs())
     seen.check(peak=1200 * MIB)
 
@@ -211,8 +211,8 @@ def test_decoding_ends_with_its_client(victim: Victim) -> None:
     part = {"type": "image_url", "image_url": {"url": picture(64, 64)}}
     with victim.watched() as seen:
         for _ in range(3):
-            with leaving(victim.url, CHAT, {"messages": [user([part] * 6)]}):
-                wait_until(victim.reads)
+            with leaving(victim.url, CHAT, {"messages": [user([part] * 6)]}) as raw:
+                wait_until(lambda: victim.reads() or answered(raw))
             wait_until(lambda: not victim.jobs())
         # Nothing is left to wait for.
         answer = httpx.post(

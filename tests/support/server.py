@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,11 @@ def leaving(url: str, path: str, body: object) -> Iterator[socket.socket]:
         assert raw.recv(len(_CONTINUE), socket.MSG_WAITALL) == _CONTINUE
         raw.sendall(content.encode())
         yield raw
+
+
+def answered(raw: socket.socket) -> bool:
+    """Whether an answer to what was sent has begun to come."""
+    return bool(select.select([raw], [], [], 0)[0])
 
 
 def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
