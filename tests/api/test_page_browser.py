@@ -25,6 +25,7 @@ from tests.core.test_figures import DURATIONS, SIZES
 from tests.media.files import encoded_sound, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
+from tests.support.waiting import HANG_S
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -466,7 +467,7 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
 
     async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
         on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
-        await asyncio.to_thread(opening.wait, 30)
+        await asyncio.to_thread(opening.wait, HANG_S)
         return Loaded(assemble(engine, model_config.name, model_config.serving))
 
     config = ServerConfig()

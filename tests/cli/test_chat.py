@@ -345,7 +345,7 @@ def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) ->
 
     async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
         on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
-        await asyncio.to_thread(opening.wait, 30)
+        await asyncio.to_thread(opening.wait, HANG_S)
         return Loaded(assemble(engine, model_config.name, model_config.serving))
 
     model_configs = [
