@@ -292,6 +292,7 @@ def test_text_to_tokens_and_back(serve: Serve) -> None:
 def test_embeddings_are_not_offered(serve: Serve) -> None:
     answer = HTTP.post(f"{serve().url}/v1/embeddings", json={"input": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
+    assert answer.headers["x-should-retry"] == "false"
 
 
 def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:

@@ -102,5 +102,7 @@ def _formats(names: Sequence[str]) -> list[KVFormat]:
     known = {each.name for each in offered(page_tokens=64)}
     for name in names:
         if name not in known:
-            raise QuireError(f"--formats: {name!r} is not offered; offered are {sorted(known)}")
+            raise QuireError(
+                f"--formats: {name!r} is not offered; offered are {', '.join(sorted(known))}"
+            )
     return [parse_format(name) for name in names]

@@ -123,12 +123,12 @@ def error_response(
     Its log line says why.
 
     The SDKs would send a request again that ran into its deadline, and would double the load of a
-    server that is slow already, or load again a model whose loading was stopped; both let this
-    header tell them not to.
+    server that is slow already, or load again a model whose loading was stopped, or ask twice more
+    for what is not offered; both let this header tell them not to.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
-    if failure.status == 408 or failure.code == _STOPPED:
+    if failure.status in (408, 501) or failure.code == _STOPPED:
         headers["x-should-retry"] = "false"
     content = json.dumps(body_for(scope["path"], failure))
     return Response(content, failure.status, headers, media_type="application/json")

@@ -1,0 +1,87 @@
+"""What the documents say of files, tests, routes and fields is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+
+from quire.api.chat.endpoint import ChatRequest
+from quire.api.completions.endpoint import CompletionRequest
+from quire.api.messages.schema import MessagesRequest
+from quire.api.responses.schema import ResponsesRequest
+from quire.api.routes import OPERATIONS
+from quire.api.shared.foreign import ALIASES
+from quire.api.shared.schema import DecodingFields, Wire
+
+ROOT = Path(__file__).parent.parent
+API = (ROOT / "docs" / "api.md").read_text()
+FOLDERS = (".", "benchmarks", "contrib", "docs", "src/quire/demo/model", "training")
+DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
+CODE = re.compile(r"`([^`]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which GitHub links to headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in LINK.findall(document.read_text()):
+        place, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = document.parent / place if place else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_tests_that_it_names_are_there(document: Path) -> None:
+    for path in re.findall(r"`(tests/[\w/]+\.py)", document.read_text()):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_route_is_documented() -> None:
+    rows = [line for line in API.splitlines() if line.startswith("| `")]
+    for operation in OPERATIONS:
+        if operation.listed:
+            path = re.escape(operation.template)
+            named = rf"\b{operation.method.upper()}\b[^|]*{path}(?=[`,])"
+            assert any(re.search(named, row) for row in rows), operation.template
+
+
+@pytest.mark.parametrize(
+    ("schema", "official"),
+    [(ChatRequest, ChatParams), (CompletionRequest, TextParams)],
+)
+def test_every_field_beyond_the_official_ones_is_documented(
+    schema: type[Wire], official: type
+) -> None:
+    named = set(CODE.findall(API))
+    own = set(schema.model_fields) - set(official.__annotations__) - {"stream"}
+    assert own - named == set()
+
+
+@pytest.mark.parametrize(
+    ("schema", "official"),
+    [(ResponsesRequest, ResponseCreateParamsBase), (MessagesRequest, MessageCreateParamsBase)],
+)
+def test_fields_of_sampling_are_documented_for_every_protocol(
+    schema: type[Wire], official: type
+) -> None:
+    shared = set(schema.model_fields) & set(DecodingFields.model_fields)
+    assert shared - set(official.__annotations__) - set(CODE.findall(API)) == set()
+
+
+def test_other_names_of_fields_are_documented() -> None:
+    others = {other for each in ALIASES.values() for other in each}
+    assert others - set(CODE.findall(API)) == set()
