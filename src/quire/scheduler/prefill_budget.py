@@ -242,6 +242,13 @@ class _Cost(NamedTuple):
         return self.own(chunks) + tokens * self.token_s
 
 
+class _Fit(NamedTuple):
+    """Costs by least squares, and the squares that they leave; a term that is left out costs 0."""
+
+    residual: float
+    cost: _Cost
+
+
 class _StepCost:
     """Least squares of `seconds = step + chunks * chunk + tokens * token`, none of them below 0.
 
@@ -264,16 +271,13 @@ class _StepCost:
         self.estimate = self._fitted()
 
     def _fitted(self) -> _Cost:
-        found = min((fit for each in _TERMS if (fit := self._fit(each))), key=lambda fit: fit[0])
-        _, values = found
+        fits = filter(None, map(self._fit, _TERMS))
+        cost = min(fits, key=lambda fit: fit.residual).cost
         alone = self._sums[_TOKEN][_SECONDS] / self._sums[_TOKEN][_TOKEN]
-        return _Cost(values[_STEP], values[_CHUNK], max(values[_TOKEN], _MIN_TOKEN_SHARE * alone))
+        return cost._replace(token_s=max(cost.token_s, _MIN_TOKEN_SHARE * alone))
 
-    def _fit(self, terms: tuple[int, ...]) -> tuple[float, list[float]] | None:
-        """What is left of the squares, and the three costs, of which others than `terms` are 0.
-
-        None where steps do not tell the terms apart, or one would be below 0.
-        """
+    def _fit(self, terms: tuple[int, ...]) -> _Fit | None:
+        """The fit of these terms; None where steps do not tell them apart, or one is below 0."""
         rows = [[*(self._sums[i][j] for j in terms), self._sums[i][_SECONDS]] for i in terms]
         for n, row in enumerate(rows):  # elimination; the matrix is symmetric and not negative
             if row[n] <= _MIN_PIVOT * self._sums[terms[n]][terms[n]]:
@@ -287,7 +291,7 @@ class _StepCost:
         if min(values) < 0:
             return None
         explained = sum(values[i] * self._sums[i][_SECONDS] for i in terms)
-        return self._sums[_SECONDS][_SECONDS] - explained, values
+        return _Fit(self._sums[_SECONDS][_SECONDS] - explained, _Cost(*values))
 
 
 def _bucket(rows: int) -> int:

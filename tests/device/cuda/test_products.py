@@ -10,9 +10,9 @@ import pytest
 
 from quire.device.cuda import driver, packed, products
 from quire.device.cuda.driver import Card
-from quire.device.cuda.few import Few
 from quire.device.cuda.packed import Packed, header, many_defines
 from quire.device.cuda.products import Products
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.gpu_kernels import Kernel, kernel_text
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.support.nvcc import assert_compiles
@@ -24,9 +24,16 @@ PRODUCT = (
     "const int* order, const int* tiles, T* y"
 )
 SOURCES = [
-    *(("few.cuh", Few(n, 256, 64, 8, H200).defines | DOWN, PRODUCT) for n in (512, 704)),
     *(
-        ("few.cuh", Few(512, 256, 128, 8, H200, bool(more["GATED"]), True).defines | more, PRODUCT)
+        ("skinny_gemm.cuh", SkinnyGemm(n, 256, 64, 8, H200).defines | DOWN, PRODUCT)
+        for n in (512, 704)
+    ),
+    *(
+        (
+            "skinny_gemm.cuh",
+            SkinnyGemm(512, 256, 128, 8, H200, bool(more["GATED"]), True).defines | more,
+            PRODUCT,
+        )
         for more in (GATED, DOWN)
     ),
     *(
@@ -34,7 +41,7 @@ SOURCES = [
         for more in (GATED, DOWN)
         for dense in (False, True)
     ),
-    ("few.cuh", Few(512, 256, 64, 32, H200).defines | DOWN, PRODUCT),
+    ("skinny_gemm.cuh", SkinnyGemm(512, 256, 64, 32, H200).defines | DOWN, PRODUCT),
     ("unpack.cuh", {"GROUP": 64, "GELU": 0}, PRODUCT),
     (
         "gate.cuh",
@@ -93,17 +100,17 @@ def test_without_a_gpu_mlx_multiplies() -> None:
 
 
 def test_products_that_do_not_fit_a_card_give_way(caplog: pytest.LogCaptureFixture) -> None:
-    assert packed.fits(Few(4096, 4096, 64, 8, RTX_4090))
-    assert not packed.fits(Few(53_248, 16_384, 64, 8, Card(132, 48 << 10)))
+    assert packed.fits(SkinnyGemm(4096, 4096, 64, 8, RTX_4090))
+    assert not packed.fits(SkinnyGemm(53_248, 16_384, 64, 8, Card(132, 48 << 10)))
     assert "8 rows and 53248 columns by MLX's own kernels" in caplog.text
 
 
 def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are cut as on another card."""
 
-    def cut(*sizes: int, gated: bool = False, experts: bool = False) -> Few:
+    def cut(*sizes: int, gated: bool = False, experts: bool = False) -> SkinnyGemm:
         inputs, outputs, group_size, rows = sizes
-        return Few(inputs, outputs, group_size, rows, card, gated, experts)
+        return SkinnyGemm(inputs, outputs, group_size, rows, card, gated, experts)
 
     monkeypatch.setattr(packed, "_cut", cut)
 
@@ -119,10 +126,10 @@ def test_the_check_asks_for_more_shared_memory_after_less(
         return [mx.zeros(each) for each in output_shapes]
 
     def kernel(*what: object, **_: object) -> Kernel:
-        for few in (each for each in what if isinstance(each, Few)):
+        for gemm in (each for each in what if isinstance(each, SkinnyGemm)):
             many = what[0] is True
             if not many:
-                asked.setdefault(tuple(few.defines.items()), []).append(few.shared)
+                asked.setdefault(tuple(gemm.defines.items()), []).append(gemm.shared)
         return launch
 
     for name in ("linear", "unpack", "gate", "expert", "dense", "group"):

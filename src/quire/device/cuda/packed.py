@@ -9,15 +9,15 @@ from functools import cache, partial
 import mlx.core as mx
 
 from quire.device.cuda.driver import card
-from quire.device.cuda.few import Few
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 
 log = logging.getLogger("quire.device")
 
 _PACKAGE = "quire.device.cuda"
-FEW_ROWS = 64
-"""Rows up to which a thread block has 16 of a matrix's rows for itself."""
-_FEW_TILE, _MANY_TILE = 8, 64
+SKINNY_ROWS = 64
+"""Rows of a skinny GEMM at most: up to which a thread block has 16 of a matrix's rows for itself."""
+_SKINNY_TILE, _MANY_TILE = 8, 64
 """Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
 _GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
 
@@ -55,30 +55,30 @@ class Packed:
 def linear(x: mx.array, weight: Packed) -> mx.array:
     """`[M, in]` -> `[M, out]`."""
     rows = x.shape[0]
-    if rows > FEW_ROWS:
+    if rows > SKINNY_ROWS:
         return many_rows(x, weight)
-    few = few_rows(rows, weight)
-    return _linear_kernel(few)(
+    gemm = skinny_gemm(rows, weight)
+    return _linear_kernel(gemm)(
         inputs=[x, weight.codes, weight.scales, weight.biases],
-        grid=(-(-few.outputs // few.width) * few.threads, few.blocks, 1),
-        threadgroup=(few.threads, 1, 1),
-        output_shapes=[(rows, few.outputs)],
+        grid=(-(-gemm.outputs // gemm.width) * gemm.threads, gemm.blocks, 1),
+        threadgroup=(gemm.threads, 1, 1),
+        output_shapes=[(rows, gemm.outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
 
 
-def few_rows(rows: int, weight: Packed) -> Few:
+def skinny_gemm(rows: int, weight: Packed) -> SkinnyGemm:
     """How a product of so many rows with a matrix is cut."""
     outputs, words = weight.codes.shape
     return _cut(words * 8, outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
 
 
-def few_of_experts(gate: Packed, down: Packed) -> tuple[Few, Few]:
+def expert_gemms(gate: Packed, down: Packed) -> tuple[SkinnyGemm, SkinnyGemm]:
     """Of gate and up, and of down."""
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     return (
-        _cut(hidden, outputs, gate.group_size, _FEW_TILE, gated=True, experts=True),
-        _cut(outputs, hidden, down.group_size, _FEW_TILE, experts=True),
+        _cut(hidden, outputs, gate.group_size, _SKINNY_TILE, gated=True, experts=True),
+        _cut(outputs, hidden, down.group_size, _SKINNY_TILE, experts=True),
     )
 
 
@@ -91,21 +91,21 @@ def _cut(
     *,
     gated: bool = False,
     experts: bool = False,
-) -> Few:
+) -> SkinnyGemm:
     """Kept, as it is asked for at each product."""
-    return Few(inputs, outputs, group_size, rows, card(), gated, experts)
+    return SkinnyGemm(inputs, outputs, group_size, rows, card(), gated, experts)
 
 
 @cache
-def fits(few: Few) -> bool:
+def fits(gemm: SkinnyGemm) -> bool:
     """Whether the card has the shared memory. Says once where it has not."""
-    if not few.fits:
+    if not gemm.fits:
         log.warning(
             "products of %d rows and %d columns by MLX's own kernels: they need %d bytes of "
             "shared memory, and the card has %d",
-            *(few.rows, few.inputs, few.shared, few.card.shared),
+            *(gemm.rows, gemm.inputs, gemm.shared, gemm.card.shared),
         )
-    return few.fits
+    return gemm.fits
 
 
 def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
@@ -150,8 +150,8 @@ def experts(
 ) -> mx.array:
     gate, up, down = matrices
     top, pairs, count = chosen.shape[-1], chosen.size, gate.codes.shape[0]
-    many = pairs > _FEW_TILE * count
-    tile = _MANY_TILE if many else _FEW_TILE
+    many = pairs > _SKINNY_TILE * count
+    tile = _MANY_TILE if many else _SKINNY_TILE
     most = min(pairs, count + pairs // tile)
     order, tiles = _group_kernel(count, tile)(
         inputs=[chosen.reshape(-1)],
@@ -160,21 +160,21 @@ def experts(
         output_shapes=[(pairs,), (most, 3)],
         output_dtypes=[mx.int32, mx.int32],
     )
-    few_gate, few_down = few_of_experts(gate, down)
+    gate_gemm, down_gemm = expert_gemms(gate, down)
     product = partial(_expert_product, pairs=pairs, tiles=most, many=many)
     inner = product(
         [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
-        few_gate,
+        gate_gemm,
         top=top,
         gelu=gelu,
     )
-    y = product([inner, down.codes, down.scales, down.biases, order, tiles], few_down)
-    return y.reshape(-1, top, few_down.outputs)
+    y = product([inner, down.codes, down.scales, down.biases, order, tiles], down_gemm)
+    return y.reshape(-1, top, down_gemm.outputs)
 
 
 def _expert_product(
     inputs: list[mx.array],
-    few: Few,
+    gemm: SkinnyGemm,
     *,
     pairs: int,
     tiles: int,
@@ -190,13 +190,13 @@ def _expert_product(
         top: pairs that share a row of the input.
         gelu: the activation, see `ACTIVATIONS`; counts with a gate only.
     """
-    width = (64 if few.gated else 128) if many else few.width
-    lanes = _MANY_LANES if many else few.threads
-    return _expert_kernel(many, few, top, gelu)(
+    width = (64 if gemm.gated else 128) if many else gemm.width
+    lanes = _MANY_LANES if many else gemm.threads
+    return _expert_kernel(many, gemm, top, gelu)(
         inputs=inputs,
-        grid=(-(-few.outputs // width) * lanes, tiles, 1),
+        grid=(-(-gemm.outputs // width) * lanes, tiles, 1),
         threadgroup=(lanes, 1, 1),
-        output_shapes=[(pairs, few.outputs)],
+        output_shapes=[(pairs, gemm.outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
 
@@ -216,9 +216,9 @@ def header(defines: dict[str, int]) -> str:
 
 
 @cache
-def _linear_kernel(few: Few) -> Kernel:
+def _linear_kernel(gemm: SkinnyGemm) -> Kernel:
     names = ["x", "w", "scales", "biases"]
-    return _compiled("few", names, ["y"], few.defines | {"GELU": 0}, few.shared)
+    return _compiled("skinny_gemm", names, ["y"], gemm.defines | {"GELU": 0}, gemm.shared)
 
 
 @cache
@@ -232,11 +232,11 @@ def _gate_kernel(gelu: int) -> Kernel:
 
 
 @cache
-def _expert_kernel(many: bool, few: Few, top: int, gelu: int) -> Kernel:
-    own = many_defines(few.group_size, dense=False) if many else few.defines
-    defines = own | {"GATED": int(few.gated), "TOP": top, "GELU": gelu}
-    inputs, shared = [*_matrices(few.gated), "order", "tiles"], 0 if many else few.shared
-    return _compiled("many" if many else "few", inputs, ["y"], defines, shared)
+def _expert_kernel(many: bool, gemm: SkinnyGemm, top: int, gelu: int) -> Kernel:
+    own = many_defines(gemm.group_size, dense=False) if many else gemm.defines
+    defines = own | {"GATED": int(gemm.gated), "TOP": top, "GELU": gelu}
+    inputs, shared = [*_matrices(gemm.gated), "order", "tiles"], 0 if many else gemm.shared
+    return _compiled("many" if many else "skinny_gemm", inputs, ["y"], defines, shared)
 
 
 @cache

@@ -53,14 +53,14 @@ class Products:
             return None
         if not (weight.readable_by_kernels and self.sound):
             return None
-        if rows <= packed.FEW_ROWS and not packed.fits(packed.few_rows(rows, weight)):
+        if rows <= packed.SKINNY_ROWS and not packed.fits(packed.skinny_gemm(rows, weight)):
             return None
         y = packed.linear(x.reshape(rows, -1), weight)
         return y.reshape(*x.shape[:-1], -1)
 
     def gated(self, x: mx.array, gate: Packed, up: Packed, activation: str) -> mx.array | None:
         """`activation(gate(x)) * up(x)`, `[M, in]` -> `[M, out]`; None where nothing serves."""
-        if not packed.FEW_ROWS < x.shape[0] <= MOST_ROWS or x.dtype != mx.bfloat16:
+        if not packed.SKINNY_ROWS < x.shape[0] <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
         if activation not in ACTIVATIONS or gate.group_size != up.group_size:
             return None
@@ -112,7 +112,7 @@ class Products:
             return None
         if gate.codes.shape[0] > _MOST_EXPERTS or not self.sound:
             return None
-        if not all(map(packed.fits, packed.few_of_experts(gate, down))):
+        if not all(map(packed.fits, packed.expert_gemms(gate, down))):
             return None
         return packed.experts(x, chosen, matrices, ACTIVATIONS[activation])
 

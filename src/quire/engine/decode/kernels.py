@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.formats.packing import Affine, affine_coding
-from quire.device.cuda.few import Few
 from quire.device.cuda.packed import ACTIVATIONS
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.gpu_kernels import kernel_text
 
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
@@ -130,7 +130,7 @@ class Mix:
         return _row_text("mix", parameters, defines)
 
 
-def linear(few: Few, outputs: tuple[int, ...]) -> str:
+def linear(gemm: SkinnyGemm, outputs: tuple[int, ...]) -> str:
     """rows, x, then codes, scales, biases and y of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
@@ -141,41 +141,41 @@ def linear(few: Few, outputs: tuple[int, ...]) -> str:
         f"int outputs = {outputs[0]};",
         "const unsigned* w = w0; const T *scales = s0, *biases = b0; T* y = y0;",
     ]
-    for n, before in enumerate(parts(few, outputs)[:-1], 1):
+    for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
         lines += [
             f"if (part >= {before}) {{ part -= {before};",
             f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
         ]
-    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {few.inputs // 8}}};"]
-    return _few(parameters, lines, few, {"GELU": 0, "TILE_X": "part"})
+    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {gemm.inputs // 8}}};"]
+    return _skinny(parameters, lines, gemm, {"GELU": 0, "TILE_X": "part"})
 
 
-def parts(few: Few, outputs: tuple[int, ...]) -> list[int]:
+def parts(gemm: SkinnyGemm, outputs: tuple[int, ...]) -> list[int]:
     """Thread blocks side by side of each matrix."""
-    return [-(-n // few.width) for n in outputs]
+    return [-(-n // gemm.width) for n in outputs]
 
 
-def gated(few: Few, activation: str) -> str:
+def gated(gemm: SkinnyGemm, activation: str) -> str:
     """rows, x, gate's and up's codes, scales and biases, y."""
     parameters = ["const int* rows", "const T* x", *_gate_and_up(), "T* y"]
     lines = [
         "const int x_shape[1] = {*rows};",
-        f"const int w_shape[2] = {{{few.outputs}, {few.inputs // 8}}};",
+        f"const int w_shape[2] = {{{gemm.outputs}, {gemm.inputs // 8}}};",
     ]
-    return _few(parameters, lines, few, {"GELU": ACTIVATIONS[activation]})
+    return _skinny(parameters, lines, gemm, {"GELU": ACTIVATIONS[activation]})
 
 
-def experts_gated(few: Few, experts: int, activation: str, top: int) -> str:
+def experts_gated(gemm: SkinnyGemm, experts: int, activation: str, top: int) -> str:
     """x, gate's and up's codes, scales and biases, order, tiles, y."""
     parameters = ["const T* x", *_gate_and_up(), "const int* order", "const int* tiles", "T* y"]
-    return _experts(parameters, few, experts, {"GELU": ACTIVATIONS[activation], "TOP": top})
+    return _experts(parameters, gemm, experts, {"GELU": ACTIVATIONS[activation], "TOP": top})
 
 
-def experts_down(few: Few, experts: int) -> str:
+def experts_down(gemm: SkinnyGemm, experts: int) -> str:
     """x, codes, scales, biases, order, tiles, y."""
     parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in WEIGHT)]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    return _experts(parameters, few, experts, {"GELU": 0, "TOP": 1})
+    return _experts(parameters, gemm, experts, {"GELU": 0, "TOP": 1})
 
 
 def _gate_and_up() -> list[str]:
@@ -183,15 +183,17 @@ def _gate_and_up() -> list[str]:
     return [each.format(*own) for own in names for each in WEIGHT]
 
 
-def _experts(parameters: list[str], few: Few, experts: int, more: dict[str, int]) -> str:
-    lines = [f"const int w_shape[3] = {{{experts}, {few.outputs}, {few.inputs // 8}}};"]
-    return _few(parameters, lines, few, more)
+def _experts(parameters: list[str], gemm: SkinnyGemm, experts: int, more: dict[str, int]) -> str:
+    lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {gemm.inputs // 8}}};"]
+    return _skinny(parameters, lines, gemm, more)
 
 
-def _few(parameters: list[str], lines: list[str], few: Few, more: Mapping[str, object]) -> str:
-    head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "few.cuh")
-    defines = {**few.defines, **more, "READY": "wait_for_others()"}
-    return source_text(parameters, body, few.threads, defines, head, "\n".join(lines))
+def _skinny(
+    parameters: list[str], lines: list[str], gemm: SkinnyGemm, more: Mapping[str, object]
+) -> str:
+    head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "skinny_gemm.cuh")
+    defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
+    return source_text(parameters, body, gemm.threads, defines, head, "\n".join(lines))
 
 
 def route(

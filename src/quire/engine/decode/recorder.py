@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from quire.device.cuda.driver import Card, Launch
-from quire.device.cuda.few import Few
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.operations import PackedWeight
 from quire.engine.decode import kernels
 from quire.engine.decode.workspace import Buffer, Workspace
@@ -78,21 +78,21 @@ class Recorder:
     def linear(self, x: int, parts: Sequence[tuple[PackedWeight, int]], last: int) -> int:
         """Matrices by which the same rows are multiplied, each into a buffer of its own."""
         outputs = tuple(weight.codes.shape[0] for weight, _ in parts)
-        few = self.few(parts[0][0], sum(outputs))
+        gemm = self.gemm(parts[0][0], sum(outputs))
         arguments = [self.workspace.at(Buffer.ROWS), x]
         for weight, buffer in parts:
             arguments += [*self.matrix(weight), buffer]
-        grid = sum(kernels.parts(few, outputs)), few.blocks, 1
-        source = kernels.linear(few, outputs)
-        return self.add(source, grid, few.threads, arguments, (last,), few.shared)
+        grid = sum(kernels.parts(gemm, outputs)), gemm.blocks, 1
+        source = kernels.linear(gemm, outputs)
+        return self.add(source, grid, gemm.threads, arguments, (last,), gemm.shared)
 
-    def few(
+    def gemm(
         self, weight: PackedWeight, outputs: int, *, gated: bool = False, experts: bool = False
-    ) -> Few:
+    ) -> SkinnyGemm:
         """How the products of a step's rows with a matrix are cut."""
         inputs, group_size = weight.codes.shape[-1] * 8, weight.packing.group_size
         rows, invariant = self.max_rows, self.batch_invariant
-        return Few(inputs, outputs, group_size, rows, self.card, gated, experts, invariant)
+        return SkinnyGemm(inputs, outputs, group_size, rows, self.card, gated, experts, invariant)
 
     # -- addresses -----------------------------------------------------------------------------
 

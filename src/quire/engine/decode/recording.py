@@ -125,14 +125,14 @@ class Recording:
 
     def _mlp(self, mlp: StackMLP, last: int, x: int) -> int:
         recorder, at = self.recorder, self.recorder.workspace.at
-        few = recorder.few(mlp.gate, mlp.gate.codes.shape[0], gated=True)
+        gemm = recorder.gemm(mlp.gate, mlp.gate.codes.shape[0], gated=True)
         arguments = [at(Buffer.ROWS), x, *recorder.matrix(mlp.gate), *recorder.matrix(mlp.up)]
         arguments += [at(Buffer.INNER)]
         source, grid = (
-            kernels.gated(few, mlp.activation),
-            (-(-few.outputs // few.width), few.blocks, 1),
+            kernels.gated(gemm, mlp.activation),
+            (-(-gemm.outputs // gemm.width), gemm.blocks, 1),
         )
-        last = recorder.add(source, grid, few.threads, arguments, (last,), few.shared)
+        last = recorder.add(source, grid, gemm.threads, arguments, (last,), gemm.shared)
         return recorder.linear(at(Buffer.INNER), [(mlp.down, at(Buffer.Y))], last)
 
     def _experts(self, experts: StackExperts, last: int, x: int, routed: int) -> int:
@@ -153,17 +153,17 @@ class Recording:
         arguments = [at(Buffer.ROWS), at(Buffer.LOGITS), recorder.optional(experts.per_expert)]
         arguments += [at(Buffer.CHOSEN), at(Buffer.WEIGHTS), *order]
         last = recorder.add(source, (1, 1, 1), kernels.ROUTE_THREADS, arguments, (last,))
-        few = recorder.few(experts.gate, outputs, gated=True, experts=True)
-        source = kernels.experts_gated(few, count, experts.activation, experts.k)
+        gemm = recorder.gemm(experts.gate, outputs, gated=True, experts=True)
+        source = kernels.experts_gated(gemm, count, experts.activation, experts.k)
         arguments = [x, *recorder.matrix(experts.gate), *recorder.matrix(experts.up)]
         arguments += [*order, at(Buffer.EXPERT_INNER)]
-        grid = -(-outputs // few.width), max_tiles, 1
-        last = recorder.add(source, grid, few.threads, arguments, (last,), few.shared)
-        few = recorder.few(experts.down, hidden, experts=True)
+        grid = -(-outputs // gemm.width), max_tiles, 1
+        last = recorder.add(source, grid, gemm.threads, arguments, (last,), gemm.shared)
+        gemm = recorder.gemm(experts.down, hidden, experts=True)
         arguments = [at(Buffer.EXPERT_INNER), *recorder.matrix(experts.down)]
         arguments += [*order, at(Buffer.EXPERT_Y)]
-        grid, source = (-(-hidden // few.width), max_tiles, 1), kernels.experts_down(few, count)
-        return recorder.add(source, grid, few.threads, arguments, (last,), few.shared)
+        grid, source = (-(-hidden // gemm.width), max_tiles, 1), kernels.experts_down(gemm, count)
+        return recorder.add(source, grid, gemm.threads, arguments, (last,), gemm.shared)
 
     def _mix(
         self, added: _Added, outs: Sequence[tuple[mx.array, int]], after: tuple[int, ...]

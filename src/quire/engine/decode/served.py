@@ -9,8 +9,8 @@ import mlx.core as mx
 from quire.attention.paged import cuda as paged
 from quire.cache.specs import KVLayout
 from quire.device.cuda.driver import Card
-from quire.device.cuda.few import Few
 from quire.device.cuda.packed import ACTIVATIONS, Packed
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.operations import PackedWeight
 from quire.engine.decode.head import Head
 from quire.models.stack import Stack, StackLayer
@@ -43,7 +43,7 @@ def check_stack(
     """Whether the kernels are made for a model.
 
     Args:
-        batch_invariant: see `Few`.
+        batch_invariant: see `SkinnyGemm`.
 
     Raises:
         UnsupportedStack: they are not.
@@ -102,7 +102,7 @@ def _check_memory(layer: StackLayer, card: Card, batch_invariant: bool) -> None:
         outputs, words = weight.codes.shape[-2:]
         group_size = weight.packing.group_size
         kind = gated, of_experts, batch_invariant
-        if not Few(words * 8, outputs, group_size, MOST_ROWS, card, *kind).fits:
+        if not SkinnyGemm(words * 8, outputs, group_size, MOST_ROWS, card, *kind).fits:
             raise UnsupportedStack(_too_wide(words * 8, card))
 
 

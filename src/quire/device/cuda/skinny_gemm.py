@@ -1,4 +1,4 @@
-"""How products of few rows are cut."""
+"""How skinny GEMMs, products of few rows with large matrices, are cut."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
-    """How `few.cuh` multiplies up to `rows` rows: what it is compiled for, and how it is launched.
+class SkinnyGemm:
+    """How `skinny_gemm.cuh` multiplies up to `rows` rows: its constants, and how it is launched.
 
     The figures are those that were fastest on an H200 (`benchmarks/gpu.md`). Where a card has less
     shared memory, the first narrower cut is taken that fits.
@@ -78,7 +78,7 @@ class Few:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that `few.cuh` lays out."""
+        """Bytes of shared memory that `skinny_gemm.cuh` lays out."""
         return self.shared_of(self.tiles, self.cut)
 
     def shared_of(self, tiles: int, cut: Cut) -> int:
@@ -96,7 +96,7 @@ class Few:
 
     @property
     def defines(self) -> dict[str, int]:
-        """The constants of `few.cuh`, but for those of activation and experts."""
+        """The constants of `skinny_gemm.cuh`, but for those of activation and experts."""
         tiles, cut = self.tiles, self.cut
         return {
             "TILES": tiles,
@@ -154,11 +154,11 @@ class Few:
 
 
 @cache
-def _chosen(few: Few) -> tuple[int, Cut]:
+def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
     """The first of the cuts that fits; the last if none does."""
     last = None
-    for last in few.cuts():
-        if few.shared_of(*last) <= few.card.shared:
+    for last in gemm.cuts():
+        if gemm.shared_of(*last) <= gemm.card.shared:
             return last
     assert last is not None, "there are cuts"
     return last

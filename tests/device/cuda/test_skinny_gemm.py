@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.device.cuda.driver import Card
-from quire.device.cuda.few import Cut, Few
+from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 
 ROWS = [1 << n for n in range(7)]
@@ -40,38 +40,43 @@ def test_what_a_thread_block_keeps_fits_the_card(card: Card, batch_invariant: bo
         for group_size in (64, 128):
             for rows in ROWS:
                 kind = gated, experts, batch_invariant
-                few = Few(inputs, outputs, group_size, rows, card, *kind)
-                assert few.shared <= card.shared, few
-                assert experts or few.blocks * few.tiles * 8 >= rows, few
-                assert few.cut.stages >= 2, few
+                gemm = SkinnyGemm(inputs, outputs, group_size, rows, card, *kind)
+                assert gemm.shared <= card.shared, gemm
+                assert experts or gemm.blocks * gemm.tiles * 8 >= rows, gemm
+                assert gemm.cut.stages >= 2, gemm
 
 
 def test_an_h200_gets_the_cuts_that_were_measured_on_it() -> None:
     for (inputs, outputs), gated, experts in CUTS:
         if inputs < 50_000:
             for rows in ROWS:
-                few = Few(inputs, outputs, 64, rows, H200, gated, experts)
-                assert (few.tiles, few.cut) == next(few.cuts())
-    assert Few(14_336, 4096, 64, 8, H200).cut == Cut(2, 16, 2, 2)
-    assert Few(53_248, 4096, 64, 8, H200).cut == Cut(1, 16, 2, 2)
-    assert Few(4096, 4096, 64, 8, RTX_4090).cut == Cut(1, 16, 1, 3)
+                gemm = SkinnyGemm(inputs, outputs, 64, rows, H200, gated, experts)
+                assert (gemm.tiles, gemm.cut) == next(gemm.cuts())
+    assert SkinnyGemm(14_336, 4096, 64, 8, H200).cut == Cut(2, 16, 2, 2)
+    assert SkinnyGemm(53_248, 4096, 64, 8, H200).cut == Cut(1, 16, 2, 2)
+    assert SkinnyGemm(4096, 4096, 64, 8, RTX_4090).cut == Cut(1, 16, 1, 3)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_sums_are_added_up_alike_for_all_rows_where_they_must(card: Card) -> None:
     for (inputs, outputs), gated, experts in CUTS:
         cuts = {
-            (few.cut.warps, few.cut.chunk)
+            (gemm.cut.warps, gemm.cut.chunk)
             for rows in ROWS
-            for few in [Few(inputs, outputs, 64, rows, card, gated, experts, batch_invariant=True)]
+            for gemm in [
+                SkinnyGemm(inputs, outputs, 64, rows, card, gated, experts, batch_invariant=True)
+            ]
         }
         assert len(cuts) == 1
 
 
 def test_what_no_cut_makes_small_enough_does_not_fit() -> None:
     small = Card(132, 48 << 10)
-    assert not Few(53_248, 16_384, 64, 8, small).fits
-    assert Few(4096, 14_336, 64, 8, small).fits
+    assert not SkinnyGemm(53_248, 16_384, 64, 8, small).fits
+    assert SkinnyGemm(4096, 14_336, 64, 8, small).fits
     for inputs in range(1024, 100_000, 8192):  # so one check is enough for all rows
         for gated in (False, True):
-            assert len({Few(inputs, 9216, 64, n, small, gated).fits for n in (8, 16, 32, 64)}) == 1
+            assert (
+                len({SkinnyGemm(inputs, 9216, 64, n, small, gated).fits for n in (8, 16, 32, 64)})
+                == 1
+            )
