@@ -387,6 +387,32 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])
+@pytest.mark.parametrize("format", [PLAIN, SEALED])
+def test_chunks_end_with_a_block_where_there_is_a_tail(
+    kind: str, format: KVFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    execute = Simulation._execute
+
+    def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:
+        ends.extend(rows.end for rows in plan.sequences)
+        return execute(self, plan, before)
+
+    monkeypatch.setattr(Simulation, "_execute", executes)
+    simulation = Simulation(GROUPS[kind], 1 << 20, chunk=7)
+    simulation.add(Request("reads", tuple(range(30)), max_tokens=1), format)
+    simulation.run()
+    assert ends[-1] == 30
+    assert all(end % PAGE == 0 for end in ends[:-1]) == format.has_tail
+    # Chunks of less than a block go on as they are.
+    simulation = Simulation(GROUPS[kind], 1 << 20, chunk=3)
+    ends.clear()
+    simulation.add(Request("reads", tuple(range(30)), max_tokens=1), format)
+    simulation.run()
+    assert ends[-1] == 30
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "recurrent"])
 def test_a_prompt_that_needs_all_memory_gives_up_what_it_would_have_copied(kind: str) -> None:
     """The page to copy from and its copy would be more than the budget, for ever."""
     groups = GROUPS[kind]

@@ -167,6 +167,14 @@ class BlockTables:
         """Tokens that are missing in the block of the sequence's next row."""
         return self._size - sequence.progress.computed % self._size
 
+    def to_block_end(self, sequence: Sequence, count: int) -> int:
+        """Of the next `count` rows those up to the last end of a block; all if there is none.
+
+        In formats with tails: rows that begin a block need nothing of its tail.
+        """
+        beyond = (sequence.progress.computed + count) % self._size
+        return count - beyond if sequence.format.has_tail and beyond < count else count
+
     def drop_spares(self, sequence: Sequence) -> bool:
         """Lets go of second slots; whether there were any."""
         spares, sequence.blocks.spares = sequence.blocks.spares, {}

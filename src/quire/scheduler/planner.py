@@ -235,7 +235,10 @@ class Planner:
 
     def _plan_chunk(self, sequence: Sequence, share: int, plan: list[PlannedRows]) -> None:
         """Rows for the next `share` tokens of a prompt, or for fewer where blocks are short."""
-        rows = self._chunk(sequence, min(share, self.sharing.until_snapshot(sequence)))
+        count = min(share, self.sharing.until_snapshot(sequence))
+        if count < len(sequence.progress.tokens) - sequence.progress.computed:
+            count = self.tables.to_block_end(sequence, count)
+        rows = self._chunk(sequence, count)
         fits = self.tables.extend(sequence, rows.end)
         while not fits and rows.count > self._config.page_tokens:
             smaller = self._chunk(sequence, rows.count // 2)
