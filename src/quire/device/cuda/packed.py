@@ -16,7 +16,7 @@ log = logging.getLogger("quire.device")
 
 _PACKAGE = "quire.device.cuda"
 SKINNY_ROWS = 64
-"""Rows of a skinny GEMM at most: up to which a thread block has 16 of a matrix's rows for itself."""
+"""Rows of a skinny GEMM at most: a thread block has 16 of a matrix's rows for itself."""
 _SKINNY_TILE, _MANY_TILE = 8, 64
 """Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
 _GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
