@@ -174,6 +174,7 @@ def test_other_names_of_our_fields(serve: Serve) -> None:
     request = served.engine.requests[0]
     sampling = request.sampling
     assert (request.max_tokens, sampling.seed, sampling.repetition_penalty) == (3, 5, 1.5)
+    assert passed(post(served, "messages", stop=["x"])) == []
     error = post(served, "completions", random_seed=5, seed=6).json()["error"]
     assert (error["param"], error["code"]) == ("random_seed", "invalid_value")
     error = post(served, "completions", random_seed="x").json()["error"]

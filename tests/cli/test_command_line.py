@@ -59,7 +59,7 @@ def test_wrong_bits_are_refused_by_the_flag(capsys: pytest.CaptureFixture[str]) 
     assert main(["serve", "--kv-bits", "7"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     listed = "8, 6, 5, 4, 3, 2, two of these as in 8/4, none"
-    assert line == f"quire: --kv-bits cannot be '7'; offered are: {listed}."
+    assert line == f"quire: --kv-bits cannot be '7' in the scheme 'page'; offered are: {listed}."
 
 
 def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def test_what_is_not_offered_is_refused_by_name(
         choose_format(NAMES, bits, scheme)
     assert refused.value.code == f"invalid_{param}"
     assert refused.value.param == param
+    assert scheme is None or scheme in refused.value.message
     assert named in refused.value.message.split("offered are: ")[1].rstrip(".").split(", ")
 
 

@@ -83,7 +83,8 @@ def choose_format(
     for each in known:
         if _bits_of(each) == wanted:
             return each
-    raise _invalid("kv_bits", wanted, _listed([_bits_of(each) for each in known]))
+    bits_offered = _listed([_bits_of(each) for each in known])
+    raise _invalid("kv_bits", wanted, bits_offered, f" in the scheme '{scheme}'")
 
 
 def _listed(bits: list[str]) -> list[str]:
@@ -119,10 +120,10 @@ def _spelled(bits: float | str) -> str:
     return halves[0] if len(set(halves)) == 1 else "/".join(halves)
 
 
-def _invalid(param: str, value: object, offered: Iterable[str]) -> RequestError:
-    said = "is needed beside 'kv_scheme'" if value is None else f"cannot be '{value}'"
+def _invalid(param: str, value: object, offered: Iterable[str], where: str = "") -> RequestError:
+    said = "is needed" if value is None else f"cannot be '{value}'"
     return RequestError(
-        f"'{param}' {said}; offered are: {', '.join(dict.fromkeys([*offered, 'none']))}.",
+        f"'{param}' {said}{where}; offered are: {', '.join(dict.fromkeys([*offered, 'none']))}.",
         param=param,
         code=f"invalid_{param}",
     )

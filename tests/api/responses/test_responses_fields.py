@@ -33,6 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": 5}, "input"),
     ({"input": []}, "input"),
     ({"input": None}, "input"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type"),

@@ -396,6 +396,7 @@ class ResponsesRequest(DecodingFields):
     background: Literal[False] | None = None
     background_options: None = None
     messages: None = Field(default=None, description="send input")
+    response_format: None = Field(default=None, description="use text.format")
     conversation: None = Field(default=None, description="use previous_response_id")
     prompt: None = Field(default=None, description="send instructions and input")
     context_management: None = None

@@ -30,6 +30,7 @@ ALIASES = {
     "repetition_penalty": ("repeat_penalty", "rep_pen"),
     "seed": ("random_seed", "sampling_seed"),
     "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
     "thinking_budget": ("thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"),
 }
 """Other names of a field, where the schema at hand has it and not them."""
