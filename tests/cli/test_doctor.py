@@ -16,7 +16,7 @@ from quire.attention.paged import PortableBackend
 from quire.attention.paged.target import METAL
 from quire.attention.reference import ReferenceBackend
 from quire.cli import main
-from quire.demo import MODEL_DIR
+from quire.demo import MODEL_DIR, NAME
 from quire.device.cpu import kernels
 from quire.device.device import CPU, current_device
 from quire.device.gpu_kernels import Kernel
@@ -80,6 +80,10 @@ def test_what_is_wrong_with_a_model(capsys: pytest.CaptureFixture[str], tmp_path
     encoder.touch()
     told = doctor(capsys, str(encoder))[1]["model"]
     assert told.startswith(f"wrong: {encoder}: this is an encoder of images")
+
+
+def test_the_embedded_model_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(capsys, NAME)[1]["model"].startswith("ok: gemma4")
 
 
 def test_a_gguf_file_is_looked_at(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

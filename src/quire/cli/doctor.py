@@ -23,7 +23,7 @@ from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Bytes, Flag, Folder, Place
 from quire.core.errors import ModelError, QuireError
 from quire.core.figures import size
-from quire.demo import MODEL_DIR
+from quire.demo import place
 
 if TYPE_CHECKING:  # the command line loads no MLX
     from quire.attention.backend import AttentionBackend
@@ -145,7 +145,7 @@ def _model(name: str | None) -> Iterator[Finding]:
     from quire.cli.models import inspect, inspect_gguf
     from quire.models.gguf.folder import find_gguf
 
-    folder = MODEL_DIR if name is None else Path(name).expanduser()
+    folder = Path(place(name)).expanduser()
     try:
         gguf = find_gguf(folder)
         if gguf is None and not folder.is_dir():

@@ -18,7 +18,7 @@ from quire.cli.values import Count, File, Flag, Names, Numbers, Paths, Place
 from quire.core.errors import QuireError
 from quire.core.kv_choice import offered, parse_format
 from quire.core.kv_format import KVFormat
-from quire.demo import MODEL_DIR
+from quire.demo import place
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 
@@ -86,7 +86,7 @@ class EvalKVCommand(Command):
             items=self.skill_items,
         )
         with shown(Console(stderr=True)) as begin_stage:
-            scores = evaluate(self.model or str(MODEL_DIR), formats, plan, begin_stage)
+            scores = evaluate(place(self.model), formats, plan, begin_stage)
         print(table(scores))
         if self.report is not None:
             self.report.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")

@@ -16,7 +16,7 @@ from quire.cli.settings import describe, wrong_key
 from quire.cli.values import Place
 from quire.core.config import DiskConfig, ModelConfig, ServerConfig
 from quire.core.errors import QuireError
-from quire.demo import MODEL_DIR, NAME
+from quire.demo import NAME, place
 
 _ONE_MODEL = ("served_name", "also_named", "adapter")
 
@@ -111,12 +111,6 @@ def _not_its_own(key: str) -> str:
     return wrong_key(key, ModelTable.model_fields)
 
 
-def _place(model: str) -> str:
-    """The folder, file or hub id of a model; the embedded one is asked for by its name too."""
-    embedded = not model or (model == NAME and not Path(model).exists())
-    return str(MODEL_DIR) if embedded else model
-
-
 def _model_config(
     name: str, model: str, options: ServerOptions, server: ServerConfig
 ) -> ModelConfig:
@@ -131,5 +125,5 @@ def _model_config(
         sampling_defaults=options.sampling_defaults,
         sampling_overrides=options.sampling_overrides(),
     )
-    engine, pinned = options.engine_config(_place(model)), name in options.pin
+    engine, pinned = options.engine_config(place(model)), name in options.pin
     return ModelConfig(engine, serving, pinned, idle_unload_s=options.idle_unload)

@@ -7,3 +7,10 @@ NAME = "quire-demo"
 
 MODEL_DIR: Path = Path(__file__).parent / "model"
 """A folder in Hugging Face's format: Gemma 4 in small, with tokenizer and chat template."""
+
+
+def place(model: str | None) -> str:
+    """The folder, file or hub id of a model; the embedded one's for its name, or for none."""
+    if not model or (model == NAME and not Path(model).exists()):
+        return str(MODEL_DIR)
+    return model
