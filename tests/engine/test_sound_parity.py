@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -174,7 +175,9 @@ def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
     loaded, config = opened(family)
     together = Company(loaded, config).run(heard)
     assert_same(together, alone(loaded, config, heard), [request.id for request in heard])
-    assert len({tuple(answer.tokens) for answer in together.values()}) == 3
+    # Of the first tokens: two answers may be of the same tokens all the same.
+    logits = [answer.logits[min(answer.logits)] for answer in together.values()]
+    assert all(mx.abs(a - b).max() > 0.01 for a, b in itertools.combinations(logits, 2))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
             else pytest.mark.slow,
             id="-".join((*case[:2], case[2].name)),
         )
-        for case in product(FAMILIES, SCENARIOS, (KVFormat(), PACKED))
+        for case in itertools.product(FAMILIES, SCENARIOS, (KVFormat(), PACKED))
     ],
 )
 def test_as_if_alone(
@@ -241,7 +244,7 @@ def followers(family: str) -> dict[str, tuple[Request, int]]:
             marks=() if case == (GEMMA, KVFormat()) else pytest.mark.slow,
             id="-".join((case[0], case[1].name)),
         )
-        for case in product(FAMILIES, (KVFormat(), PACKED))
+        for case in itertools.product(FAMILIES, (KVFormat(), PACKED))
     ],
 )
 def test_warm_equals_cold(opened: Opened, family: str, name: str, format: KVFormat) -> None:

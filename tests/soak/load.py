@@ -34,7 +34,7 @@ class Mix:
         ({"messages": []}, 400),
         ({"temperature": "hot"}, 400),
         ({"no_such_field": 1}, 400),
-        ({"max_tokens": -1}, 400),
+        ({"max_tokens": -3}, 400),
         ({"model": "other"}, 404),
     )
 
