@@ -113,7 +113,7 @@ class EventStream(Response):
         finally:
             note_run(scope, self._run)
             await cancel_and_wait(watcher, keeper)
-        # Last, so that whoever has read it finds the request's slot free, and its line in the log.
+        # Last, so that who asks again after the answer finds its slot free.
         await self._write(send, self._end(closing), last=True)
 
     def _end(self, closing: Iterable[bytes]) -> Iterator[bytes]:
