@@ -10,6 +10,7 @@ import pytest
 from quire.cache.disk_store import DiskStore
 from quire.cache.disk_usage import usage
 from quire.cli import main
+from quire.demo import MODEL_DIR, NAME
 
 
 def fill(folder: Path, model: str, pages: int) -> None:
@@ -76,9 +77,27 @@ def test_a_name_that_is_not_one_models(
     assert len(usage(folder)) == 2
 
 
-def test_a_folder_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--kv-disk", str(tmp_path)) == 1
-    assert "holds no KV pages" in capsys.readouterr().err
+@pytest.mark.parametrize("clear", [(), ("--clear",)])
+def test_a_folder_without_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clear: tuple[str, ...]
+) -> None:
+    assert run("--kv-disk", str(tmp_path), *clear) == 1
+    assert f"{tmp_path} holds no KV pages" in capsys.readouterr().err
+    assert run("--kv-disk", str(tmp_path / "none"), *clear) == 1
+    assert f"{tmp_path / 'none'} does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [NAME, str(MODEL_DIR)])
+def test_the_embedded_model_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str
+) -> None:
+    store = DiskStore(tmp_path, 64 << 20, "print", str(MODEL_DIR), print)
+    store.put([(b"key", bytes(10_000))])
+    store.close()
+    assert run("--kv-disk", str(tmp_path), "--json") == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [NAME]
+    assert run("--kv-disk", str(tmp_path), "--clear", asked) == 0
+    assert capsys.readouterr().out.startswith("1 pages removed")
 
 
 def test_a_damaged_file_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,18 @@ CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
 """
 
 
+def file_in(folder: Path) -> Path:
+    """The file of a folder that has one.
+
+    Raises:
+        StoreError: it has none, or does not exist.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(f"{folder} {'holds no KV pages' if folder.exists() else 'does not exist'}")
+    return path
+
+
 class DiskFile:
     """The file of one folder. For one thread; `open` comes first.
 

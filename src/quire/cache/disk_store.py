@@ -21,11 +21,11 @@ from itertools import islice
 from pathlib import Path
 
 from quire.cache.disk_file import (
-    FILE,
     ROWS_A_COMMIT,
     SQL_PAGE,
     VERSION,
     DiskFile,
+    file_in,
 )
 from quire.cache.disk_sql import Damaged, StoreBusy, StoreError, StoreFull, lock_folder
 from quire.core.figures import size
@@ -283,8 +283,7 @@ def clear(folder: Path, fingerprint: str | None = None) -> int:
     Raises:
         StoreError: there is no store, or a server has it.
     """
-    if not (folder / FILE).is_file():
-        raise StoreError(f"{folder} holds no KV pages")
+    file_in(folder)
     store = DiskStore(folder, 1 << 44, "", "", lambda message: None)
     try:
         return store.clear(fingerprint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.cache.disk_file import FILE
+from quire.cache.disk_file import file_in
 from quire.cache.disk_sql import Damaged, StoreError, connect, translated
 
 
@@ -28,9 +28,7 @@ def usage(folder: Path) -> list[ModelUse]:
     Raises:
         StoreError: there is no store, or it cannot be read.
     """
-    path = folder / FILE
-    if not path.is_file():
-        raise StoreError(f"{folder} holds no KV pages")
+    path = file_in(folder)
     db = connect(path, own=False)
     try:
         with translated():

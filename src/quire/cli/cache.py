@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -19,6 +19,7 @@ from quire.cache.disk_usage import ModelUse, usage
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag, Folder
 from quire.core.errors import QuireError
+from quire.demo import name_of
 
 _ALL = ""
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (0, "s"))
@@ -43,12 +44,17 @@ class CacheCommand(TableOptions, Command):
         if self.clear is not None:
             print(f"{_clear(folder, self.clear):,} pages removed from {folder}")
             return 0
-        models = usage(folder)
+        models = _usage(folder)
         if self.as_json:
             print(json.dumps([asdict(model) for model in models], indent=2))
         else:
             Console().print(table(models, time.time()))
         return 0
+
+
+def _usage(folder: Path) -> list[ModelUse]:
+    """As `usage`, with the embedded model by its name."""
+    return [replace(model, name=name_of(model.name)) for model in usage(folder)]
 
 
 def _clear(folder: Path, which: str) -> int:
@@ -59,8 +65,8 @@ def _clear(folder: Path, which: str) -> int:
     """
     if which == _ALL:
         return clear(folder)
-    models = usage(folder)
-    found = [m for m in models if which == m.name or m.fingerprint.startswith(which)]
+    models = _usage(folder)
+    found = [m for m in models if name_of(which) == m.name or m.fingerprint.startswith(which)]
     if len(found) == 1:
         return clear(folder, found[0].fingerprint)
     names = ", ".join(f"{m.name} ({m.fingerprint[:12]})" for m in models) or "none"
