@@ -96,6 +96,24 @@ def test_limits_are_told_in_words_of_json(
     assert refused.value.message == f"Invalid value for {said}"
 
 
+@pytest.mark.parametrize("beside", [{}, {"messages": ASK}])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("prompt", "send messages"),
+        ("input", "send messages"),
+        ("system", "send a message with the role system"),
+    ],
+)
+def test_other_protocols_prompts_are_told_where_to_stand(
+    beside: dict[str, Any], name: str, instead: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse(ChatRequest, {**beside, name: "Hi."})
+    assert refused.value.message == f"'{name}' is not offered by this server: {instead}."
+    assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 WRONG = [
     ({"messages": []}, "messages", "array_below_min_length"),

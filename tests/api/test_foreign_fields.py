@@ -167,6 +167,14 @@ def test_what_nobody_knows_is_refused_with_a_suggestion(
     assert far.json()["error"]["message"] == "Unknown parameter: 'quux'."
 
 
+def test_what_does_not_generate_suggests_its_own_fields_alone(serve: Serve) -> None:
+    url = f"{serve().url}/tokenize"
+    far = HTTP.post(url, json={"prompt": "x", "temperature": 1})
+    assert far.json()["error"]["message"] == "Unknown parameter: 'temperature'."
+    near = HTTP.post(url, json={"prompt": "x", "enable_thinkin": True})
+    assert near.json()["error"]["message"].endswith("Did you mean 'enable_thinking'?")
+
+
 def test_other_names_of_our_fields(serve: Serve) -> None:
     served = serve()
     names = {"max_new_tokens": 3, "random_seed": 5, "repeat_penalty": 1.5, "stop_sequences": ["x"]}

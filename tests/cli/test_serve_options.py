@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from quire.api.chat.endpoint import ChatRequest
+from quire.api.shared.schema import parse as parse_body
 from quire.cli.commands import parse
 from quire.cli.model_configs import model_configs
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
 from quire.core.config import ServerConfig
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, RequestError
+from quire.core.request import SamplingParams
 from quire.media.kinds import limits_of
+from quire.serving.sampling_defaults import overridden
+
+ASK = {"messages": [{"role": "user", "content": "Hi."}]}
 
 
 def config(*arguments: str) -> ServerConfig:
@@ -177,5 +183,32 @@ def test_defaults_of_sampling() -> None:
     chosen = config("--sampling-defaults", "openai", "--temperature", "0.3", "--top-k", "20")
     assert chosen.sampling_defaults == "openai"
     assert chosen.sampling_overrides == {"temperature": 0.3, "top_k": 20}
-    with pytest.raises(QuireError, match="--top-p"):
-        config("--top-p", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("temperature", (0, 2), (-0.1, 2.1, 9)),
+        ("top_p", (0, 1), (-0.1, 1.5)),
+        ("top_k", (-1, 2**31 - 1), (-2, 2**31)),
+        ("min_p", (0, 1), (-0.1, 1.1)),
+        ("repetition_penalty", (0.01, 10), (0, 11)),
+        ("max_tokens", (1, 2**31 - 1), (0, 2**31)),
+    ],
+)
+def test_a_default_for_requests_may_be_what_a_request_may(
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    inside: tuple[float, ...],
+    outside: tuple[float, ...],
+) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    for value in inside:
+        overridden(SamplingParams(), config(f"{flag}={value}").sampling_overrides)
+        parse_body(ChatRequest, {**ASK, name: value})
+    for value in outside:
+        with pytest.raises(SystemExit):
+            config(f"{flag}={value}")
+        assert f"argument {flag}: '{value}'" in capsys.readouterr().err
+        with pytest.raises(RequestError, match=name):
+            parse_body(ChatRequest, {**ASK, name: value})

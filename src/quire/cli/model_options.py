@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,9 +12,9 @@ from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
-from quire.core.request import SamplingParams
+from quire.core.sampling_params import LIMITS, MOST_TOKENS
 from quire.sampling.loops import MIN_REPEATS
-from quire.serving.sampling_defaults import NAMES, overridden
+from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
 _INSTEAD = "for requests that name none, instead of that default"
@@ -30,25 +30,25 @@ class SamplingOptions(Options):
         description="whose hold for what a request does not name: those that the model's "
         "generation_config.json recommends, or OpenAI's",
     )
-    temperature: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
-    top_p: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
-    top_k: Annotated[int | None, Flag("N")] = Field(None, description=_INSTEAD)
-    min_p: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
-    repetition_penalty: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
+    temperature: Annotated[float, Field(**LIMITS["temperature"]), Flag("N")] | None = Field(
+        None, description=_INSTEAD
+    )
+    top_p: Annotated[float, Field(**LIMITS["top_p"]), Flag("N")] | None = Field(
+        None, description=_INSTEAD
+    )
+    top_k: Annotated[int, Field(**LIMITS["top_k"]), Flag("N")] | None = Field(
+        None, description=_INSTEAD
+    )
+    min_p: Annotated[float, Field(**LIMITS["min_p"]), Flag("N")] | None = Field(
+        None, description=_INSTEAD
+    )
+    repetition_penalty: (
+        Annotated[float, Field(**LIMITS["repetition_penalty"]), Flag("N")] | None
+    ) = Field(None, description=_INSTEAD)
 
     def sampling_overrides(self) -> dict[str, float]:
-        """The operator's defaults, by the parameter's name.
-
-        Raises:
-            QuireError: one is not what the parameter may be.
-        """
-        given: dict[str, Any] = self.model_dump(include=set(NAMES), exclude_none=True)
-        try:
-            overridden(SamplingParams(), given)
-        except RequestError as error:
-            name = (error.param or "").replace("_", "-")
-            raise QuireError(f"--{name}: {error.message}") from error
-        return given
+        """The operator's defaults, by the parameter's name."""
+        return self.model_dump(include=set(NAMES), exclude_none=True)
 
 
 class EngineOptions(Options):
@@ -148,7 +148,9 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
         None,
         description="how answers spell reasoning and tool calls, or none; default: by model",
     )
-    max_tokens: Count | None = Field(None, description="for requests that name no limit")
+    max_tokens: Count | None = Field(
+        None, le=MOST_TOKENS, description="for requests that name no limit"
+    )
     idle_unload: Seconds | None = Field(
         None, description="without a request, after which a model is unloaded; default: never"
     )

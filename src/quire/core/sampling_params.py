@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 
 MAX_LOGPROBS = 64
 """Alternatives a row may ask for; OpenAI allows 20."""
 
-LEAST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY = 0.01, 10.0
-"""It divides and multiplies logits in float32: far outside, every token would be worth the same."""
+MOST_TOKENS = 2**31 - 1
+"""As many as the engine counts."""
 
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0.0, 100.0),
-    ("repetition_penalty", LEAST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
-    ("min_p", 0.0, 1.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-)
 
+class Limits(TypedDict):
+    """The least and the most that a parameter may be, by the names that pydantic has for them."""
+
+    ge: float
+    le: float
+
+
+LIMITS: Mapping[str, Limits] = {
+    "temperature": {"ge": 0.0, "le": 2.0},
+    "top_p": {"ge": 0.0, "le": 1.0},
+    "top_k": {"ge": -1, "le": MOST_TOKENS},
+    "min_p": {"ge": 0.0, "le": 1.0},
+    "presence_penalty": {"ge": -2.0, "le": 2.0},
+    "frequency_penalty": {"ge": -2.0, "le": 2.0},
+    # It divides and multiplies logits in float32: far outside, all tokens would be worth the same.
+    "repetition_penalty": {"ge": 0.01, "le": 10.0},
+}
+"""What requests, the operator's defaults and a model's recommendations may say; see `as_drawn`."""
+
+_LEAST_TOP_P = 1e-7
+"""Less than the likeliest token of any vocabulary has."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them says nothing that argmax does not."""
+
+
+def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
+    """Parameters within `LIMITS` as `SamplingParams` has them.
+
+    `top_p` 0 leaves the likeliest token, as anything that small does; `top_k` -1 keeps all tokens.
+    """
+    least = {"top_p": _LEAST_TOP_P, "top_k": 0}
+    return {name: max(value, least.get(name, value)) for name, value in given.items()}
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -35,12 +61,12 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         RequestError: names the field and what it may be.
     """
-    for name, low, high in _RANGES:
+    for name, limits in LIMITS.items():
         value = getattr(params, name)
-        if not low <= value <= high:
-            raise _refused(name, f"a number from {low:g} to {high:g}", value)
-    if not 0 < params.top_p <= 1:
-        raise _refused("top_p", "greater than 0 and at most 1", params.top_p)
+        if not limits["ge"] <= value <= limits["le"]:
+            raise _refused(name, f"a number from {limits['ge']:g} to {limits['le']:g}", value)
+    if params.top_p == 0:
+        raise _refused("top_p", "greater than 0", params.top_p)
     if params.top_k < 0:
         raise _refused("top_k", "0 (off) or more", params.top_k)
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:

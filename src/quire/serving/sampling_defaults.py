@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.folder import read_object
 from quire.core.request import SamplingParams
-from quire.core.sampling_params import check_sampling
+from quire.core.sampling_params import as_drawn, check_sampling
 
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What `generation_config.json` may recommend."""
@@ -22,8 +21,7 @@ def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> Sampli
     Raises:
         RequestError: one is not what the parameter may be.
     """
-    given: dict[str, Any] = dict(overrides)
-    params = replace(params, **given)
+    params = replace(params, **as_drawn(overrides))
     check_sampling(params, 0)
     return params
 
@@ -45,8 +43,6 @@ def recommended(folder: Path) -> SamplingParams:
             raise ModelError(f"{file}: '{name}' is {value!r}, not a number")
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
-    if "top_k" in given:
-        given["top_k"] = max(0, given["top_k"])  # -1 keeps all tokens in some files
     try:
         return overridden(SamplingParams(), given)
     except RequestError as error:

@@ -142,6 +142,30 @@ def test_a_model_that_is_not_served_is_a_404(serve: Serve) -> None:
     assert answer.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        *(
+            (name, 1, f"'{name}' is a field of /v1/messages: it does not change the count, ")
+            for name in ("max_tokens", "max_completion_tokens", "temperature", "stream", "stop")
+        ),
+        ("container", "c", "'container' is not offered by this server."),
+        ("thread", {}, "'thread' is not offered by this server; send the whole conversation."),
+        ("temprature", 1, "Unknown parameter: 'temprature'."),
+        ("sistem", "Be brief.", "Unknown parameter: 'sistem'. Did you mean 'system'?"),
+    ],
+)
+def test_counting_takes_what_makes_the_prompt(
+    serve: Serve, name: str, value: object, said: str
+) -> None:
+    body = {"model": "quire-demo", "messages": ASK, name: value}
+    answer = HTTP.post(f"{serve().url}/v1/messages/count_tokens", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(said)
+
+
 def test_what_changes_nothing_is_accepted(serve: Serve) -> None:
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
     served = serve("x")

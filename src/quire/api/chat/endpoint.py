@@ -132,6 +132,9 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         "prompt_progress as llama.cpp has it, and left_ms, how long the rest is likely to take",
     )
 
+    prompt: None = Field(default=None, description="send messages")
+    input: None = Field(default=None, description="send messages")
+    system: None = Field(default=None, description="send a message with the role system")
     audio: None = Field(default=None, description="answers are text")
     functions: None = Field(default=None, description="use tools")
     function_call: None = Field(default=None, description="use tool_choice")

@@ -33,6 +33,7 @@ from quire.api.messages.schema import (
 )
 from quire.api.messages.schema import ToolChoice as WireToolChoice
 from quire.api.shared.context import Context, ServerContext, decoding
+from quire.api.shared.field_errors import Generating
 from quire.api.shared.fold import consume
 from quire.api.shared.lenient_json import parse_lenient
 from quire.api.shared.notes import note
@@ -51,6 +52,7 @@ VERSIONS = ("2026-10-21", "2023-06-01")
 """Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
 `top_p` and `top_k`; here they keep their meaning in both."""
 
+_GENERATING = Generating("/v1/messages", MessagesRequest)
 _NAMES = FieldNames(stops="stop_sequences", parameters="input_schema")
 _SHARE = 0.8  # of `max_tokens`, for reasoning whose length is left to the model
 
@@ -69,8 +71,6 @@ class _ReadRequest:
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = _parse(context, request, body, MessagesRequest)
-    if fields.thread is not None:
-        raise _no_threads()
     said = conversation(fields, context.seal)
     return _ReadRequest(
         await context.prepare(_generation(context, fields, said, request)),
@@ -100,7 +100,9 @@ def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]
             f"served are: {', '.join(VERSIONS)}.",
             param="anthropic-version",
         )
-    fields = context.parse(request, body, schema, parse_lenient)
+    fields = context.parse(request, body, schema, parse_lenient, _GENERATING)
+    if fields.thread is not None:
+        raise _no_threads()
     context.check_model(fields.model)
     context.check_messages(len(fields.messages))
     return fields

@@ -186,7 +186,10 @@ class Metadata(History):
 
 
 class CountRequest(Wire):
-    """What the prompt is made of. `count_tokens` takes no more than this."""
+    """What the prompt is made of. `count_tokens` takes no more than this.
+
+    A `thread` stands for the beginning of a conversation.
+    """
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -198,6 +201,7 @@ class CountRequest(Wire):
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
     mcp_servers: Annotated[None, UnlessEmptyList] = None
+    thread: dict[str, Any] | None = None
 
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
@@ -221,7 +225,6 @@ class MessagesRequest(CountRequest, DecodingFields):
     fallback_credit_token: None = None
     billing_policy: None = None
 
-    thread: dict[str, Any] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None

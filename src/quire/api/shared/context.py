@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import caller_of
+from quire.api.shared.field_errors import Generating
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
 from quire.api.shared.members import members
@@ -25,7 +26,6 @@ from quire.api.shared.schema import (
     GenerationFields,
     Wire,
     check_stream_options,
-    nucleus,
     parse,
 )
 from quire.api.shared.seal import Seal
@@ -35,6 +35,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
+from quire.core.sampling_params import LIMITS, as_drawn
 from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.job_media import JobMedia
 from quire.serving.jobs import Jobs
@@ -195,15 +196,17 @@ class Context:
         body: bytes,
         schema: type[Parsed],
         decode: Callable[[bytes], object] = parse_json,
+        generating: Generating | None = None,
     ) -> Parsed:
-        """A body, validated; `decode` reads its JSON.
+        """A body, validated; `decode` reads its JSON, `generating` is as in `schema.parse`.
 
         The client is told of fields that pass without effect.
 
         Raises:
             RequestError: not JSON, or not as the schema wants it.
         """
-        fields, unknown = parse(schema, decode(body), strict_fields=self.config.strict_fields)
+        strict = self.config.strict_fields
+        fields, unknown = parse(schema, decode(body), strict_fields=strict, generating=generating)
         note_ignored(request.scope, unknown)
         return fields
 
@@ -329,19 +332,11 @@ def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) ->
     Raises:
         RequestError: a bias is for no token.
     """
-    named = {
-        "temperature": fields.temperature,
-        "top_p": None if fields.top_p is None else nucleus(fields.top_p),
-        "top_k": None if fields.top_k is None else max(0, fields.top_k),
-        "min_p": fields.min_p,
-        "presence_penalty": fields.presence_penalty,
-        "frequency_penalty": fields.frequency_penalty,
-        "repetition_penalty": fields.repetition_penalty,
-    }
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    named = {name: getattr(fields, name) for name in LIMITS}
+    given = {name: value for name, value in named.items() if value is not None}
     return replace(
         service.sampling,
-        **given,
+        **as_drawn(given),
         logit_bias=_logit_bias(fields.logit_bias or {}, service.info.vocab_size),
         seed=secrets.randbits(63) if fields.seed is None else fields.seed % 2**63,
         logprobs=logprobs,

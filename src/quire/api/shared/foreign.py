@@ -130,11 +130,17 @@ def is_known(path: str) -> bool:
     return path in _IGNORED or path in DEFAULTS
 
 
-def nearest(path: str, fields: Collection[str]) -> str | None:
-    """The name that a client may have meant, among a schema's fields and what others know."""
+def nearest(path: str, fields: Collection[str], *, generates: bool) -> str | None:
+    """The name that a client may have meant.
+
+    Args:
+        fields: the schema's.
+        generates: whether the endpoint generates; what others know is of such endpoints, and is
+            suggested for no other.
+    """
     name = path[:_LONGEST]
     others = [other for field in fields for other in ALIASES.get(field, ())]
-    for candidates in (fields, (*others, *_IGNORED, *DEFAULTS)):
+    for candidates in (fields, (*others, *_IGNORED, *DEFAULTS) if generates else ()):
         found = get_close_matches(name, candidates, n=1, cutoff=0.75)
         if found:
             return found[0]

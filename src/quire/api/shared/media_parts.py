@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
 from pydantic_core import CoreSchema, core_schema
 
-from quire.api.shared.schema import REGISTERED, History, tag_by_type
+from quire.api.shared.field_errors import REGISTERED
+from quire.api.shared.schema import History, tag_by_type
 from quire.media.kinds import MediaInput, Option, Protocols, inputs, kinds_by
 from quire.media.source import Detail, Fineness, MediaSource
 

@@ -8,10 +8,9 @@ judge, but for names within the conversation, which pass: they came with answers
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,22 +22,17 @@ from pydantic import (
     Tag,
     ValidationError,
 )
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema
 from starlette.types import Scope
 
 from quire.api.shared import foreign
 from quire.api.shared.access import note_ignored
 from quire.api.shared.durations import KeepAlive
-from quire.api.shared.field_names import field_name
+from quire.api.shared.field_errors import Generating, explain, first_of, unknown_field
 from quire.core.errors import RequestError
-from quire.core.sampling_params import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY
-from quire.media.kinds import Protocols, kinds_by
+from quire.core.sampling_params import LIMITS, MOST_TOKENS
 
 Parsed = TypeVar("Parsed", bound="Wire")
-
-_LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
-REGISTERED = "@registered."
-"""Begins the tag of members that the registry of media makes; a field of `MediaInput` follows."""
 
 
 def _end_at_first_error(schema: Any) -> None:
@@ -86,12 +80,17 @@ class History(Wire):
 
 
 def parse(
-    model: type[Parsed], payload: object, *, strict_fields: bool = True
+    model: type[Parsed],
+    payload: object,
+    *,
+    strict_fields: bool = True,
+    generating: Generating | None = None,
 ) -> tuple[Parsed, list[str]]:
     """Validates a decoded body against a schema.
 
     Args:
         strict_fields: refuse fields that nobody knows; False lets them pass as well.
+        generating: of an endpoint that counts, the one for which it does.
 
     Returns:
         The fields, and the paths of those that pass without effect.
@@ -105,14 +104,15 @@ def parse(
     try:
         fields = model.model_validate(_with_own_names(payload, names))
     except ValidationError as error:
-        raise _explain(model, error.errors(include_url=False)[0], names) from error
+        raise explain(model, first_of(error), names) from error
     unknown = [
         path for path, value in _unknown(fields, "") if not foreign.asks_for_default(path, value)
     ]
     if strict_fields:
+        generates = issubclass(model, DecodingFields)
         for path in unknown:
             if not foreign.is_known(path):
-                raise _unknown_field(fields, path)
+                raise unknown_field(model, path, generating, generates=generates)
     return fields, unknown
 
 
@@ -154,99 +154,6 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
                     yield from _unknown(each, f"{path}[{index}].")
 
 
-def _unknown_field(fields: Wire, path: str) -> RequestError:
-    """The refusal of a field that stands in no schema and that no other server honours."""
-    meant = foreign.nearest(path, type(fields).model_fields)
-    hint = "" if meant is None else f" Did you mean '{meant}'?"
-    shown = path if len(path) <= _LONGEST_NAME else f"{path[:_LONGEST_NAME]}..."
-    return RequestError(
-        f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter"
-    )
-
-
-_CODES = {
-    "missing": "missing_required_parameter",
-    "union_tag_not_found": "missing_required_parameter",
-    "none_required": "unsupported_parameter",
-    "greater_than": "below_min_value",
-    "greater_than_equal": "below_min_value",
-    "less_than": "above_max_value",
-    "less_than_equal": "above_max_value",
-    "too_long": "array_above_max_length",
-    "too_short": "array_below_min_length",
-    "string_too_long": "string_above_max_length",
-    "string_too_short": "string_below_min_length",
-    "literal_error": "invalid_value",
-    "string_pattern_mismatch": "invalid_value",
-    "union_tag_invalid": "invalid_value",
-    "value_error": "invalid_value",
-}
-
-
-def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
-    """One validation error as one sentence that begins with the field's name.
-
-    Args:
-        names: what the client calls fields that it does not call by their own names.
-    """
-    first, *rest = detail["loc"] or ("",)
-    kind, param = detail["type"], field_name((names.get(str(first), first), *rest))
-    code = _CODES.get(kind, "invalid_type")
-    match kind:
-        case "missing":
-            message = f"Missing required parameter: '{param}'."
-        case "none_required":
-            hint = _hint(model, detail["loc"])
-            message = f"'{param}' is not offered by this server{hint}."
-        case "union_tag_invalid":
-            context = detail["ctx"]
-            param = f"{param}.{_tag_field(context)}"
-            known = ", ".join(_types(str(context["expected_tags"])))
-            tag = str(context["tag"]).removeprefix("@")
-            message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
-        case "union_tag_not_found" if not isinstance(detail["input"], dict):
-            tag, code = _tag_field(detail["ctx"]), "invalid_type"
-            message = f"Invalid value for '{param}': input should be an object with a '{tag}'."
-        case "union_tag_not_found":
-            param = f"{param}.{_tag_field(detail['ctx'])}"
-            message = f"Missing required parameter: '{param}'."
-        case "string_type" if detail["loc"][-1] == "@text":
-            message = f"Invalid value for '{param}': input should be a string or a list."
-        case "model_type" | "model_attributes_type" | "dict_type":
-            message = f"Invalid value for '{param}': input should be an object."
-        case "value_error":
-            message = f"Invalid value for '{param}': {detail['ctx']['error']}."
-        case _:
-            message = f"Invalid value for '{param}': {_in_words_of_json(detail['msg'])}."
-    return RequestError(message, param=param, code=code)
-
-
-def _types(tags: str) -> Iterator[str]:
-    """What the members of a union call themselves, the kinds of media included."""
-    for tag in re.findall(r"@[\w.-]+", tags):
-        registered = tag.removeprefix(REGISTERED)
-        yield from (tag[1:],) if registered == tag else kinds_by(cast(Protocols, registered))
-
-
-def _tag_field(context: dict[str, Any]) -> str:
-    """The field that tells a union's members apart, from the name of the function that reads it."""
-    return "role" if "role" in str(context["discriminator"]) else "type"
-
-
-def _hint(model: type[Wire], loc: tuple[int | str, ...]) -> str:
-    """What to do instead of a refused field: its description in the schema, if it has one."""
-    field = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
-    return f": {field.description}" if field is not None and field.description else ""
-
-
-def _in_words_of_json(sentence: str) -> str:
-    """A sentence of pydantic's, which speaks of Python's objects."""
-    sentence = sentence[:1].lower() + sentence[1:]
-    for python, json in (("dictionary", "object"), ("False", "false"), (" after validation", "")):
-        sentence = sentence.replace(python, json)
-    return sentence
-
-
 def tag_by_type(value: object) -> str | None:
     """The union tag of a part that says its kind in `type`."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -278,7 +185,7 @@ Strings = Annotated[
 ]
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenCount = Annotated[int, Field(ge=1, lt=2**31)]
+TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 def _token_limit(value: object) -> object:
@@ -286,7 +193,7 @@ def _token_limit(value: object) -> object:
     return _NO_LIMIT if value in (-1, -2) and isinstance(value, int) else value
 
 
-_NO_LIMIT = 2**31 - 1
+_NO_LIMIT = MOST_TOKENS
 TokenLimit = Annotated[
     TokenCount, BeforeValidator(_token_limit), Field(description="-1 and -2 are no limit")
 ]
@@ -302,8 +209,6 @@ UnlessEmpty = BeforeValidator(_given)
 UnlessEmptyList = BeforeValidator(lambda value: None if value == [] else value)
 """Of a field that is not offered: an empty list asks for nothing."""
 
-TopP = Annotated[float, Field(ge=0.0, le=1.0)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 
@@ -314,15 +219,6 @@ def note_verbosity(scope: Scope, verbosity: Verbosity | None, param: str) -> Non
     """Tells a client that no model here has a switch for how much it says."""
     if verbosity not in (None, "medium"):
         note_ignored(scope, [param])
-
-
-_LEAST_TOP_P = 1e-7
-"""Less than the likeliest token of any vocabulary has."""
-
-
-def nucleus(top_p: float) -> float:
-    """`top_p` as samplers take it: 0 leaves the likeliest token, as anything that small does."""
-    return max(top_p, _LEAST_TOP_P)
 
 
 class StreamUsage(Enum):
@@ -365,17 +261,17 @@ class DecodingFields(Wire):
     What is left out has the server's default; `Service.sampling` holds those that models recommend.
     """
 
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    temperature: Annotated[float, Field(**LIMITS["temperature"])] | None = None
+    top_p: Annotated[float, Field(**LIMITS["top_p"])] | None = None
+    presence_penalty: Annotated[float, Field(**LIMITS["presence_penalty"])] | None = None
+    frequency_penalty: Annotated[float, Field(**LIMITS["frequency_penalty"])] | None = None
     logit_bias: Annotated[dict[str, Bias] | None, UnlessEmpty] = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(
-        default=None, ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY
+    top_k: Annotated[int, Field(**LIMITS["top_k"])] | None = Field(
+        default=None, description="0 and -1 keep all tokens"
     )
+    min_p: Annotated[float, Field(**LIMITS["min_p"])] | None = None
+    repetition_penalty: Annotated[float, Field(**LIMITS["repetition_penalty"])] | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
     kv_bits: float | str | None = None

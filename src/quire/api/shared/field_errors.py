@@ -1,0 +1,165 @@
+"""Errors that name the field at fault, and say what to do instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from quire.api.shared import foreign
+from quire.api.shared.field_names import field_name
+from quire.core.errors import RequestError
+from quire.media.kinds import Protocols, kinds_by
+
+_LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
+REGISTERED = "@registered."
+"""Begins the tag of members that the registry of media makes; a field of `MediaInput` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generating:
+    """The endpoint that answers the prompt of which another one only counts the tokens.
+
+    Attributes:
+        schema: of its bodies. What it has beside the fields of the counting one's schema does not
+            change a prompt, or is not offered.
+    """
+
+    path: str
+    schema: type[BaseModel]
+
+
+def first_of(error: ValidationError) -> ErrorDetails:
+    """The first error, but a missing field's only if there is no other.
+
+    What was sent in its place says what to do.
+    """
+    return min(error.errors(include_url=False), key=lambda each: each["type"] == "missing")
+
+
+def unknown_field(
+    model: type[BaseModel], path: str, generating: Generating | None, *, generates: bool
+) -> RequestError:
+    """The refusal of a field that the schema has not and that no other server honours.
+
+    Args:
+        generates: whether the endpoint generates.
+    """
+    if generating is not None and (refused := _of_generating(generating, path)):
+        return refused
+    meant = foreign.nearest(path, model.model_fields, generates=generates)
+    hint = "" if meant is None else f" Did you mean '{meant}'?"
+    shown = path if len(path) <= _LONGEST_NAME else f"{path[:_LONGEST_NAME]}..."
+    return RequestError(
+        f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter"
+    )
+
+
+def _of_generating(generating: Generating, name: str) -> RequestError | None:
+    """The refusal of a field that the generating endpoint has; None if that has it not either."""
+    fields = generating.schema.model_fields
+    own = next(iter(foreign.renamed({name: True}, fields)), name)
+    if own not in fields:
+        return None
+    if fields[own].annotation is NoneType:
+        return _not_offered(generating.schema, (own,), name)
+    return RequestError(
+        f"'{name}' is a field of {generating.path}: it does not change the count, leave it out.",
+        param=name,
+        code="unknown_parameter",
+    )
+
+
+def _not_offered(model: type[BaseModel], loc: tuple[int | str, ...], param: str) -> RequestError:
+    """The refusal of a field that stands in the schema as one of type `None`."""
+    return RequestError(
+        f"'{param}' is not offered by this server{_hint(model, loc)}.",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
+    "greater_than": "below_min_value",
+    "greater_than_equal": "below_min_value",
+    "less_than": "above_max_value",
+    "less_than_equal": "above_max_value",
+    "too_long": "array_above_max_length",
+    "too_short": "array_below_min_length",
+    "string_too_long": "string_above_max_length",
+    "string_too_short": "string_below_min_length",
+    "literal_error": "invalid_value",
+    "string_pattern_mismatch": "invalid_value",
+    "union_tag_invalid": "invalid_value",
+    "value_error": "invalid_value",
+}
+
+
+def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
+    """One validation error as one sentence that begins with the field's name.
+
+    Args:
+        names: what the client calls fields that it does not call by their own names.
+    """
+    first, *rest = detail["loc"] or ("",)
+    kind, param = detail["type"], field_name((names.get(str(first), first), *rest))
+    code = _CODES.get(kind, "invalid_type")
+    match kind:
+        case "missing":
+            message = f"Missing required parameter: '{param}'."
+        case "none_required":
+            return _not_offered(model, detail["loc"], param)
+        case "union_tag_invalid":
+            context = detail["ctx"]
+            param = f"{param}.{_tag_field(context)}"
+            known = ", ".join(_types(str(context["expected_tags"])))
+            tag = str(context["tag"]).removeprefix("@")
+            message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
+        case "union_tag_not_found" if not isinstance(detail["input"], dict):
+            tag, code = _tag_field(detail["ctx"]), "invalid_type"
+            message = f"Invalid value for '{param}': input should be an object with a '{tag}'."
+        case "union_tag_not_found":
+            param = f"{param}.{_tag_field(detail['ctx'])}"
+            message = f"Missing required parameter: '{param}'."
+        case "string_type" if detail["loc"][-1] == "@text":
+            message = f"Invalid value for '{param}': input should be a string or a list."
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = f"Invalid value for '{param}': input should be an object."
+        case "value_error":
+            message = f"Invalid value for '{param}': {detail['ctx']['error']}."
+        case _:
+            message = f"Invalid value for '{param}': {_in_words_of_json(detail['msg'])}."
+    return RequestError(message, param=param, code=code)
+
+
+def _types(tags: str) -> Iterator[str]:
+    """What the members of a union call themselves, the kinds of media included."""
+    for tag in re.findall(r"@[\w.-]+", tags):
+        registered = tag.removeprefix(REGISTERED)
+        yield from (tag[1:],) if registered == tag else kinds_by(cast(Protocols, registered))
+
+
+def _tag_field(context: dict[str, Any]) -> str:
+    """The field that tells a union's members apart, from the name of the function that reads it."""
+    return "role" if "role" in str(context["discriminator"]) else "type"
+
+
+def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """What to do instead of a refused field: its description in the schema, if it has one."""
+    field = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
+    return f": {field.description}" if field is not None and field.description else ""
+
+
+def _in_words_of_json(sentence: str) -> str:
+    """A sentence of pydantic's, which speaks of Python's objects."""
+    sentence = sentence[:1].lower() + sentence[1:]
+    for python, json in (("dictionary", "object"), ("False", "false"), (" after validation", "")):
+        sentence = sentence.replace(python, json)
+    return sentence
