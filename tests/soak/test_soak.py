@@ -56,6 +56,12 @@ async def soak(url: str, mix: Mix, requests: int) -> Counter[str]:
     return done
 
 
+def await_jobs(url: str) -> None:
+    """Returns when the process of jobs is open, which goes on behind the first answers."""
+    response = httpx.post(f"{url}/tokenize", json={"prompt": "red " * 10_000}, timeout=300)
+    assert response.status_code == 200, response.text
+
+
 def known_answer(url: str, model: str) -> str:
     message = {"role": "user", "content": "Repeat this text. red cat green hill"}
     body = {"model": model, "messages": [message], "temperature": 0, "max_tokens": 20}
@@ -66,6 +72,7 @@ def known_answer(url: str, model: str) -> str:
 def test_nothing_stays_behind(server: Child) -> None:
     model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
     before_all = known_answer(server.url, model)
+    await_jobs(server.url)
     # Thread pools, allocator arenas and the page pools grow to their size first.
     asyncio.run(soak(server.url, Mix(model, seed=1), WARM_UP))
     server.wait_idle()
