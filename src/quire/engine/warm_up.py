@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -27,8 +28,16 @@ _NO_HURRY_MS = 1e9
 """A step's time, so that chunks double up to the most that a step reads."""
 _TOKENS = 4
 _FIRST_PROMPT = 300
+"""Tokens: more than recorded steps would read."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
+
+
+class _Round(NamedTuple):
+    """Requests that are served together: all at once, and one more when those generate."""
+
+    requests: list[Request]
+    late: Request | None = None
 
 
 def warm_up(
@@ -50,20 +59,31 @@ def warm_up(
     engine = Engine(loaded, own)
     vocabulary, context = loaded.model.vocab_size, engine.info.context_length
     rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
-    for number, requests in enumerate(rounds):
+    for number, each in enumerate(rounds):
         on_progress(number, len(rounds))
-        for request in requests:
-            engine.add(request)
-        while engine.has_work:
-            for output in engine.step():
-                if output.error is not None:
-                    log.warning("warming up: %s", output.error.message)
+        _serve(engine, each)
     on_progress(len(rounds), len(rounds))
     if not again:
         kept().note(fact)
     del engine
     mx.clear_cache()
     log.info("kernels are ready after %.1f s", time.perf_counter() - begun)
+
+
+def _serve(engine: Engine, served: _Round) -> None:
+    late = served.late
+    for request in served.requests:
+        engine.add(request)
+    silent = {request.id for request in served.requests}  # no token has come
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                log.warning("warming up: %s", output.error.message)
+            if output.token_ids:
+                silent.discard(output.request_id)
+        if late is not None and not silent:
+            engine.add(late)
+            late = None
 
 
 def _needed(loaded: LoadedModel, config: EngineConfig) -> Fact:
@@ -85,30 +105,33 @@ def _request(name: str, length: int, vocabulary: int, sampling: SamplingParams) 
     return Request(f"warm-up-{name}", prompt, sampling=sampling, max_tokens=_TOKENS)
 
 
-def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[list[Request]]:
+def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Round]:
     """What loads the kernels of a first request; the others are loaded when they are needed."""
-    length = max(1, min(_FIRST_PROMPT, config.max_step_tokens, context - _TOKENS))
+    length = _first_length(config, context)
     for sampling in (_GREEDY, _SAMPLED):
-        yield [_request("prompt", length, vocabulary, sampling)]
+        yield _Round([_request("prompt", length, vocabulary, sampling)])
 
 
-def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[list[Request]]:
-    """Batches of requests that are served together."""
+def _first_length(config: EngineConfig, context: int) -> int:
+    return max(1, min(_FIRST_PROMPT, config.max_step_tokens, context - _TOKENS))
+
+
+def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Round]:
+    """Chunks of every size, streams of every number, and chunks beside streams."""
 
     def request(name: str, length: int, sampling: SamplingParams) -> Request:
         return _request(name, length, vocabulary, sampling)
 
-    greedy = _GREEDY
-    # Chunks of every size, up to two of the largest.
+    # Chunks up to two of the largest.
     longest = max(1, min(4 * config.max_step_tokens, context - _TOKENS))
-    yield [request("prompt", longest, greedy)]
+    yield _Round([request("prompt", longest, _GREEDY)])
+    late = request("late", _first_length(config, context), _GREEDY)
     streams = 1
     while True:
-        names = [f"{streams}-{number}" for number in range(streams)]
-        yield [request(name, 4, greedy) for name in names]
-        yield [request(name, 4, _SAMPLED) for name in names]
-        # One reads its prompt beside those that generate.
-        yield [request(name, 40 * (number == 0) + 2, greedy) for number, name in enumerate(names)]
+        for sampling in (_GREEDY, _SAMPLED):
+            yield _Round([request(f"{number}", 4, sampling) for number in range(streams)])
+        if others := min(streams, config.max_sequences - 1):
+            yield _Round([request(f"{number}", 2, _GREEDY) for number in range(others)], late)
         if streams >= config.max_sequences:
             return
         streams = min(2 * streams, config.max_sequences)
