@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -45,9 +46,26 @@ class VectorCoding:
     refits: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive tokens of a sequence, to be written behind those that its tail holds.
+
+    Attributes:
+        tails: of keys, and values if there are any, `[tails * heads, block_tokens, dim]`.
+        vectors: new ones, `[T, heads, dim]`.
+        rows: `[heads]` of the sequence's own tail.
+        offset: tokens that it holds before the chunk.
+    """
+
+    tails: Sequence[mx.array]
+    vectors: Sequence[mx.array]
+    rows: mx.array
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class CodedChunk:
-    """Consecutive tokens of a sequence in blocks, behind those that its tail holds.
+    """A `Chunk` in blocks, which begin with what its tail held.
 
     Attributes:
         written: keys and values, `[n, heads, block_tokens, dim]` each; zeros behind the last token.

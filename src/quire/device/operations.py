@@ -8,7 +8,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from quire.device.coding import CodedChunk, VectorCoding
+from quire.device.coding import Chunk, CodedChunk, VectorCoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,22 +367,11 @@ class Operations:
         self.write_vectors(pools, codes, rows, offsets)
         return True
 
-    def code_blocks(
-        self,
-        tails: Sequence[mx.array],
-        vectors: Sequence[mx.array],
-        codings: Sequence[VectorCoding],
-        rows: mx.array,
-        offset: int,
-    ) -> CodedChunk | None:
+    def code_blocks(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
         """The blocks that a chunk writes to, and codes of those that it fills.
 
         Args:
-            tails: of keys, and values if there are any, `[tails * heads, block_tokens, dim]`.
-            vectors: new ones, `[T, heads, dim]`.
             codings: of a channel of a block's keys, and of a token's values.
-            rows: `[heads]` of the chunk's own tail.
-            offset: tokens that it holds before the chunk.
 
         Returns:
             None where there is no kernel that does so.

@@ -15,7 +15,7 @@ from quire.cache.formats.page import PageStore
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-from quire.device.coding import CodedChunk, VectorCoding
+from quire.device.coding import Chunk, CodedChunk, VectorCoding
 from quire.device.cuda import blocks, encoding
 from quire.device.cuda.blocks import BlockEncoder, BlockKind
 from quire.device.cuda.compiled import CompiledKernel
@@ -45,15 +45,8 @@ class _ByBlocks(Operations):
         self.blocks = BlockEncoder(Encoder())
         self.served: list[bool] = []
 
-    def code_blocks(
-        self,
-        tails: Sequence[mx.array],
-        vectors: Sequence[mx.array],
-        codings: Sequence[VectorCoding],
-        rows: mx.array,
-        offset: int,
-    ) -> CodedChunk | None:
-        found = self.blocks.code(tails, vectors, codings, rows, offset)
+    def code_blocks(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
+        found = self.blocks.code(chunk, codings)
         self.served.append(found is not None)
         return found
 

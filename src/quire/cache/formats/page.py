@@ -32,7 +32,7 @@ from quire.cache.formats.packing import (
 from quire.cache.formats.paging import gathered, resized
 from quire.cache.formats.slots import ChunkPlace, SlotMapping, TailRows
 from quire.core.kv_format import KVFormat
-from quire.device.coding import VectorCoding
+from quire.device.coding import Chunk, VectorCoding
 from quire.device.device import current_device
 
 
@@ -176,9 +176,8 @@ class PageStore(PackedStore):
     def _write_chunk(self, k: mx.array, v: mx.array, chunk: ChunkPlace) -> WrittenBlocks:
         """Codes the blocks that the chunk fills, the tail first; the rest is the new tail."""
         vectors, full = (k, v)[: len(self._tails)], chunk.full_blocks
-        coded = current_device().operations.code_blocks(
-            self._tails, vectors, self._codings, chunk.tail_rows, chunk.offset
-        )
+        given = Chunk(self._tails, vectors, chunk.tail_rows, chunk.offset)
+        coded = current_device().operations.code_blocks(given, self._codings)
         if coded is not None:
             written = coded.written
             self._store(coded.codes, chunk.full_rows)

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 
 import mlx.core as mx
 
-from quire.device.coding import CodedChunk, VectorCoding
+from quire.device.coding import Chunk, CodedChunk, VectorCoding
 from quire.device.cuda.encoding import LONGEST, Encoder, Kind, coding_text
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
 
@@ -64,16 +64,11 @@ class BlockEncoder:
         self._encoder = encoder
         self._sound: dict[BlockKind, bool] = {}
 
-    def code(
-        self,
-        tails: Sequence[mx.array],
-        vectors: Sequence[mx.array],
-        codings: Sequence[VectorCoding],
-        rows: mx.array,
-        offset: int,
-    ) -> CodedChunk | None:
+    def code(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
         """See `Operations.code_blocks`; None where the kernel does not serve."""
-        if len(tails) != 2 or offset + len(vectors[0]) < _TOKENS or not _made_for(tails, codings):
+        tails = chunk.tails
+        filled = len(tails) == 2 and chunk.offset + len(chunk.vectors[0]) >= _TOKENS
+        if not filled or not _made_for(tails, codings):
             return None
         keys, values = codings
         key_dim, value_dim = (each.shape[-1] for each in tails)
@@ -82,7 +77,7 @@ class BlockEncoder:
         )
         if kind not in self._sound:
             self._sound[kind] = self._tried(kind, codings)
-        return _coded(kind, tails, vectors, values, rows, offset) if self._sound[kind] else None
+        return _coded(kind, chunk, values) if self._sound[kind] else None
 
     def _tried(self, kind: BlockKind, codings: Sequence[VectorCoding]) -> bool:
         difference = problem_of(lambda: blocks_differ(kind, codings, self._encoder))
@@ -107,20 +102,14 @@ def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> boo
     )
 
 
-def _coded(
-    kind: BlockKind,
-    tails: Sequence[mx.array],
-    vectors: Sequence[mx.array],
-    coding: VectorCoding,
-    rows: mx.array,
-    offset: int,
-) -> CodedChunk:
+def _coded(kind: BlockKind, chunk: Chunk, coding: VectorCoding) -> CodedChunk:
     """One launch. Codes of the last block, if it is not full, are left out.
 
     Args:
         coding: of values.
     """
     assert coding.rotation is not None, "values are rotated"
+    vectors, offset = chunk.vectors, chunk.offset
     tokens, heads = vectors[0].shape[:2]
     end = offset + tokens
     count, full = -(-end // _TOKENS), end // _TOKENS
@@ -132,9 +121,9 @@ def _coded(
     key_parts = -(-kind.key_dim // _THREADS)
     # MLX writes to no array in place that a kernel of the same step reads: it would copy the tails,
     # and recorded steps, which know them by address, would be recorded anew.
-    begun = tails if offset else vectors
+    begun = chunk.tails if offset else vectors
     keys, values, *codes = _kernel(kind)(
-        inputs=[*begun, *vectors, coding.rotation.map, rows, _numbers(offset, end, heads)],
+        inputs=[*begun, *vectors, coding.rotation.map, chunk.rows, _numbers(offset, end, heads)],
         grid=(count * heads * _THREADS, key_parts + _TOKENS // 16, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[*((count, heads, _TOKENS, dim) for dim in dims), *coded],
@@ -184,7 +173,7 @@ def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Enc
     tails = [_normal((3 * heads, _TOKENS, dim), kind.dtype, dim) for dim in dims]
     vectors = [_normal((tokens, heads, dim), kind.dtype, dim + 1) for dim in dims]
     rows = mx.arange(heads, 2 * heads)
-    found = _coded(kind, tails, vectors, codings[1], rows, offset)
+    found = _coded(kind, Chunk(tails, vectors, rows, offset), codings[1])
     full = (offset + tokens) // _TOKENS
     expected: list[mx.array] = []
     for name, own, tail, fresh in zip(
