@@ -48,31 +48,30 @@ class Recorded:
         out: mx.array = self._extension.replay(*arguments, **named)
         return out
 
-    def again(self, graph: int | None = None) -> mx.array:
-        """Launches a graph, the last one unless said otherwise, on the inputs of the last step."""
-        assert self._last is not None, "no graph was launched"
-        named = self._last if graph is None else self._last | {"graph": graph}
-        out: mx.array = self._extension.replay(**named)
-        return out
-
     def forget(self) -> None:
         """From here on steps may be launched layer by layer; then no graph is the last one."""
         self._last = None
 
-    def milliseconds(self) -> float | None:
-        """Of the last step's graph alone."""
+    def milliseconds(self, graph: int | None = None, launches: int = LAUNCHES) -> float | None:
+        """Of a graph on the inputs of the last step; None where that launched none.
+
+        Args:
+            graph: the last step's own unless said otherwise.
+        """
         if self._last is None:
             return None
-        self._last |= {"inputs": [mx.array(each) for each in self._last["inputs"]]}
-        mx.eval(self._last["inputs"])
+        named = self._last | {"inputs": [mx.array(each) for each in self._last["inputs"]]}
+        if graph is not None:
+            named["graph"] = graph
+        mx.eval(named["inputs"])
         times = []
         for _ in range(5):
             mx.synchronize()
             begun = time.perf_counter()
-            for _ in range(LAUNCHES):
-                mx.async_eval(self.again())
+            for _ in range(launches):
+                mx.async_eval(self._extension.replay(**named))
             mx.synchronize()
-            times.append((time.perf_counter() - begun) / LAUNCHES * 1e3)
+            times.append((time.perf_counter() - begun) / launches * 1e3)
         return statistics.median(times)
 
 

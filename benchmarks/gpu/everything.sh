@@ -5,7 +5,7 @@
 # and its log into the folder OUT. One that fails, or takes longer than LIMIT seconds (600), does not
 # stop the next; the last lines say how each ended. A part named alone has no limit.
 # PYTHON (python3) has Quire, its test tools and mlx-lm; MODELS (models) is the folder of the random
-# models, which are written where they are not there.
+# models, which are written when they are needed and not there.
 set -uo pipefail
 self=$(realpath "$0")
 out=$(realpath -m "${1:?a folder}")
@@ -14,23 +14,30 @@ shift
 cd "$(dirname "$self")/../.."
 python=${PYTHON:-python3} models=${MODELS:-models}
 model=$models/gemma-4-26b-a4b formats=(plain page-4 uniform-4 turbo-4)
-# What `quire serve` sets for its engine.
-export MLX_USE_CUDA_GRAPHS=0 MLX_ENABLE_TF32=0 PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1
 
-compare() {  # mlx-lm runs with MLX's own settings
-  env -u MLX_USE_CUDA_GRAPHS -u MLX_ENABLE_TF32 "$python" benchmarks/gpu/compare.py \
-    "$out/compare-$1.json" --models "$models" --mlx-lm "$python" --shapes "$@"
+own() {  # with what `quire serve` sets for its engine
+  MLX_USE_CUDA_GRAPHS=0 MLX_ENABLE_TF32=0 "$python" "$@"
+}
+
+steps() {
+  [ -e "$model/config.json" ] || own benchmarks/gpu/shapes.py gemma-4-26b-a4b "$model" || return
+  own "benchmarks/gpu/$1.py" "$model" "$out/$1.json" "${formats[@]}"
+}
+
+compare() {  # sets the same, but not for mlx-lm
+  "$python" benchmarks/gpu/compare.py "$out/compare-$1.json" --models "$models" \
+    --mlx-lm "$python" --shapes "$@"
 }
 
 [ $# -gt 0 ] || set -- tests contexts kernels compare shapes
-[ -e "$model/config.json" ] || "$python" benchmarks/gpu/shapes.py gemma-4-26b-a4b "$model" || exit
 if [ $# -eq 1 ]; then
   case $1 in
     tests)
-      "$python" -m pytest -m gpu -rf --junit-xml "$out/tests.xml" tests/engine/decode \
+      own -m pytest -m gpu -rf --junit-xml "$out/tests.xml" tests/engine/decode \
         tests/attention tests/device/cuda tests/engine/test_gpu.py ;;
-    contexts) "$python" benchmarks/gpu/contexts.py "$model" "$out/contexts.json" "${formats[@]}" ;;
-    kernels) "$python" benchmarks/gpu/step_kernels.py "$model" "$out/kernels.json" "${formats[@]}" ;;
+    contexts) steps contexts ;;
+    kernels) steps step_kernels ;;
     compare) compare gemma-4-26b-a4b ;;
     shapes) compare qwen3-30b-a3b llama-3.1-8b gemma-4-31b ;;
     *) echo "no part is called $1" >&2; exit 2 ;;
