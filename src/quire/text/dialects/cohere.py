@@ -16,7 +16,7 @@ from functools import partial
 
 from quire.text.dialects.base import Dialect, Forced, Tool
 from quire.text.dialects.flow import named_call
-from quire.text.dialects.grammar import call_rules, literal, marker
+from quire.text.dialects.grammar import call_rules, literal, section_of_calls
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.readers import array_head, head_of, read_json_calls
 
@@ -53,25 +53,22 @@ _LAYOUT = Layout(
 
 
 def _forced(forced: Forced) -> str:
-    marked = BEGIN in forced.vocabulary.added
-    if marked:
-        begin, end = marker(BEGIN, forced.vocabulary), marker(END, forced.vocabulary)
+    if BEGIN in forced.vocabulary.added:
+        begin, end = BEGIN, END
         index = literal('{"tool_call_id": "') + " /[0-9]+/ "
         name, parameters, closing = '", "tool_name": ', ', "parameters": ', "}"
     else:
-        begin, end = literal(f"{ACTION} ```json\n"), literal("\n```")
+        begin, end = f"{ACTION} ```json\n", "\n```"
         index = ""
         name, parameters = '{\n        "tool_name": ', ',\n        "parameters": '
         closing = "\n    }"
-    opening, comma = literal("[\n    "), literal(",\n    ")
-    more = f" ({comma} call)*" if forced.parallel else ""
 
     def call(tool: Tool, arguments: str) -> str:
         header = literal(f"{name}{json.dumps(tool.name)}{parameters}")
         return f"{index}{header} {arguments} {literal(closing)}"
 
-    rules = [f'start: {begin} {opening} call{more} "\\n]" {end}', *call_rules(forced.tools, call)]
-    return "\n".join(rules) + "\n"
+    calls, within = call_rules(forced.tools, call), (literal("[\n    "), literal("\n]"))
+    return section_of_calls(forced, begin, end, calls, within=within, between=literal(",\n    "))
 
 
 COHERE = Dialect(

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.text.dialects.base import THINK, Call, Dialect, Forced, Tool
 from quire.text.dialects.flow import Begun
-from quire.text.dialects.grammar import Arguments, argument_rules, marker
+from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.tag_flow import TagFlow
 from quire.text.dialects.values import skip_space, typed_argument, write_json
@@ -69,8 +69,8 @@ def _begin(text: str, tools: Tools) -> Begun | None:
 
 
 def _forced(forced: Forced) -> str:
-    begin, end, key, key_end, value, value_end = (
-        marker(text, forced.vocabulary) for text in (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
+    key, key_end, value, value_end = (
+        marker(text, forced.vocabulary) for text in (KEY, KEY_END, VALUE, VALUE_END)
     )
     notation = Arguments(
         opening=f"{KEY}{{}}{KEY_END}\n{VALUE}",
@@ -78,9 +78,8 @@ def _forced(forced: Forced) -> str:
         opening_term=f'{key} {{}} {key_end} "\\n" {value}',
         closing_term=f'{value_end} "\\n"' if VALUE_END in forced.vocabulary.added else "",
     )
-    more = ' ("\\n" item)*' if forced.parallel else ""
-    rules = [f"start: item{more}", f"item: {begin} call {end}"]
-    return "\n".join(rules + argument_rules(forced, "{}\n", "", notation)) + "\n"
+    calls = argument_rules(forced, "{}\n", "", notation)
+    return wrapped(forced, BEGIN, END, calls, within="")
 
 
 _LAYOUT = Layout(
