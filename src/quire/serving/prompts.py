@@ -133,8 +133,11 @@ class Prompts:
         """
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
+            param = spec.names.messages
             raise RequestError(
-                "The request holds nothing that could be answered.", code="invalid_value"
+                f"'{param}' holds nothing that could be answered.",
+                param=param,
+                code="invalid_value",
             )
         if not spec.messages:
             texts = (self._text(p, limit) if isinstance(p, str) else p for p in spec.prompts)

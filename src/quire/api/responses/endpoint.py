@@ -82,10 +82,6 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     tools, translator = toolbox(fields, items), Translator(context.seal)
     note_ignored(request.scope, tools.left_out)
     messages = translator.messages(fields.instructions, items, len(new))
-    if not messages:
-        raise RequestError(
-            "'input' holds nothing that could be answered.", param="input", code="invalid_value"
-        )
     last = newest("input", items, len(new) - len(items))
     spec = Generation(
         messages=without_unsupported_media(context.service, request.scope, messages, last),
