@@ -8,7 +8,7 @@ from typing import Any
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
 from quire.core.original_configs import read_config
-from quire.core.token_ids import token_id
+from quire.core.token_ids import TokenFiles
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
@@ -25,12 +25,12 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     ids = _as_ids(config.get("eos_token_id"), path)
     ids |= _as_ids(text.get("eos_token_id") if isinstance(text, dict) else None, path)
     ids |= _as_ids(read_object(generation).get("eos_token_id"), generation)
-    tokenizer = read_object(folder / "tokenizer_config.json")
-    ids |= _id_of(tokenizer.get("eos_token"), folder)
+    files = TokenFiles(folder)
+    ids |= _id_of(files.config.get("eos_token"), files)
     kind = str(config.get("model_type"))
     for key, usual in _NON_TEXT_TOKENS.get(kind, {}).items():
         ids |= _as_ids(config.get(key, usual), path, key)
-    return frozenset(ids | _id_of(_PUBLISHED_IN_CODE.get(kind), folder))
+    return frozenset(ids | _id_of(_PUBLISHED_IN_CODE.get(kind), files))
 
 
 _PUBLISHED_IN_CODE = {
@@ -46,15 +46,15 @@ _NON_TEXT_TOKENS = {
 tokens behind one depend on it, so an answer in text ends there."""
 
 
-def _id_of(token: Any, folder: Path) -> set[int]:
+def _id_of(token: Any, files: TokenFiles) -> set[int]:
     """The id of a token as `tokenizer_config.json` names it; empty if none is there."""
     if isinstance(token, dict):
         token = token.get("content")
     if not token:
         return set()
     if not isinstance(token, str):
-        raise ModelError(f"{folder / 'tokenizer_config.json'}: eos_token = {token!r} is no text")
-    found = token_id(folder, token, ordinary=True)
+        raise ModelError(f"{files.config_file}: eos_token = {token!r} is no text")
+    found = files.id_of(token, ordinary=True)
     return set() if found is None else {found}
 
 

@@ -11,7 +11,7 @@ import PIL.Image
 
 from quire.core.errors import ModelError
 from quire.core.media import CLIP_COLOURS
-from quire.core.token_ids import token_id
+from quire.core.token_ids import TokenFiles
 from quire.core.values import Values
 from quire.media.processors.base import ImageProcessor, Placeholders
 from quire.media.processors.deepseek import (
@@ -84,7 +84,7 @@ def _token(config: Values, text: str) -> int:
         ModelError: none of them has it.
     """
     folder = config.file.parent
-    found = token_id(folder, text)
+    found = TokenFiles(folder).id_of(text)
     if found is None:
         raise ModelError(f"{folder}: the tokenizer has no token {text!r}, which marks pictures")
     return found
