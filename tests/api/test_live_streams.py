@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
+import pytest
+
+from quire.api.shared import live_streams
 from quire.api.shared.live_streams import Stream
 from quire.api.shared.metrics import CallerMetrics
 from quire.core.config import ServerConfig
@@ -15,12 +18,12 @@ ASK = {"messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
 
 
-def test_how_long_a_prompt_is_still_read() -> None:
+def test_how_long_a_prompt_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = 100.0
+    monkeypatch.setattr(live_streams, "time", SimpleNamespace(perf_counter=lambda: told))
     stream = Stream(1000, "quire-demo")
-    told = time.perf_counter()
     stream.read(100, 0, "new", 60.0)
-    view = stream.view(told + 20)
-    assert 39.9 < view["left_s"] <= 60
+    assert stream.view(told + 20)["left_s"] == 40
     assert stream.view(told + 90)["left_s"] == 0
     stream.read(1000, 0, "new")
     assert stream.view(told + 20)["left_s"] is None
