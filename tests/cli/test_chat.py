@@ -12,6 +12,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -22,7 +23,7 @@ from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 from quire.api.app import build_app
-from quire.cli import main
+from quire.cli import conversation, main
 from quire.cli.chat_terminal import history_file, typed_lines
 from quire.cli.conversation import Chat, ChatError
 from quire.cli.own_server import own_server
@@ -317,8 +318,15 @@ def test_ctrl_c_at_the_prompt_leaves(
     assert not served.engine.requests
 
 
-def test_a_terminal_shows_markdown(serve: Serve) -> None:
-    served = serve(lambda _: Script(served.ids("Some **bold** words."), delay_s=0.05, group=100))
+def test_a_terminal_shows_markdown(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(conversation, "time", clock)
+
+    def script(_: Request) -> Script:
+        clock.now += 0.5
+        return Script(served.ids("Some **bold** words."), group=100)
+
+    served = serve(script)
     out = io.StringIO()
     with httpx.Client(verify=False, timeout=HANG_S) as client:
         console = Console(file=out, force_terminal=True, width=80)
@@ -329,7 +337,7 @@ def test_a_terminal_shows_markdown(serve: Serve) -> None:
     assert "\x1b[1mbold" in out.getvalue()
     assert talk.usage is not None
     assert talk.usage.generated > 1
-    assert talk.usage.first_s >= 0.05
+    assert talk.usage.first_s == 0.5
 
 
 def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) -> None:
