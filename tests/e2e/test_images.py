@@ -32,6 +32,7 @@ from tests.e2e.asking import SKILLS, ask, format_fields
 from tests.e2e.client import CHAT, Client, Streamed, at_once
 from tests.support.child import Child, quire_serve
 from tests.support.everyday import everyday
+from tests.support.waiting import wait_until
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 PROTOCOLS = ("chat", "messages", "responses")
@@ -501,9 +502,10 @@ class TestCompany:
         before = metrics(child)
         async with httpx.AsyncClient(base_url=child.url, timeout=60) as http:
             asked = asyncio.create_task(http.post(CHAT, json=body))
-            while metrics(child)[steps] == before[steps]:
-                assert not asked.done(), asked.result().text
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(
+                wait_until, lambda: asked.done() or metrics(child)[steps] > before[steps]
+            )
+            assert not asked.done(), asked.result().text
             asked.cancel()
         await asyncio.to_thread(child.wait_idle)
         assert metrics(child)[aborted] == before.get(aborted, 0) + 1

@@ -14,7 +14,7 @@ import pytest_asyncio
 from quire.core.errors import EngineFailure, RequestError
 from quire.serving.jobs import JobLimits, Jobs
 from tests.serving import job_functions as functions
-from tests.support.waiting import HANG_S
+from tests.support.waiting import wait_until
 
 LIMITS = JobLimits(at_once=2, cpu_s=1, wall_s=60, memory=256 << 20)
 
@@ -28,9 +28,7 @@ async def jobs() -> AsyncIterator[Jobs]:
 
 async def gone(pid: int) -> None:
     """Waits until a process is no more."""
-    async with asyncio.timeout(HANG_S):
-        while psutil.pid_exists(pid):
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(wait_until, lambda: not psutil.pid_exists(pid))
 
 
 async def test_each_job_has_a_process_of_its_own(jobs: Jobs) -> None:
@@ -89,9 +87,7 @@ async def test_processor_time_is_limited(jobs: Jobs, tmp_path: Path) -> None:
 async def test_a_job_nobody_waits_for_is_killed(tmp_path: Path) -> None:
     jobs, started = Jobs(functions.Opened, JobLimits(at_once=1)), tmp_path / "pid"
     task = asyncio.create_task(jobs.run(functions.spin, str(started)))
-    async with asyncio.timeout(HANG_S):
-        while not (started.exists() and started.read_text()):
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(wait_until, lambda: started.exists() and started.read_text())
     task.cancel()
     await gone(int(started.read_text()))
     assert (await jobs.run(functions.join))[1] == "opened changed"  # its place is free

@@ -19,6 +19,7 @@ from quire.demo import MODEL_DIR
 from quire.serving.answer_grammar import AnswerFormat, GrammarRequest
 from quire.serving.sandbox import BuilderOpening, GrammarSandbox
 from quire.text.dialects import Tool
+from tests.support.waiting import wait_until
 
 SLOW = {
     "type": "object",
@@ -70,8 +71,7 @@ def test_whoever_leaves_takes_the_work_along() -> None:
         (first,) = set(psutil.Process().children()) - before
         slow = asyncio.create_task(made.build(wanted(SLOW)))
         waiting = asyncio.create_task(made.build(wanted({"type": "boolean"})))
-        while not first.children():  # a job's
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, first.children)  # a job's
         slow.cancel()
         assert (await waiting).grammar is not None
         with pytest.raises(asyncio.CancelledError):
