@@ -113,6 +113,20 @@ class Client:
         return seen
 
 
+def one_by_one(calls: Iterable[Callable[[], T]], results: list[T]) -> Callable[[Streamed], None]:
+    """For `Client.stream`: makes a call with each event, and all that are left with the last, as
+    events may come joined."""
+    left = iter(calls)
+
+    def each(seen: Streamed) -> None:
+        for call in left:
+            results.append(call())
+            if not seen.finish:
+                return
+
+    return each
+
+
 def at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
     """The results of calls that are all made at the same time, in order."""
     wanted = list(calls)

@@ -29,7 +29,7 @@ from openai import AsyncOpenAI
 from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from tests.e2e import spoken
 from tests.e2e.asking import SKILLS, ask, format_fields
-from tests.e2e.client import CHAT, Client, Streamed, at_once
+from tests.e2e.client import CHAT, Client, at_once, one_by_one
 from tests.support.child import Child, quire_serve
 from tests.support.everyday import everyday
 from tests.support.waiting import wait_until
@@ -794,13 +794,10 @@ class TestRefusals:
         bad = [(protocol, url) for protocol in PROTOCOLS for url, _ in BAD_DATA.values()]
         faults: list[int] = []
 
-        def disturb(seen: Streamed) -> None:
-            """One with each event; all that are left with the last, as events may come joined."""
-            while len(faults) < len(bad):
-                faults.append(refused(narrow, bad[len(faults)][0], bad[len(faults)][1]).status)
-                if not seen.finish:
-                    return
+        def fault(protocol: str, url: str) -> int:
+            return refused(narrow, protocol, url).status
 
+        disturb = one_by_one((partial(fault, *each) for each in bad), faults)
         calls = [partial(narrow.stream, prompts[0], disturb, **long)]
         calls += [partial(narrow.stream, prompt, **long) for prompt in prompts[1:]]
         streams = at_once(calls)

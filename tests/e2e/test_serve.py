@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.client import CHAT, COMPLETIONS, Client, Streamed, at_once
+from tests.e2e.client import CHAT, COMPLETIONS, Client, Streamed, at_once, one_by_one
 from tests.support.child import Child, quire_serve
 from tests.support.server import JSON_TYPE, leaving
 from tests.support.waiting import HANG_S, wait_until
@@ -107,15 +107,11 @@ def test_bad_requests_do_no_harm_to_running_streams(client: Client) -> None:
     alone = [client.text(prompt, **LONG) for prompt in OTHERS]
     faults: list[int] = []
 
-    def disturb(seen: Streamed) -> None:
-        """One with each event; all that are left with the last, as events may come joined."""
-        while len(faults) < len(BAD):
-            route, body = BAD[len(faults)]
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            faults.append(client.http.post(route, content=content, headers=JSON_TYPE).status_code)
-            if not seen.finish:
-                return
+    def fault(route: str, body: Any) -> int:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return client.http.post(route, content=content, headers=JSON_TYPE).status_code
 
+    disturb = one_by_one((partial(fault, *each) for each in BAD), faults)
     calls = [partial(client.stream, p, **LONG) for p in OTHERS[1:]]
     first = partial(client.stream, OTHERS[0], disturb, **LONG)
     streams = at_once([first, *calls])
