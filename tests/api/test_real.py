@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -236,17 +235,11 @@ def test_a_conversation_goes_on_from_what_was_computed(url: str) -> None:
     assert first.usage.prompt_tokens - 2 <= reused < second.usage.prompt_tokens
 
 
-def gauge(url: str, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", HTTP.get(f"{url}/metrics").text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_row(url: str, stream: bool) -> None:
-    with leaving(url, "/v1/chat/completions", {**ENDLESS, "stream": stream}):
-        wait_until(lambda: gauge(url, "quire_running_sequences"))
-    wait_until(lambda: not gauge(url, "quire_running_sequences"))
+def test_a_client_that_leaves_frees_its_row(child: Child, stream: bool) -> None:
+    with leaving(child.url, "/v1/chat/completions", {**ENDLESS, "stream": stream}):
+        wait_until(lambda: child.live()["quire_running_sequences"])
+    wait_until(lambda: not child.live()["quire_running_sequences"])
 
 
 ENDLESS = {
@@ -264,7 +257,7 @@ def test_a_deadline_ends_a_request(tmp_path: Path) -> None:
         late = HTTP.post(f"{child.url}/v1/chat/completions", json=body)
         assert late.status_code == 408
         assert set(late.json()["error"]) == {"message", "type", "param", "code"}
-        assert gauge(child.url, "quire_running_sequences") == 0
+        assert child.live()["quire_running_sequences"] == 0
 
 
 def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:

@@ -499,21 +499,16 @@ class TestCompany:
         asking = {"messages": [{"role": "user", "content": shown}], "stream": True}
         body = asking | {"max_tokens": 20_000, "ignore_eos": True}  # nor does it end unseen
         aborted, steps = 'quire_sequences_finished_total{reason="abort"}', "quire_steps_total"
-        before = metrics(child)
+        before = child.samples()
         async with httpx.AsyncClient(base_url=child.url, timeout=60) as http:
             asked = asyncio.create_task(http.post(CHAT, json=body))
             await asyncio.to_thread(
-                wait_until, lambda: asked.done() or metrics(child)[steps] > before[steps]
+                wait_until, lambda: asked.done() or child.samples()[steps] > before[steps]
             )
             assert not asked.done(), asked.result().text
             asked.cancel()
         await asyncio.to_thread(child.wait_idle)
-        assert metrics(child)[aborted] == before.get(aborted, 0) + 1
-
-
-def metrics(child: Child) -> dict[str, float]:
-    lines = [line for line in child.metrics().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+        assert child.samples()[aborted] == before.get(aborted, 0) + 1
 
 
 def function(**fields: Any) -> list[Any]:

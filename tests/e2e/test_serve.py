@@ -129,36 +129,31 @@ def test_an_empty_text_is_answered_or_refused(client: Client) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_row(child: Child, stream: bool) -> None:
     body: Any = {"prompt": STORY, "max_tokens": 20_000, "ignore_eos": True, "temperature": 0}
-    aborted = _metric(child, ABORTED)
+    before = child.samples()
     with leaving(child.url, COMPLETIONS, body | {"stream": stream}):
         wait_until(lambda: child.live()["quire_running_sequences"])
     child.wait_idle()
-    assert _metric(child, ABORTED) == aborted + 1
+    assert child.samples()[ABORTED] == before.get(ABORTED, 0) + 1
 
 
 def test_a_client_that_goes_away_stops_the_reading_of_its_prompt(
     child: Child, client: Client
 ) -> None:
     prompt = list(range(300, 400)) * 300
-    before, aborted = (_metric(child, name) for name in ("quire_steps_total", ABORTED))
+    before = child.samples()
     with leaving(child.url, COMPLETIONS, {"prompt": prompt, "max_tokens": 1}):
-        wait_until(lambda: _metric(child, "quire_steps_total") > before)
+        wait_until(lambda: child.samples()["quire_steps_total"] > before["quire_steps_total"])
     child.wait_idle()
-    assert _metric(child, ABORTED) == aborted + 1
+    assert child.samples()[ABORTED] == before.get(ABORTED, 0) + 1
     # Pages that were read stay for the next one, but not those of the whole prompt.
     answer = client.complete(prompt[:64], max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == 64
 
 
-def _metric(child: Child, name: str) -> float:
-    lines = [line for line in child.metrics().splitlines() if line.startswith(f"{name} ")]
-    return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
-
-
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(child: Child, client: Client) -> None:
     full = client.text(STORY, **LONG)
     stop = full[len(full) // 2 :][:5]
-    stopped, aborted = _metric(child, STOPPED), _metric(child, ABORTED)
+    before = child.samples()
     for stream in (False, True):
         if stream:
             seen = client.stream(STORY, stop=[stop, "never to be seen"], **LONG)
@@ -168,7 +163,9 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(child: Child, client:
             text, finish = choice["text"], choice["finish_reason"]
         assert (text, finish) == (full[: full.index(stop)], "stop")
     child.wait_idle()
-    assert (_metric(child, STOPPED), _metric(child, ABORTED)) == (stopped + 2, aborted)
+    after = child.samples()
+    assert after[STOPPED] == before.get(STOPPED, 0) + 2
+    assert after.get(ABORTED, 0) == before.get(ABORTED, 0)
 
 
 def test_several_choices(client: Client) -> None:
@@ -253,11 +250,10 @@ def test_a_small_budget_makes_requests_wait_and_loses_none(tmp_path: Path) -> No
             answering = pool.submit(at_once, [partial(ask, prompt) for prompt in prompts])
 
             def over() -> bool:
-                text = child.metrics()
-                samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-                pages = [float(v) for k, v in samples.items() if k.startswith("quire_kv_bytes{")]
-                assert sum(pages) <= float(samples["quire_kv_budget_bytes"])
-                if float(samples["quire_waiting_sequences"]):
+                samples = child.samples()
+                pages = [v for k, v in samples.items() if k.startswith("quire_kv_bytes{")]
+                assert sum(pages) <= samples["quire_kv_budget_bytes"]
+                if samples["quire_waiting_sequences"]:
                     pressed.set()
                 return answering.done()
 

@@ -50,6 +50,11 @@ class Child:
         """The text of /metrics."""
         return _HTTP.get(f"{self.url}/metrics").text
 
+    def samples(self) -> dict[str, float]:
+        """The values of /metrics by their names, which have their labels."""
+        lines = [line for line in self.metrics().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
     def live(self) -> dict[str, float]:
         """What is in flight: requests, sequences, and bytes of pages that they hold."""
         return {name: float(value) for name, value in GAUGES.findall(self.metrics())}
