@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,6 +37,28 @@ def openai_client(url: str) -> OpenAI:
 
 
 FORMATS = ("plain", "page-4", "page-8", "page-8/4", "uniform-4-g64")
+
+
+def blocks(url: str, body: object, read: Callable[[str], None] = lambda text: None) -> list[str]:
+    """The blocks of a stream of events, as they stand on the wire.
+
+    Args:
+        read: sees what has come, again and again.
+    """
+    text = ""
+    with HTTP.stream("POST", url, json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for piece in answer.iter_text():
+            text += piece
+            read(text)
+    assert text.endswith("\n\n")
+    return text.split("\n\n")[:-1]
+
+
+def sets(event: threading.Event, mark: str, count: int) -> Callable[[str], None]:
+    """For `blocks`: sets `event` once `mark` has come so often."""
+    return lambda text: event.set() if text.count(mark) >= count else None
 
 
 @dataclass

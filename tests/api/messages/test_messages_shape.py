@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.api.shared import sse
 from quire.core.request import Failure
-from tests.api.conftest import HTTP, Serve, Served
+from tests.api.conftest import Serve, Served, blocks, sets
 from tests.support.scripted_engine import Script
 
 ANSWER = (
@@ -46,14 +46,8 @@ def events_of(
     Args:
         read: sees what has come, again and again.
     """
-    url, text = f"{served.url}/v1/messages?beta=true", ""
-    with HTTP.stream("POST", url, json={**BODY, **changes}) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for piece in answer.iter_text():
-            text += piece
-            read(text)
     events = []
-    for block in text.split("\n\n")[:-1]:
+    for block in blocks(f"{served.url}/v1/messages?beta=true", {**BODY, **changes}, read):
         name, data = block.split("\n")
         assert name.startswith("event: ")
         assert data.startswith("data: ")
@@ -132,18 +126,13 @@ def test_a_failure_in_the_midst_is_an_error_event(serve: Serve) -> None:
     assert events[-1][1] == {"type": "error", "error": error}
 
 
-def until_pinged(go_on: threading.Event, count: int) -> Callable[[str], None]:
-    """Reads a stream: sets `go_on` once so many pings have come."""
-    return lambda text: go_on.set() if text.count("event: ping") >= count else None
-
-
 def test_pings_keep_a_silent_stream_open(serve: Serve, monkeypatch: Any) -> None:
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.02)
     served, go_on = serve(), threading.Event()
     call = served.ids(ANSWER[ANSWER.index("<|tool_call>") :])
     served.engine.reset(lambda _: Script(call, group=8, held=go_on, held_at=1))
     # One follows the first block's beginning, and would without a silence.
-    names = outline(events_of(served, until_pinged(go_on, 3)))
+    names = outline(events_of(served, sets(go_on, "event: ping", 3)))
     assert names[0] == "message_start"
     assert names[-1] == "message_stop"
 
@@ -155,7 +144,7 @@ def test_a_stream_that_waits_for_its_first_token_begins_with_the_message(
     served, go_on = serve(), threading.Event()
     script = Script(served.ids("Hello."), held=go_on, cached_tokens=3)
     served.engine.reset(lambda _: script)
-    events = events_of(served, until_pinged(go_on, 1))
+    events = events_of(served, sets(go_on, "event: ping", 1))
     assert [name for name, _ in events[:2]] == ["message_start", "ping"]
     assert [name for name, _ in events].count("message_start") == 1
     assert events[0][1]["message"]["usage"]["cache_read_input_tokens"] == 0

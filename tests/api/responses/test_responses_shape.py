@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.api.shared import sse
-from tests.api.conftest import HTTP, Serve, Served
+from tests.api.conftest import HTTP, Serve, Served, blocks, sets
 from tests.support.scripted_engine import Script
 
 THOUGHT = "<|channel>thought\nHm.<channel|>"
@@ -79,33 +79,11 @@ CODEX: dict[str, Any] = {
 }
 
 
-def stream(
-    served: Served,
-    path: str,
-    body: dict[str, Any],
-    read: Callable[[str], None] = lambda text: None,
-) -> list[str]:
-    """The blocks of a stream, as they stand on the wire.
-
-    Args:
-        read: sees what has come, again and again.
-    """
-    text = ""
-    with HTTP.stream("POST", f"{served.url}{path}", json=body) as answer:
-        assert answer.status_code == 200, answer.read()
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for piece in answer.iter_text():
-            text += piece
-            read(text)
-    assert text.endswith("\n\n")
-    return text.split("\n\n")[:-1]
-
-
 def codex(
     served: Served, read: Callable[[str], None] = lambda text: None, **changes: Any
 ) -> list[dict[str, Any]]:
     events = []
-    for block in stream(served, "/v1/responses", {**CODEX, **changes}, read):
+    for block in blocks(f"{served.url}/v1/responses", {**CODEX, **changes}, read):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -308,11 +286,7 @@ def test_a_silent_stream_shows_signs_of_life(serve: Serve, monkeypatch: Any) -> 
     served, go_on = serve(), threading.Event()
     served.engine.reset(lambda _: Script(served.ids(SHELL), group=8, held=go_on))
 
-    def read(text: str) -> None:
-        if text.count("event: response.in_progress") > 1:
-            go_on.set()
-
-    events = codex(served, read)
+    events = codex(served, sets(go_on, "event: response.in_progress", 2))
     names = [event["type"].removeprefix("response.") for event in events]
     assert names[:3] == ["created", "in_progress", "in_progress"]
     assert list(dict.fromkeys(outline(events)))[1:] == [
@@ -346,9 +320,9 @@ WEBUI: dict[str, Any] = {
 
 @pytest.mark.parametrize("answer", [f"{THOUGHT}Yes.{SHELL}", "Yes.", ""])
 def test_the_chunks_of_a_chat(serve: Serve, answer: str) -> None:
-    *blocks, done = stream(serve(answer), "/v1/chat/completions", WEBUI)
+    *chunked, done = blocks(f"{serve(answer).url}/v1/chat/completions", WEBUI)
     assert done == "data: [DONE]"
-    chunks = [json.loads(block.removeprefix("data: ")) for block in blocks]
+    chunks = [json.loads(block.removeprefix("data: ")) for block in chunked]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
     *chunks, usage = chunks
