@@ -50,14 +50,10 @@ class ErnieVideoProcessor(VideoProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        values = {"min_frames": 16, "max_frames": 180} | settings.values
-        every = values.get("fps") is None
-        if every:
-            values.pop("fps", None)
-        known = settings.like(values)
+        known = settings.like({"min_frames": 16, "max_frames": 180} | settings.values)
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
         sampling = Sampling.open(known, config, 14, _ROWS)
-        return cls(placeholders, sampling, every=every, font=_font(known))
+        return cls(placeholders, sampling, every=not known.has("fps"), font=_font(known))
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own = self._sampling
