@@ -77,91 +77,36 @@ __device__ __forceinline__ void store_codes(const unsigned* codes, unsigned* wor
     }
   }
 }
-// A warp codes a vector: scale and bias of each group by its range, of which no more than `reach`
-// standard deviations about the mean if that is not 0; then fitted some times to the codes by least squares.
-template <int E, int EACH_GROUP, int EACH_BITS, int FITS>
-__device__ __forceinline__ void code_vector(const float* x, unsigned* words, __half* scales, __half* biases,
-                                            float reach = 0.f) {
-  constexpr int OF = EACH_GROUP / 32;
-  constexpr float TOP = (1 << EACH_BITS) - 1;
-  const int lane = threadIdx.x & 31;
-  unsigned found[E];
-  #pragma unroll
-  for (int g = 0; g < E / OF; g++) {
-    const float* own = x + g * OF;
-    float codes[OF], low = 1e38f, high = -1e38f, mean = 0.f;
-    #pragma unroll
-    for (int i = 0; i < OF; i++) {
-      low = fminf(low, own[i]);
-      high = fmaxf(high, own[i]);
-      mean += own[i];
-    }
-    #pragma unroll
-    for (int by = 16; by > 0; by /= 2) {
-      low = fminf(low, __shfl_xor_sync(0xffffffffu, low, by));
-      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, by));
-    }
-    if (FITS > 0 || reach > 0.f) mean = lanes_sum(mean) * (1.f / EACH_GROUP);
-    if (reach > 0.f) {
-      float squares = 0.f;
-      #pragma unroll
-      for (int i = 0; i < OF; i++) squares += (own[i] - mean) * (own[i] - mean);
-      const float range = reach * sqrtf(lanes_sum(squares) * (1.f / EACH_GROUP));
-      low = fmaxf(low, mean - range);
-      high = fminf(high, mean + range);
-    }
-    float scale = stored((high - low) / TOP), bias = stored(low);
-    for (int fit = 0; fit <= FITS; fit++) {
-      const float inverse = scale == 0.f ? 0.f : 1.f / scale;
-      float code_mean = 0.f;
-      #pragma unroll
-      for (int i = 0; i < OF; i++) {
-        codes[i] = code_of(own[i], bias, inverse, TOP);
-        code_mean += codes[i];
-      }
-      if (fit == FITS) break;
-      code_mean = lanes_sum(code_mean) * (1.f / EACH_GROUP);
-      float spread = 0.f, product = 0.f;
-      #pragma unroll
-      for (int i = 0; i < OF; i++) {
-        const float centred = codes[i] - code_mean;
-        spread += centred * centred;
-        product += centred * own[i];
-      }
-      spread = lanes_sum(spread);
-      product = lanes_sum(product);
-      if (spread != 0.f) {
-        scale = stored(product / fmaxf(spread, 0.25f));
-        bias = stored(mean - scale * code_mean);
-      }
-    }
-    #pragma unroll
-    for (int i = 0; i < OF; i++) found[g * OF + i] = (unsigned)codes[i];
-    if (lane == 0) {
-      scales[g] = __float2half(scale);
-      biases[g] = __float2half(bias);
-    }
-  }
-  store_codes<E, EACH_BITS>(found, words);
+// The sum of what LANES lanes have: a warp, or one by itself.
+template <int LANES>
+__device__ __forceinline__ float sum_over(float x) {
+  static_assert(LANES == 1 || LANES == 32, "a lane or a warp");
+  return LANES == 1 ? x : lanes_sum(x);
 }
-// A lane codes a vector of 64 numbers by itself, as one group; see `code_vector`.
-template <int EACH_BITS, int FITS>
-__device__ __forceinline__ void code_alone(const float* x, unsigned* words, __half* scale_to, __half* bias_to,
-                                           float reach = 0.f) {
-  constexpr float TOP = (1 << EACH_BITS) - 1;
-  float codes[64], low = 1e38f, high = -1e38f, mean = 0.f;
+struct Fitted { float scale, bias; };
+// LANES lanes code a group, of which each has N numbers: scale and bias by its range, of which no more than
+// `reach` standard deviations about the mean if that is not 0; then fitted some times to the codes by least squares.
+template <int LANES, int N, int EACH_BITS, int FITS>
+__device__ __forceinline__ Fitted code_group(const float* x, unsigned* to, float reach) {
+  constexpr float TOP = (1 << EACH_BITS) - 1, SHARE = 1.f / (LANES * N);
+  float codes[N], low = 1e38f, high = -1e38f, mean = 0.f;
   #pragma unroll
-  for (int i = 0; i < 64; i++) {
+  for (int i = 0; i < N; i++) {
     low = fminf(low, x[i]);
     high = fmaxf(high, x[i]);
     mean += x[i];
   }
-  mean *= 1.f / 64.f;
+  #pragma unroll
+  for (int by = LANES / 2; by > 0; by /= 2) {
+    low = fminf(low, __shfl_xor_sync(0xffffffffu, low, by));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, by));
+  }
+  if (FITS > 0 || reach > 0.f) mean = sum_over<LANES>(mean) * SHARE;
   if (reach > 0.f) {
     float squares = 0.f;
     #pragma unroll
-    for (int i = 0; i < 64; i++) squares += (x[i] - mean) * (x[i] - mean);
-    const float range = reach * sqrtf(squares * (1.f / 64.f));
+    for (int i = 0; i < N; i++) squares += (x[i] - mean) * (x[i] - mean);
+    const float range = reach * sqrtf(sum_over<LANES>(squares) * SHARE);
     low = fmaxf(low, mean - range);
     high = fminf(high, mean + range);
   }
@@ -170,35 +115,62 @@ __device__ __forceinline__ void code_alone(const float* x, unsigned* words, __ha
     const float inverse = scale == 0.f ? 0.f : 1.f / scale;
     float code_mean = 0.f;
     #pragma unroll
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < N; i++) {
       codes[i] = code_of(x[i], bias, inverse, TOP);
       code_mean += codes[i];
     }
     if (fit == FITS) break;
-    code_mean *= 1.f / 64.f;
+    code_mean = sum_over<LANES>(code_mean) * SHARE;
     float spread = 0.f, product = 0.f;
     #pragma unroll
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < N; i++) {
       const float centred = codes[i] - code_mean;
       spread += centred * centred;
       product += centred * x[i];
     }
+    spread = sum_over<LANES>(spread);
+    product = sum_over<LANES>(product);
     if (spread != 0.f) {
       scale = stored(product / fmaxf(spread, 0.25f));
       bias = stored(mean - scale * code_mean);
     }
   }
-  unsigned packed_codes[2 * EACH_BITS] = {};
+  #pragma unroll
+  for (int i = 0; i < N; i++) to[i] = (unsigned)codes[i];
+  return {scale, bias};
+}
+// A warp codes a vector in groups.
+template <int E, int EACH_GROUP, int EACH_BITS, int FITS>
+__device__ __forceinline__ void code_vector(const float* x, unsigned* words, __half* scales, __half* biases,
+                                            float reach = 0.f) {
+  constexpr int OF = EACH_GROUP / 32;
+  unsigned codes[E];
+  #pragma unroll
+  for (int g = 0; g < E / OF; g++) {
+    const Fitted found = code_group<32, OF, EACH_BITS, FITS>(x + g * OF, codes + g * OF, reach);
+    if ((threadIdx.x & 31) == 0) {
+      scales[g] = __float2half(found.scale);
+      biases[g] = __float2half(found.bias);
+    }
+  }
+  store_codes<E, EACH_BITS>(codes, words);
+}
+// A lane codes a vector of 64 numbers by itself, as one group.
+template <int EACH_BITS, int FITS>
+__device__ __forceinline__ void code_alone(const float* x, unsigned* words, __half* scale, __half* bias,
+                                           float reach = 0.f) {
+  unsigned codes[64], packed_codes[2 * EACH_BITS] = {};
+  const Fitted found = code_group<1, 64, EACH_BITS, FITS>(x, codes, reach);
   #pragma unroll
   for (int i = 0; i < 64; i++) {
     const int word = i * EACH_BITS / 32, by = i * EACH_BITS % 32;
-    packed_codes[word] |= (unsigned)codes[i] << by;
-    if (by + EACH_BITS > 32) packed_codes[word + 1] |= (unsigned)codes[i] >> (32 - by);
+    packed_codes[word] |= codes[i] << by;
+    if (by + EACH_BITS > 32) packed_codes[word + 1] |= codes[i] >> (32 - by);
   }
   #pragma unroll
   for (int n = 0; n < 2 * EACH_BITS; n++) words[n] = packed_codes[n];
-  *scale_to = __float2half(scale);
-  *bias_to = __float2half(bias);
+  *scale = __float2half(found.scale);
+  *bias = __float2half(found.bias);
 }
 // A warp codes a vector's direction: the nearest level of a codebook for each element, by the edges
 // between levels. The vector's length is the scale.
