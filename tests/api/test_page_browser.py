@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -14,18 +13,14 @@ from typing import Any
 import pytest
 
 from quire.api.app import build_app
-from quire.core.config import EngineConfig, ModelConfig, ServerConfig
-from quire.core.messages import Progress
+from quire.core.config import ServerConfig
 from quire.core.request import Request
-from quire.serving.assembly import assemble
-from quire.serving.models import Loaded, Models, OnProgress
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
 from tests.core.test_figures import DURATIONS, SIZES
 from tests.media.files import encoded_sound, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
-from tests.support.server import one_model, serving
-from tests.support.waiting import HANG_S
+from tests.support.server import one_model, serving, slow_models
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -465,16 +460,7 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
     engine = ScriptedEngine(served.engine.info, lambda _: Script(served.ids("Chosen")))
     opening = threading.Event()
 
-    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
-        on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
-        await asyncio.to_thread(opening.wait, HANG_S)
-        return Loaded(assemble(engine, model_config.name, model_config.serving))
-
-    config = ServerConfig()
-    model_configs = [
-        ModelConfig(EngineConfig(""), replace(config, served_name=name)) for name in ("a", "b")
-    ]
-    with serving(build_app(Models(model_configs, opener), config)) as url:
+    with serving(build_app(slow_models(engine, opening), ServerConfig())) as url:
         opened(page, url)
         page.click("nav >> text=Live")
         page.wait_for_selector(".model:has-text('unloaded')")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import re
@@ -28,17 +27,15 @@ from quire.cli.chat_terminal import history_file, typed_lines
 from quire.cli.conversation import Chat, ChatError
 from quire.cli.own_server import own_server
 from quire.cli.served import Server
-from quire.core.config import EngineConfig, ModelConfig, ServerConfig
+from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
 from quire.core.messages import Progress
 from quire.core.request import Failure, Request
 from quire.demo import MODEL_DIR
-from quire.serving.assembly import assemble
-from quire.serving.models import Loaded, Models, OnProgress
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Serve, Served
 from tests.support.scripted_engine import Script, ScriptedEngine
-from tests.support.server import one_model, serving
+from tests.support.server import one_model, serving, slow_models
 from tests.support.waiting import HANG_S, wait_until
 
 CALL = '<|tool_call>call:get_weather{city:<|"|>Tokyo<|"|>}<tool_call|>'
@@ -351,15 +348,7 @@ def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) ->
                 opening.set()
             return super().write(text)
 
-    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
-        on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
-        await asyncio.to_thread(opening.wait, HANG_S)
-        return Loaded(assemble(engine, model_config.name, model_config.serving))
-
-    model_configs = [
-        ModelConfig(EngineConfig(""), ServerConfig(served_name=name)) for name in ("a", "b")
-    ]
-    app = build_app(Models(model_configs, opener), ServerConfig())
+    app = build_app(slow_models(engine, opening), ServerConfig())
     with serving(app) as url, httpx.Client(verify=False, timeout=HANG_S) as client:
         console = Console(file=Screen(), force_terminal=True, width=80)
         talk = Chat(client, Server(url), {"model": "b"}, console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import select
 import socket
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.connections import LimitedProtocol
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
+from quire.core.messages import Progress
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
 from quire.serving.models import Loaded, Models, OnProgress
@@ -56,6 +58,18 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
     models = Models((model_config,), opener)
     models.default.loaded = Loaded(assemble(client, name, config))
     return models
+
+
+def slow_models(client: EngineClient, opening: threading.Event) -> Models:
+    """Unloaded models `a` and `b`; one that is loaded has 2 of 5 GB read until `opening` is set."""
+
+    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
+        on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
+        await asyncio.to_thread(opening.wait, HANG_S)
+        return Loaded(assemble(client, model_config.name, model_config.serving))
+
+    configs = [ModelConfig(EngineConfig(""), ServerConfig(served_name=name)) for name in "ab"]
+    return Models(configs, opener)
 
 
 class InFlight:
