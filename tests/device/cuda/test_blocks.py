@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
 from quire.device.coding import Chunk, CodedChunk, VectorCoding
-from quire.device.cuda import blocks, encoding
+from quire.device.cuda import blocks
 from quire.device.cuda.blocks import BlockEncoder, BlockKind
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.cuda.encoding import Encoder, Kind
@@ -24,7 +24,6 @@ from quire.device.device import current_device
 from quire.device.gpu_kernels import Kernel
 from quire.device.operations import Operations
 from tests.attention.rows import HandRows
-from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
 from tests.support.nvcc import assert_compiles
 
@@ -49,16 +48,6 @@ class _ByBlocks(Operations):
         found = self.blocks.code(chunk, codings)
         self.served.append(found is not None)
         return found
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (blocks, encoding):
-        monkeypatch.setattr(module, "cuda_kernel", emulate)
-        module._kernel.cache_clear()
-    yield
-    for module in (blocks, encoding):
-        module._kernel.cache_clear()
 
 
 def store_of(shape: LayerShape, format: KVFormat) -> PackedStore:

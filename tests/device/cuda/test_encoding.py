@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import pytest
 
 from quire.cache.formats.codecs import AffineCodec, CodebookCodec, Codec
-from quire.device.cuda import encoding
 from quire.device.cuda.encoding import Encoder, encoding_differs
-from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.usefixtures("emulated"),
+]
 EVERY = [
     *(AffineCodec(64, n, 64, rotate=False, refit=False) for n in (2, 3, 4, 5, 6, 8)),
     *(AffineCodec(64, n, 32, rotate=True, refit=True) for n in (2, 3, 6)),
@@ -21,14 +20,6 @@ EVERY = [
     AffineCodec(90, 4, 64, rotate=False, refit=True),
     *(CodebookCodec(128, n) for n in (2, 3, 4)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(encoding, "cuda_kernel", emulate)
-    encoding._kernel.cache_clear()
-    yield
-    encoding._kernel.cache_clear()
 
 
 def assert_coded_alike(vectors: list[mx.array], codecs: list[Codec]) -> None:
