@@ -17,7 +17,7 @@ def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
         begun, streamed = threading.Event(), list[Streamed]()
         neighbour = threading.Thread(
             target=lambda: streamed.append(
-                client.stream("Once", lambda _: begun.set(), max_tokens=3000, ignore_eos=True)
+                client.stream("Once", lambda _: begun.set(), max_tokens=20_000, ignore_eos=True)
             )
         )
         neighbour.start()
