@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.api.connections import ConnectionLimits, LimitedProtocol
 from quire.core.config import ServerConfig
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 from tests.support.child import quire_serve
 from tests.support.scripted_engine import Script
 from tests.support.waiting import HANG_S, wait_until
@@ -147,7 +147,7 @@ def test_a_stream_that_nobody_reads_ends(serve: Serve, monkeypatch: pytest.Monke
     wait_until(lambda: served.engine.tickets)
     metrics = f"{served.url}/metrics"
     wait_until(
-        lambda: "quire_http_in_flight 0" in httpx.get(metrics, timeout=HANG_S).text,
+        lambda: "quire_http_in_flight 0" in HTTP.get(metrics).text,
         lambda: "the stream holds its slot",
     )
     client.settimeout(HANG_S)
