@@ -22,9 +22,6 @@ from tests.support.server import JSON_TYPE
 ASK = [{"role": "user", "content": "Hi."}]
 
 
-JSON_BODY = {"content-type": "application/json"}
-
-
 def post(url: str, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
     if path.endswith("chat/completions"):
         body.setdefault("messages", ASK)
@@ -290,7 +287,7 @@ def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> 
 def test_a_number_that_no_float_holds_is_refused(serve: Serve, path: str, number: str) -> None:
     tool = '{"type": "function", "function": {"name": "f", "parameters": {"default": %s}}}'
     body = f'{{"model": "quire-demo", "tools": [{tool % number}]}}'.encode()
-    answer = HTTP.post(f"{serve().url}/v1/{path}", content=body, headers=JSON_BODY)
+    answer = HTTP.post(f"{serve().url}/v1/{path}", content=body, headers=JSON_TYPE)
     assert answer.status_code == 400
     assert "out of range" in answer.text
 
@@ -299,7 +296,7 @@ def test_a_number_that_no_float_holds_is_refused(serve: Serve, path: str, number
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
 def test_a_number_that_is_not_finite_is_named(serve: Serve, path: str, number: str) -> None:
     body = f'{{"model": "quire-demo", "a": [1, {{}}], "logit_bias": {{"5": {number}}}}}'.encode()
-    answer = HTTP.post(f"{serve().url}/v1/{path}", content=body, headers=JSON_BODY)
+    answer = HTTP.post(f"{serve().url}/v1/{path}", content=body, headers=JSON_TYPE)
     assert answer.status_code == 400
     assert "Invalid value for 'logit_bias.5'" in answer.text
     assert "finite" in answer.text

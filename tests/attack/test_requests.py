@@ -19,7 +19,7 @@ from quire.api.shared.seal import Seal
 from tests.attack.harness import MIB, Victim
 from tests.support.child import quire_serve
 from tests.support.everyday import everyday
-from tests.support.server import answered, leaving
+from tests.support.server import JSON_TYPE, answered, leaving
 from tests.support.waiting import HANG_S, wait_until
 
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
@@ -106,12 +106,7 @@ def test_a_neighbour_notices_nothing(victim: Victim, name: str) -> None:
     route, make = REQUESTS[name]
     body = json.dumps(make()).encode()
     with victim.watched() as seen:
-        answer = httpx.post(
-            victim.url + route,
-            content=body,
-            headers={"content-type": "application/json"},
-            timeout=200,
-        )
+        answer = httpx.post(victim.url + route, content=body, headers=JSON_TYPE, timeout=200)
     assert answer.status_code in (200, 400), answer.text
     # Of one process at most: what a job may take, and copies of the body on its way.
     seen.check(peak=1200 * MIB)

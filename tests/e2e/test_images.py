@@ -32,6 +32,7 @@ from tests.e2e.asking import SKILLS, ask, format_fields
 from tests.e2e.client import CHAT, Client, at_once, one_by_one
 from tests.support.child import Child, quire_serve
 from tests.support.everyday import everyday
+from tests.support.server import JSON_TYPE
 from tests.support.waiting import wait_until
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -1023,7 +1024,7 @@ class TestMutations:
             answer = narrow.http.post(
                 route,
                 content=json.dumps(body),  # escapes what UTF-8 cannot hold
-                headers={"content-type": "application/json"},
+                headers=JSON_TYPE,
             )
             codes.add(answer.status_code)
             assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
