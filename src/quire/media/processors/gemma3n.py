@@ -81,9 +81,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
         """`[samples]` -> `[frames, bins]`."""
         maximum = 30 * self.rate
         heard = np.pad(samples[:maximum], (0, -len(samples[:maximum]) % _SAMPLES))
-        if len(heard) <= self._mel.frame:  # the extractor looks one sample further than a frame
-            return np.empty((0, self._mel.bins), np.float32)
-        windows = self._mel.frames(heard, beyond=1)
+        windows = self._mel.frames(heard, beyond=1)  # the extractor looks one sample further
         before = np.concatenate([windows[:, :1], windows[:, :-2]], axis=1)
         bins = self._mel.bins_of(windows[:, :-1] - self._emphasis * before)
         return np.log(np.maximum(bins, self._floor)).astype(np.float32)

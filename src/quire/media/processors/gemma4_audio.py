@@ -61,9 +61,8 @@ class Gemma4AudioProcessor(AudioProcessor):
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """`[samples]` -> `[frames, bins]`: the frames that lie within the sound."""
         padded = np.pad(samples, (self._mel.frame // 2, 0))
-        if len(padded) <= self._mel.frame:  # the extractor looks one sample further than a frame
-            return np.empty((0, self._mel.bins), np.float32)
-        bins = self._mel.bins_of(self._mel.frames(padded, beyond=1)[:, :-1])
+        windows = self._mel.frames(padded, beyond=1)  # the extractor looks one sample further
+        bins = self._mel.bins_of(windows[:, :-1])
         return np.log(bins + self._floor).astype(np.float32)
 
 

@@ -31,18 +31,19 @@ class MelSpectrogram:
         self.rate = rate
         self.frame = frame
         self.hop = hop
-        self.bins = filters.shape[1]
         self._fft = fft
         self._filters = filters
         self._window = hann_window(frame)
 
     def frames(self, samples: Samples, *, beyond: int = 0) -> Samples:
-        """`[samples]` -> `[frames, frame + beyond]`: those that lie within, a view.
+        """`[samples]` -> `[frames, frame + beyond]`: those that lie within, if any; a view.
 
         Args:
             beyond: samples behind each frame that come along.
         """
         size = self.frame + beyond
+        if len(samples) < size:
+            return np.empty((0, size), samples.dtype)
         return np.lib.stride_tricks.sliding_window_view(samples, size)[:: self.hop]
 
     def bins_of(
