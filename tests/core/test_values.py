@@ -67,6 +67,13 @@ def test_what_is_missing_is_named() -> None:
     assert str(values().error("gone", "why")) == f"{FILE}: gone is missing, why"
 
 
+def test_a_part_or_the_object_itself() -> None:
+    size = values().nested("size")
+    assert size.within("empty").prefix == "size.empty."
+    assert size.within("gone").prefix == size.prefix
+    assert values().within("none").values == VALUES
+
+
 def test_original_keys_are_named_by_their_whole_way() -> None:
     config = {
         "model_type": "multi_modality",

@@ -12,6 +12,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.models import registry
 from quire.models.loader import context_length, trained_length
+from quire.models.settings import Settings
 from tests.support.registered import CONFIGS
 
 Config = dict[str, Any]
@@ -80,3 +81,17 @@ def test_a_fault_of_ours_is_not_the_configuration_s(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(registry.FAMILIES, "llama", faulty)
     with pytest.raises(KeyError):
         registry.build(CONFIGS["llama"])
+
+
+def test_what_was_asked_of_a_part_was_not_asked_of_the_whole() -> None:
+    whole = Settings({"clip_qkv": 2.5, "vision_config": {"clip_qkv": 1.5, "scale_emb": 3.0}})
+    vision = whole.nested("vision_config")
+    assert vision.number("clip_qkv") == 1.5
+    with pytest.raises(ModelError, match=r"config.json: clip_qkv = 2.5 is not supported"):
+        whole.refuse_unasked()
+    assert whole.number("clip_qkv") == 2.5
+    whole.refuse_unasked()
+    with pytest.raises(ModelError, match=r"vision_config.scale_emb = 3.0 is not supported"):
+        vision.refuse_unasked()
+    assert vision.number("scale_emb") == 3.0
+    whole.within("vision_config").refuse_unasked()  # the same part again

@@ -20,7 +20,7 @@ class Values:
     computed with is checked here.
 
     Args:
-        asked: takes the keys that were asked for.
+        asked: takes the keys that were asked for, each with its way to it within the file.
         file: what holds the object.
         prefix: the way to the object within the file, such as "text_config.".
     """
@@ -122,9 +122,13 @@ class Values:
             raise self._lacks(names[0])
         return self.like({}, f"{names[0]}.")
 
+    def within(self, name: str) -> Self:
+        """The object under a key, even one without keys; this object if there is none."""
+        return self.nested(name, needed=False) if self.has(name) else self
+
     def has(self, name: str) -> bool:
         """Whether the key is there and not null."""
-        self._asked.add(name)
+        self._asked.add(self.prefix + name)
         return self.values.get(name) is not None
 
     def _elements(self, name: str, kind: Any) -> list[Any]:
@@ -135,7 +139,7 @@ class Values:
         return values
 
     def _typed(self, names: tuple[str, ...], default: Any, kind: Any) -> Any:
-        self._asked.update(names)
+        self._asked.update(self.prefix + name for name in names)
         for name in names:
             value = self.values.get(name)
             if value is None:

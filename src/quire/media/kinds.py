@@ -163,7 +163,7 @@ def _config(folder: Path) -> Values:
     """The model's keys; those of the part that reads, in one that also speaks (Qwen3-Omni)."""
     path = folder / "config.json"
     config = Values(read_config(folder), file=path)
-    return config.nested("thinker_config") if config.has("thinker_config") else config
+    return config.within("thinker_config")
 
 
 def _table(where: str) -> Mapping[str, Open]:

@@ -119,13 +119,15 @@ _DEFAULTS: dict[str, Any] = {
 
 def _rotations(s: Settings) -> dict[str, RopeParameters]:
     """By the kind of layer, in either spelling."""
-    given = s.part("rope_parameters") or {
-        FULL: {"rope_theta": s.values.get("rope_theta"), **s.part("rope_scaling")},
-        SLIDING: {"rope_theta": s.values.get("rope_local_base_freq")},
-    }
+    by_kind = s.nested("rope_parameters", needed=False)
+    if not by_kind.values:
+        stretched = s.nested("rope_scaling", needed=False).values
+        full = {"rope_theta": s.values.get("rope_theta"), **stretched}
+        sliding = {"rope_theta": s.values.get("rope_local_base_freq")}
+        by_kind = s.like({FULL: full, SLIDING: sliding})
     rotations = {}
     for kind, theta in _THETA.items():
-        part = Settings(Settings(given).part(kind)).filled(rope_theta=theta)
+        part = by_kind.nested(kind, needed=False).filled(rope_theta=theta)
         rotations[kind] = RopeParameters.from_dict(part.values)
     return rotations
 

@@ -56,20 +56,19 @@ class Gemma3nAudioArguments(Gemma4AudioArguments):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self | None:
         s = Settings(config)
-        audio = s.part("audio_config")
-        if not audio:
+        a = s.nested("audio_config", needed=False)
+        if not a.values:
             return None
-        a = Settings(audio)
         a.only("sscp_conv_kernel_size", [[3, 3], [3, 3]])
         a.only("sscp_conv_stride_size", [[2, 2], [2, 2]])
-        named = {ours: audio.get(theirs) for theirs, ours in _KEYS.items()}
-        text = Settings(s.part("text_config"))
+        named = {ours: a.values.get(theirs) for theirs, ours in _KEYS.items()}
+        text = s.nested("text_config", needed=False)
         return read_arguments(
             cls,
-            audio,
+            a.values,
             **named,
             text_hidden_size=text.integer("hidden_size", default=2048),
-            hidden_size=audio.get("hidden_size", 1536),
+            hidden_size=a.integer("hidden_size", default=1536),
             subsampling_conv_channels=a.integers("sscp_conv_channel_size") or None,
             use_clipped_linears=False,
             rows=config.get("audio_soft_tokens_per_image"),

@@ -49,10 +49,9 @@ class Gemma3nVisionArguments(OwnVocabulary):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self | None:
         s = Settings(config)
-        vision = s.part("vision_config")
-        if not vision:
+        v = s.nested("vision_config", needed=False)
+        if not v.values:
             return None
-        v = Settings(vision)
         v.only("architecture", _ARCHITECTURE)
         rows = s.integer("vision_soft_tokens_per_image", default=256)
         side = isqrt(rows)
@@ -69,8 +68,9 @@ class Gemma3nVisionArguments(OwnVocabulary):
             side=side,
             output_size=v.integer("hidden_size", default=2048),
         )
-        width = s.part("text_config").get("hidden_size", 2048)
-        return read_arguments(cls, vision, net=net, text_hidden_size=width)
+        text = s.nested("text_config", needed=False)
+        width = text.integer("hidden_size", default=2048)
+        return read_arguments(cls, v.values, net=net, text_hidden_size=width)
 
 
 def _block(args: Settings) -> Block:

@@ -81,13 +81,16 @@ class Gemma4Arguments:
         text, count = s.values, s.integer("num_hidden_layers")
         types = s.layer_types([SLIDING if (i + 1) % 6 else FULL for i in range(count)])
         types = (*types[:-1], FULL)  # the last layer is full whatever the file says
-        rope = Settings(_DEFAULT_ROPE | s.part("rope_parameters"))
+        rope = s.nested("rope_parameters", needed=False).filled(**_DEFAULT_ROPE)
         head_dim, kv_heads = _full_layer_shape(s, types)
         return read_arguments(
             cls,
             text,
             layer_types=types,
-            rope={kind: RopeParameters.from_dict(rope.part(kind)) for kind in (FULL, SLIDING)},
+            rope={
+                kind: RopeParameters.from_dict(rope.nested(kind, needed=False).values)
+                for kind in (FULL, SLIDING)
+            },
             global_head_dim=head_dim,
             num_global_key_value_heads=kv_heads,
             # A null means no such embedding; only an absent key means the default size.
@@ -128,8 +131,8 @@ def _full_layer_shape(s: Settings, types: tuple[str, ...]) -> tuple[int | None, 
     if not s.has("per_layer_config"):
         heads = text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None
         return text.get("global_head_dim") or 512, heads or text.get("num_key_value_heads")
-    listed = Settings(s.part("per_layer_config"))
-    changes = [listed.part(layer) for layer in listed.values]
+    listed = s.nested("per_layer_config", needed=False)
+    changes = [listed.nested(layer, needed=False).values for layer in listed.values]
     full = {str(index) for index, kind in enumerate(types) if kind == FULL}
     known = {"head_dim", "num_key_value_heads"}
     if listed.values.keys() != full or any(c != changes[0] or c.keys() - known for c in changes):

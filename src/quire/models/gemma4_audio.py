@@ -83,14 +83,14 @@ class Gemma4AudioArguments:
             ModelError: a value that is not known.
         """
         s = Settings(config)
-        audio = s.part("audio_config")
-        if not audio:
+        audio = s.nested("audio_config", needed=False)
+        if not audio.values:
             return None
         return read_arguments(
             cls,
-            audio,
+            audio.values,
             text_hidden_size=s.within("text_config").values.get("hidden_size"),
-            subsampling_conv_channels=Settings(audio).integers("subsampling_conv_channels") or None,
+            subsampling_conv_channels=audio.integers("subsampling_conv_channels") or None,
         )
 
     @property

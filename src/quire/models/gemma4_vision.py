@@ -73,17 +73,17 @@ class Gemma4VisionArguments:
             ModelError: a value that is not known.
         """
         s = Settings(config)
-        vision = s.part("vision_config")
-        if not vision:
+        vision = s.nested("vision_config", needed=False)
+        if not vision.values:
             return None
-        rope = Settings(vision).part("rope_parameters")
+        rope = vision.nested("rope_parameters", needed=False)
         # The first checkpoints call "default" what transformers has since named "axial".
-        require("rope_type", rope.get("rope_type") or "axial", ("axial", "default"))
+        rope.only("rope_type", "axial", "default")
         return read_arguments(
             cls,
-            vision,
+            vision.values,
             text_hidden_size=s.within("text_config").values.get("hidden_size"),
-            rope_theta=rope.get("rope_theta"),
+            rope_theta=rope.values.get("rope_theta"),
         )
 
     @property

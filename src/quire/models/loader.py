@@ -159,7 +159,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """The configuration with LongRoPE's rotations for short contexts, if the limit is one."""
     settings = Settings(config)
-    scaling, trained = settings.scaling(), settings.trained_context()
+    scaling, trained = settings.scaling().values, settings.trained_context()
     if not limit or not scaling or trained is None or limit > trained:
         return config
     return config | {"rope_scaling": scaling | {"longer": False}}

@@ -46,12 +46,6 @@ class Settings(Values):
     Keys that nobody asks for are not the model's business (training, versions).
     """
 
-    def within(self, name: str) -> Settings:
-        """The keys of a part, such as `text_config`; this configuration if it has no such part."""
-        if not self.has(name):
-            return self
-        return self.nested(name, needed=False)
-
     def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
         """A list of pairs of integers; empty if absent."""
         pairs = [self.like({name: each}).integers(name) for each in self._elements(name, list)]
@@ -64,10 +58,6 @@ class Settings(Values):
         lists = [self.like({name: each}) for each in self._elements(name, list)]
         within = f"{name}."
         return [[self.like(e, within) for e in one._elements(name, dict)] for one in lists]
-
-    def part(self, *names: str) -> dict[str, Any]:
-        """The object under the first of these keys that has one with keys; empty if none has."""
-        return self.nested(*names, needed=False).values
 
     def changed(self, **changes: Any) -> Settings:
         """The same with other values."""
@@ -94,8 +84,10 @@ class Settings(Values):
         Raises:
             ModelError: naming the key and its value.
         """
-        for name in _CHANGES_RESULTS - self._asked:
-            require(name, self.values.get(name), _NEUTRAL)
+        for name in _CHANGES_RESULTS:
+            way = self.prefix + name
+            if way not in self._asked:
+                require(way, self.values.get(name), _NEUTRAL, self.file)
 
     def rope(self, *, theta: float = 1e4, partial: float | None = None) -> RopeParameters:
         """The rotation of all layers.
@@ -121,7 +113,7 @@ class Settings(Values):
             values["factor"] = longest / trained
         if partial is not None or self.has("partial_rotary_factor"):
             values["partial_rotary_factor"] = self.number("partial_rotary_factor", default=partial)
-        given = {name: value for name, value in self.scaling().items() if value is not None}
+        given = {name: value for name, value in self.scaling().values.items() if value is not None}
         given.pop("original_max_position_embeddings", None)  # read by `trained_context`
         rope = RopeParameters.from_dict(values | given)
         if partial is not None:
@@ -130,24 +122,24 @@ class Settings(Values):
             require("partial_rotary_factor", rope.partial_rotary_factor, (1.0,))
         return replace(rope, partial_rotary_factor=1.0)
 
-    def scaling(self) -> dict[str, Any]:
+    def scaling(self) -> Settings:
         """What is said of rotations, by the key of transformers 4 or 5; empty if nothing is."""
-        return self.part("rope_scaling", "rope_parameters")
+        return self.nested("rope_scaling", "rope_parameters", needed=False)
 
     def rope_type(self) -> str:
         """How the rotations of all layers are stretched."""
-        return rope_type(self.scaling())
+        return rope_type(self.scaling().values)
 
     def rope_types(self) -> set[str]:
         """The same where each kind of layer may have its own."""
-        scaling = self.scaling()
+        scaling = self.scaling().values
         by_kind = (part for part in scaling.values() if isinstance(part, dict))
         return {rope_type(part) for part in (scaling, *by_kind)}
 
     def trained_context(self) -> int | None:
         """Tokens of training, where the configuration tells them from the longest context."""
         key = "original_max_position_embeddings"
-        for where in (self, self.like(self.scaling())):  # the outer one counts
+        for where in (self, self.scaling()):  # the outer one counts
             if where.has(key):
                 return where.integer(key)
         return None
@@ -158,12 +150,12 @@ class Settings(Values):
         Args:
             full, sliding: theta of each where the configuration has none.
         """
-        given = self.part("rope_parameters")
-        if FULL not in given:
+        by_kind, parts = self.nested("rope_parameters", needed=False), []
+        if not by_kind.has(FULL):
             flat = {"rope_type": "default"}
             theta = self.number("rope_theta", default=full)
-            given = {FULL: {"rope_theta": theta} | (self.scaling() or flat), SLIDING: flat}
-        by_kind, parts = self.like(given), []
+            full_layers = {"rope_theta": theta} | (self.scaling().values or flat)
+            by_kind = self.like({FULL: full_layers, SLIDING: flat})
         for kind, theta in ((FULL, full), (SLIDING, sliding)):
             longest = self.values.get("max_position_embeddings")
             part = by_kind.nested(kind, needed=False).filled(

@@ -46,7 +46,7 @@ class Gemma3nImageProcessor(ImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         check_pixels(settings, RAW_COLOURS, BILINEAR)
-        size = settings.nested("size") if settings.has("size") else settings
+        size = settings.within("size")
         return cls(
             Placeholders(config.integer("image_token_id", default=262_145, minimum=0)),
             size.integer("height", default=768),

@@ -53,7 +53,7 @@ def _text(s: Settings) -> Settings:
     text = text_of(s.filled(tie_word_embeddings=True))
     if text.has("attention_head_dim"):
         text = text.filled(head_dim=text.integer("attention_head_dim"))
-    given = Settings(text.scaling())
+    given = text.scaling()
     section = given.integers("xdrope_section") or given.integers("mrope_section")
     if len(section) < 3:
         raise ModelError(f"config.json: xdrope_section = {section!r} is not of three axes or more")

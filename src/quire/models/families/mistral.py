@@ -51,7 +51,7 @@ def ministral(s: Settings) -> LanguageModel:
 
 def ministral3(s: Settings) -> LanguageModel:
     """Queries grow with their position past the context of training, where YaRN stretches it."""
-    stretched = Settings(s.scaling()).filled(**_YARN)
+    stretched = s.scaling().filled(**_YARN)
     s = s.changed(rope_parameters=stretched.values, rope_scaling=None)
     temperature = Temperature(
         stretched.number("llama_4_scaling_beta"),

@@ -134,15 +134,14 @@ def moondream3(s: Settings) -> LanguageModel:
 def _part(s: Settings, names: tuple[str, ...], keys: Mapping[str, str]) -> Settings:
     """A part of the configuration, its keys by their usual names."""
     whole = s.within("config")
-    name = next((each for each in names if whole.has(each)), None)
-    found = Settings({}) if name is None else whole.within(name)
+    found = whole.nested(*names, needed=False)
     given = {ours: found.values[key] for key, ours in keys.items() if found.has(key)}
     return found.filled(**given)
 
 
 def _text(s: Settings) -> Settings:
     found = _part(s, ("text_config", "text"), _TEXT_KEYS)
-    experts = found.within("moe") if found.has("moe") else Settings({})
+    experts = found.nested("moe", needed=False)
     given = {ours: experts.values[key] for key, ours in _EXPERT_KEYS.items() if experts.has(key)}
     return found.filled(**given).filled(**_TEXT)
 

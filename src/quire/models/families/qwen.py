@@ -153,7 +153,7 @@ def with_axes(s: Settings, section: tuple[int, int, int], *, interleaved: bool =
         section: where the configuration has none.
     """
     kind = s.rope_type()
-    rope = {"mrope_section": section} | s.scaling()
+    rope = {"mrope_section": section} | s.scaling().values
     rope |= {
         "rope_type": "default" if kind == "mrope" else kind,
         "mrope_interleaved": interleaved,

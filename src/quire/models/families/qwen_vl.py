@@ -125,7 +125,7 @@ def vision_language_model(
 def _described(vision: Vision, v: Settings, width: int) -> QwenVision:
     """The encoder, rotated as the configuration says."""
     require("vision_config.rope_type", v.rope_type(), ("default", "axial"))  # two names of one way
-    given = v.filled(**v.scaling())
+    given = v.filled(**v.scaling().values)
     return replace(vision(v, width), theta=given.positive("rope_theta", default=1e4))
 
 
