@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.core.config import ServerConfig
-from quire.core.errors import ModelError
+from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 from quire.demo import MODEL_DIR
 from quire.serving.sampling_defaults import recommended
@@ -109,9 +110,42 @@ def test_no_file_recommends_openais(tmp_path: Path) -> None:
     assert recommended(tmp_path) == SamplingParams()
 
 
-@pytest.mark.parametrize("generation", [{"temperature": "hot"}, {"top_p": 7}, {"top_k": 1.5}])
-def test_a_bad_value_is_named_with_its_file(tmp_path: Path, generation: dict[str, Any]) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    (name,) = generation
-    with pytest.raises(ModelError, match=rf"generation_config\.json: .*{name}"):
-        recommended(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("temperature", 3, "a number from 0 to 2"),
+        ("temperature", "hot", "a number from 0 to 2"),
+        ("top_p", -0.5, "a number from 0 to 1"),
+        ("top_k", 1.5, "an integer from -1 to 2147483647"),
+        ("top_k", -2, "an integer from -1 to 2147483647"),
+        ("repetition_penalty", float("nan"), "a number from 0.01 to 10"),
+        ("min_p", True, "a number from 0 to 1"),
+    ],
+)
+def test_a_value_out_of_bounds_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, value: Any, limit: str
+) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"temperature": 0.5, "top_p": 0.9, name: value}))
+    usual = SamplingParams(temperature=0.5, top_p=0.9)
+    assert recommended(tmp_path) == replace(usual, **{name: getattr(SamplingParams(), name)})
+    (said,) = caplog.messages
+    assert said.startswith(f"{file}: {name} = {value!r} is left out, since it must be {limit};")
+
+
+def test_greedy_decoding_has_no_use_for_a_temperature(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 3}')
+    assert recommended(tmp_path) == SamplingParams(temperature=0.0)
+    assert not caplog.messages
+
+
+def test_a_model_is_served_whatever_its_file_recommends(serve: ServeFolder) -> None:
+    served = serve({"temperature": 3, "top_k": 20})
+    assert values(drawn(served, "chat/completions")) == (1.0, 20, 1.0, 0.0, 1.0)
+
+
+def test_the_operators_value_out_of_bounds_is_an_error(serve: ServeFolder) -> None:
+    with pytest.raises(RequestError, match="temperature must be a number from 0 to 2, not 3"):
+        serve({}, sampling_overrides={"temperature": 3.0})

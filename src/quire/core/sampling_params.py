@@ -50,6 +50,12 @@ def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
     return {name: max(value, least.get(name, value)) for name, value in given.items()}
 
 
+def allowed(name: str) -> str:
+    """What requests may say for a parameter, in words."""
+    kind = "an integer" if name == "top_k" else "a number"
+    return f"{kind} from {LIMITS[name]['ge']:g} to {LIMITS[name]['le']:.10g}"
+
+
 def is_greedy(params: SamplingParams) -> bool:
     """Whether a row takes its likeliest token, so that randomness and filters don't matter."""
     return params.temperature < GREEDY_BELOW or params.top_k == 1
@@ -64,7 +70,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for name, limits in LIMITS.items():
         value = getattr(params, name)
         if not limits["ge"] <= value <= limits["le"]:
-            raise _refused(name, f"a number from {limits['ge']:g} to {limits['le']:g}", value)
+            raise _refused(name, allowed(name), value)
     if params.top_p == 0:
         raise _refused("top_p", "greater than 0", params.top_p)
     if params.top_k < 0:

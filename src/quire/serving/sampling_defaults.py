@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from quire.core.errors import ModelError, RequestError
 from quire.core.folder import read_object
 from quire.core.request import SamplingParams
-from quire.core.sampling_params import as_drawn, check_sampling
+from quire.core.sampling_params import LIMITS, allowed, as_drawn, check_sampling
+
+log = logging.getLogger("quire.models")
 
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What `generation_config.json` may recommend."""
@@ -29,21 +32,28 @@ def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> Sampli
 def recommended(folder: Path) -> SamplingParams:
     """What a model's `generation_config.json` recommends; OpenAI's defaults where it is silent.
 
-    `do_sample: false` is greedy decoding, whatever else the file says, as in transformers.
+    `do_sample: false` is greedy decoding, whatever else the file says, as in transformers. A value
+    that is not what the parameter may be is left out, with a warning: who serves a published model
+    did not write it.
 
     Raises:
-        ModelError: a value in the file is not what the parameter may be.
+        ModelError: the file holds no JSON object.
     """
     file = folder / "generation_config.json"
     config = read_object(file)
     given = {name: config[name] for name in NAMES if config.get(name) is not None}
-    for name, value in given.items():
-        kinds = (int,) if name == "top_k" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ModelError(f"{file}: '{name}' is {value!r}, not a number")
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
-    try:
-        return overridden(SamplingParams(), given)
-    except RequestError as error:
-        raise ModelError(f"{file}: {error.message}") from error
+    refused = {name: value for name, value in given.items() if not _is_allowed(name, value)}
+    for name, value in refused.items():
+        text = "%s: %s = %r is left out, since it must be %s; OpenAI's default holds instead"
+        log.warning(text, file, name, value, allowed(name))
+    usable = {name: value for name, value in given.items() if name not in refused}
+    return overridden(SamplingParams(), usable)
+
+
+def _is_allowed(name: str, value: Any) -> bool:
+    kinds = (int,) if name == "top_k" else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return False
+    return LIMITS[name]["ge"] <= value <= LIMITS[name]["le"]
