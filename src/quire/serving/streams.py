@@ -278,6 +278,11 @@ class GenerationStream:
         ended = max(known) if len(known) == len(ends) else None
         return replace(self.choices[0].times, ended=ended)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a choice has failed."""
+        return any(isinstance(choice.end, Failed) for choice in self.choices)
+
     def summary(self) -> dict[str, Any]:
         """What a log line says of a run that is over."""
         usage, times = self.usage, self.times
@@ -292,7 +297,10 @@ class GenerationStream:
         }
 
     async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
-        """Batches of events with the number of their choice, until every choice has ended."""
+        """Batches of events with the number of their choice, until every choice has ended.
+
+        A choice that fails ends them: its failure is the last event, and the others are aborted.
+        """
         if len(self.choices) == 1:
             async for events in self.choices[0].batches():
                 yield [(0, event) for event in events]
@@ -319,11 +327,22 @@ class GenerationStream:
                     if ready.empty():
                         break
                     item = ready.get_nowait()
+                batch = _up_to_failure(batch)
                 if batch:
                     yield batch
+                    if isinstance(batch[-1][1], Failed):
+                        return
         finally:
             self.abort()
             await cancel_and_wait(*pumps)
+
+
+def _up_to_failure(batch: list[ChoiceEvent]) -> list[ChoiceEvent]:
+    """A batch without what follows the first failure in it."""
+    for number, (_, event) in enumerate(batch, start=1):
+        if isinstance(event, Failed):
+            return batch[:number]
+    return batch
 
 
 def _milliseconds(since: float, moment: float | None) -> float | None:

@@ -268,6 +268,26 @@ def test_a_failure_in_mid_stream_is_one_error_and_an_end(serve: Serve) -> None:
         client(served).chat.completions.create(model="quire-demo", messages=ASK)
 
 
+def test_a_choice_that_fails_ends_the_stream_of_all(serve: Serve) -> None:
+    failure = Failure("The sampler failed.", 500, code="sampler")
+    served = serve(lambda _: Script(served.ids("half an"), error=failure))
+
+    def second_fails(request: Request) -> Script:
+        failing = request.id.endswith("-1")
+        return Script(served.ids("half an"), error=failure if failing else None, silent=not failing)
+
+    for script in (served.engine.script, second_fails):
+        served.engine.reset(script)
+        body = {"messages": ASK, "n": 3, "stream": True, "stream_options": {"include_usage": True}}
+        with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
+            lines = [line for line in raw.iter_lines() if line]
+        assert ['"error"' in line for line in lines].index(True) == len(lines) - 2
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "sampler"
+        assert lines[-1] == "data: [DONE]"
+        served.settle()
+        assert all(ticket.ended or ticket.aborted for ticket in served.engine.tickets)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_the_engine(serve: Serve, stream: bool, n: int) -> None:

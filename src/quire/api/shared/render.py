@@ -47,11 +47,13 @@ class ChunkEnds:
     def last(self, constant: bytes) -> bytes:
         """The chunk of usage, if it was asked for, and the mark that ends the stream.
 
+        Behind an error there is the mark alone.
+
         Args:
             constant: a chunk's JSON up to and with the bracket that opens its choices.
         """
         done = b"data: [DONE]\n\n"
-        if self._usage is StreamUsage.NONE:
+        if self._usage is StreamUsage.NONE or self._run.failed:
             return done
         return constant + b"]" + self._counted() + b"}\n\n" + done
 

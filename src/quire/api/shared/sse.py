@@ -105,8 +105,9 @@ class EventStream(Response):
                         await failed(scope, receive, send)
                         return
                     pieces = self._renderer.render(batch)
-                    running -= sum(isinstance(event, Finished | Failed) for _, event in batch)
-                    if not running:
+                    ends = [event for _, event in batch if isinstance(event, Finished | Failed)]
+                    running -= len(ends)
+                    if not running or any(isinstance(end, Failed) for end in ends):
                         closing = pieces  # the last events and what follows them are one write
                         break
                     await self._write(send, pieces)
