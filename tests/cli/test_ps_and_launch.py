@@ -132,10 +132,14 @@ def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: st
     match agent:
         case "claude":
             assert variables["ANTHROPIC_BASE_URL"] == child.url
-            assert variables["ANTHROPIC_MODEL"] == "left"
+            models = {n for n in variables if n.startswith("ANTHROPIC_") and n.endswith("_MODEL")}
+            assert models >= {f"ANTHROPIC_DEFAULT_{each}_MODEL" for each in ("HAIKU", "FABLE")}
+            assert {variables[name] for name in models | {"ANTHROPIC_MODEL"}} == {"left"}
             assert variables["ANTHROPIC_AUTH_TOKEN"]
             assert variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "1024"
-            assert variables["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "4096"
+            assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "4096"
+            # Read as at least 100,000 tokens: one of 4,096 is warned of, and not kept to.
+            assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in variables
         case "codex":
             assert f'model_providers.quire.base_url="{child.url}/v1"' in arguments
             assert 'model="left"' in arguments

@@ -20,8 +20,9 @@ from quire.cli.waiting import loaded
 from quire.core.errors import QuireError
 
 ADVISED_CONTEXT = 64_000
-"""Tokens. Claude Code 2.1.197 begins with 39,000 for the embedded model's tokenizer, and less for
-those of larger vocabularies; the rest is for files, what tools say, and answers."""
+"""Tokens. Claude Code 2.1.330 begins with 21,000 for the embedded model's tokenizer, 2.1.197 with
+39,000, and both with less for larger vocabularies; the rest is for files, what tools say, and
+answers."""
 _ANSWER_SHARE = 4
 _LONGEST_ANSWER = 32_000
 """Claude Code's and OpenCode's own limit of an answer's tokens."""
@@ -67,13 +68,15 @@ def _claude(place: Place) -> Start:
         "ANTHROPIC_DEFAULT_HAIKU_MODEL",
         "ANTHROPIC_DEFAULT_SONNET_MODEL",
         "ANTHROPIC_DEFAULT_OPUS_MODEL",
+        "ANTHROPIC_DEFAULT_FABLE_MODEL",
     )
     variables = {"ANTHROPIC_BASE_URL": place.base, "ANTHROPIC_AUTH_TOKEN": place.key}
     variables |= dict.fromkeys(names, place.model)
-    if place.context is not None:  # else it counts on 200,000 tokens
+    if place.context is not None:
+        # Else it counts on a million tokens. CLAUDE_CODE_AUTO_COMPACT_WINDOW is at least 100,000.
         own = {
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(place.answer),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(place.context),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context),
         }
         variables |= {name: os.environ.get(name) or value for name, value in own.items()}
     return Start((), variables)
