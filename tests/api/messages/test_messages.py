@@ -179,7 +179,9 @@ def _answered(served: Served, asked: Any, **changes: str) -> list[Any]:
     [
         (THINK, "thinking"),
         ({"type": "adaptive", "display": "omitted"}, "thinking"),
+        ({"type": "adaptive", "display": "updates"}, "thinking"),
         ({"type": "disabled"}, "redacted_thinking"),
+        ({"type": "between_tools"}, "redacted_thinking"),
     ],
 )
 def test_thoughts_come_back(serve: Serve, thinking: Any, kind: str) -> None:

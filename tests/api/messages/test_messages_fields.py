@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import httpx
 import pytest
 from anthropic import Anthropic
+from anthropic.types.beta import BetaOutputConfigParam, BetaThinkingConfigParam
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
@@ -42,6 +43,24 @@ def test_the_schemas_know_every_field_of_the_official_sdk() -> None:
     assert create - set(MessagesRequest.model_fields) == set()
     count = set(MessageCountTokensParams.__annotations__)
     assert count - set(CountRequest.model_fields) == set()
+
+
+def test_the_ways_to_think_of_the_official_sdks_betas_are_known(serve: Serve) -> None:
+    """Claude Code asks by them, and without them once it was refused."""
+    served = serve()
+    asked: list[dict[str, Any]] = []
+    for config in get_args(BetaThinkingConfigParam):
+        hints = get_type_hints(config)
+        (kind,) = get_args(hints["type"])
+        for display in get_args(get_args(hints["display"])[0]) if "display" in hints else (None,):
+            asked.append(
+                {"thinking": {"type": kind, "display": display} if display else {"type": kind}}
+            )
+    efforts = get_args(get_args(get_type_hints(BetaOutputConfigParam)["effort"])[0])
+    asked += [{"output_config": {"effort": each}} for each in efforts]
+    assert len(asked) > 12
+    for fields in asked:
+        assert post(served, **fields).status_code == 200, fields
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

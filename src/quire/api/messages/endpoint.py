@@ -267,7 +267,10 @@ def _reasoning_shown(fields: CountRequest) -> ReasoningShown:
     match fields.thinking:
         case ThinkingDisabled():
             return "redacted"
-        case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
+        case (
+            ThinkingEnabled(display="omitted" | "updates")
+            | ThinkingAdaptive(display="omitted" | "updates")
+        ):
             return "omitted"
         case _:
             return "shown"

@@ -93,6 +93,11 @@ class ToolChoice(Wire):
     disable_parallel_tool_use: bool | None = None
 
 
+Display = Literal["summarized", "omitted", "updates"]
+"""What is shown of reasoning: all of it, or for the latter two none. `updates` are notes between
+tool calls, which Anthropic's models mark; here they are text in any case."""
+
+
 class BlockBinding(Wire):
     """What happens to reasoning that does not verify; by default it is left out."""
 
@@ -103,7 +108,7 @@ class ThinkingAdaptive(Wire):
     """Think first, for as long as the model likes within `max_tokens`."""
 
     type: Literal["adaptive"]
-    display: Literal["summarized", "omitted"] | None = None
+    display: Display | None = None
     block_binding: BlockBinding | None = None
 
 
@@ -112,20 +117,21 @@ class ThinkingEnabled(Wire):
 
     type: Literal["enabled"]
     budget_tokens: TokenCount | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Display | None = None
     block_binding: BlockBinding | None = None
 
 
 class ThinkingDisabled(Wire):
-    """Do not think, or do not show it."""
+    """Do not think, or do not show it; `between_tools` differs where models mark `updates`."""
 
-    type: Literal["disabled"]
+    type: Literal["disabled", "between_tools"]
 
 
 Thinking = Annotated[
     Annotated[ThinkingEnabled, Tag("@enabled")]
     | Annotated[ThinkingAdaptive, Tag("@adaptive")]
-    | Annotated[ThinkingDisabled, Tag("@disabled")],
+    | Annotated[ThinkingDisabled, Tag("@disabled")]
+    | Annotated[ThinkingDisabled, Tag("@between_tools")],
     Discriminator(tag_by_type),
 ]
 
