@@ -83,6 +83,21 @@ def test_a_fault_of_ours_is_not_the_configuration_s(monkeypatch: pytest.MonkeyPa
         registry.build(CONFIGS["llama"])
 
 
+@pytest.mark.parametrize("name", ["use_qk_norm", "lm_head_bias", "use_parallel_residual"])
+def test_a_switch_that_is_on_changes_results(name: str) -> None:
+    config = CONFIGS["llama"]
+    registry.build(config | {name: False})
+    with pytest.raises(ModelError, match=rf"config.json: {name} = True is not supported"):
+        registry.build(config | {name: True})
+
+
+def test_norms_that_a_family_always_has_may_be_named_and_not_turned_off() -> None:
+    config = CONFIGS["hunyuan_v1_dense"]
+    registry.build(config | {"use_qk_norm": True})
+    with pytest.raises(ModelError, match=r"use_qk_norm = False is not supported"):
+        registry.build(config | {"use_qk_norm": False})
+
+
 def test_what_was_asked_of_a_part_was_not_asked_of_the_whole() -> None:
     whole = Settings({"clip_qkv": 2.5, "vision_config": {"clip_qkv": 1.5, "scale_emb": 3.0}})
     vision = whole.nested("vision_config")

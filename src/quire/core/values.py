@@ -161,13 +161,13 @@ class Values:
 
 
 def require(name: str, value: Any, known: Iterable[Any], file: Path = _CONFIG) -> None:
-    """Refuses a value that would change the result and is not implemented.
+    """Refuses a value that would change the result and is not implemented. True is not 1.
 
     Raises:
         ModelError: naming the key, the value, and what is known.
     """
     options = tuple(known)
-    if value not in options:
+    if not any(value == each and (value is True) == (each is True) for each in options):
         offered = ", ".join(map(repr, options))
         raise ModelError(f"{file}: {name} = {value!r} is not supported (known: {offered})")
 

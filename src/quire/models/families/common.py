@@ -60,7 +60,13 @@ def rms(s: Settings, default: float = 1e-6, **changes: Any) -> Norm:
 
 
 def attention(s: Settings, **changes: Any) -> Attention:
-    """Full attention, biased everywhere or nowhere."""
+    """Full attention, biased everywhere or nowhere.
+
+    Raises:
+        ModelError: a value is of another type, or the file turns off norms that the family has.
+    """
+    if changes.get("qk_norm") is not None:
+        s.only("use_qk_norm", True)  # some files name what their family always has
     heads = s.integer("num_attention_heads")
     head_dim = s.integer("head_dim", default=s.integer("hidden_size") // heads)
     bias = s.flag("attention_bias", default=False)
