@@ -32,6 +32,7 @@ def test_a_null_counts_as_absent() -> None:
     assert read.number("none", "gone", default=0.5) == 0.5
     assert read.word("none", "word") == "x"
     assert not read.has("none")
+    assert (read.value("none", 3), read.value("gone"), read.value("word", 3)) == (3, None, "x")
     read.neutral({"none": 1, "gone": 2})
     assert read.nested("none", "size").prefix == "size."
     assert read.nested("none", "gone", needed=False).values == {}
@@ -72,6 +73,17 @@ def test_a_part_or_the_object_itself() -> None:
     assert size.within("empty").prefix == "size.empty."
     assert size.within("gone").prefix == size.prefix
     assert values().within("none").values == VALUES
+
+
+def test_a_null_among_original_keys_is_absent() -> None:
+    vision = {"qk_normalization": None, "qkv_bias": None, "image_size": None, "hidden_size": 8}
+    config = {"model_type": "internvl_chat", "llm_config": {"hidden_size": 8}}
+    given = by_usual_keys(config | {"select_layer": None, "vision_config": vision})
+    assert given == by_usual_keys(config | {"vision_config": {"hidden_size": 8}}) | {
+        "select_layer": None,
+        "vision_config": vision | given["vision_config"],
+    }
+    assert given["vision_feature_layer"] == -1
 
 
 def test_original_keys_are_named_by_their_whole_way() -> None:

@@ -176,6 +176,20 @@ def rows_of(oracle: Any, theirs: Any, ratio: str | None, size: tuple[int, int]) 
     return rows
 
 
+def test_a_null_turns_a_step_off_and_leaves_the_encoder_as_usual(tmp_path: Path) -> None:
+    """As in transformers, whose processors have defaults for what is not named alone."""
+
+    def read(vision: dict[str, Any], steps: dict[str, Any]) -> Any:
+        settings = CROPPED | {"image_processor_type": "CLIPImageProcessor"} | steps
+        one = processor(tmp_path, LLAVA | {"vision_config": CLIP | vision}, settings)
+        return one.read(encoded(noise(90, 200)), param="p")
+
+    usual, off = read({}, {}), read({}, {"do_center_crop": False})
+    assert usual != off
+    assert read({}, {"do_center_crop": None}) == off
+    assert read({"model_type": None}, {}) == usual
+
+
 def test_llava_next_against_transformers(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     oracle = pytest.importorskip("transformers.models.llava_next.image_processing_pil_llava_next")

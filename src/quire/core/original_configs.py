@@ -40,24 +40,24 @@ def by_usual_keys(config: Config) -> Config:
 
 def _has_transformers_keys(config: Config) -> bool:
     """Whether the keys are transformers' already."""
-    known = Values(config).nested("vision_config", needed=False).values.get("model_type")
+    known = Values(config).nested("vision_config", needed=False).value("model_type")
     return isinstance(known, str) and known in TOWER_COLOURS
 
 
 def _internvl_chat(config: Values) -> Config:
     config.neutral({"ps_version": "v2", "pad2square": False})
-    vision = config.nested("vision_config").values
+    vision = config.nested("vision_config")
     return {
         "text_config": config.nested("llm_config", "text_config").values,
         "vision_config": {
-            **vision,
+            **vision.values,
             "model_type": "internvl_vision",
-            "image_size": config.values.get("force_image_size") or vision.get("image_size", 448),
-            "attention_bias": vision.get("qkv_bias", True),
-            "use_qk_norm": vision.get("qk_normalization", False),
+            "image_size": config.value("force_image_size") or vision.value("image_size", 448),
+            "attention_bias": vision.value("qkv_bias", True),
+            "use_qk_norm": vision.value("qk_normalization", False),
             "use_mean_pooling": True,
         },
-        "vision_feature_layer": config.values.get("select_layer", -1),
+        "vision_feature_layer": config.value("select_layer", -1),
         "tie_word_embeddings": False,
     }
 
@@ -110,22 +110,21 @@ def _siglip(params: Values, sizes: Config) -> Config:
 
 def _sam(params: Values) -> Config:
     params.only("model_name", "sam_b_downsample")
-    values = params.values
     return {
-        "hidden_size": values.get("width", 768),
-        "num_hidden_layers": values.get("layers", 12),
-        "num_attention_heads": values.get("heads", 12),
-        "image_size": values.get("image_size", 1024),
-        "patch_size": values.get("patch_size", 16),
-        "window_size": values.get("window_size", 14),
-        "global_attn_indexes": values.get("global_attn_indexes", [2, 5, 8, 11]),
-        "output_channels": values.get("prompt_embed_dim", 256),
+        "hidden_size": params.value("width", 768),
+        "num_hidden_layers": params.value("layers", 12),
+        "num_attention_heads": params.value("heads", 12),
+        "image_size": params.value("image_size", 1024),
+        "patch_size": params.value("patch_size", 16),
+        "window_size": params.value("window_size", 14),
+        "global_attn_indexes": params.value("global_attn_indexes", [2, 5, 8, 11]),
+        "output_channels": params.value("prompt_embed_dim", 256),
     }
 
 
 def _ernie(config: Values) -> Config:
-    values = config.values
-    return {"image_token_id": values.get("image_token_id", values.get("im_patch_id", 100_295))}
+    token = config.value("image_token_id", config.value("im_patch_id", 100_295))
+    return {"image_token_id": token}
 
 
 _ORIGINAL: dict[str, Callable[[Values], Config]] = {

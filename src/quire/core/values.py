@@ -72,6 +72,10 @@ class Values:
             raise self._refused(names[0], value, "is not above 0")
         return value
 
+    def value(self, name: str, default: Any = None) -> Any:
+        """A value of any type, for those who check it themselves."""
+        return self.values[name] if self.has(name) else default
+
     def flag(self, *names: str, default: bool | None = None) -> bool:
         return bool(self._typed(names, default, bool))
 
@@ -119,7 +123,7 @@ class Values:
             if found := self._typed((name,), {}, dict):
                 return self.like(found, f"{name}.")
         if needed:
-            raise self._lacks(names[0])
+            raise _lack(self, names[0])
         return self.like({}, f"{names[0]}.")
 
     def within(self, name: str) -> Self:
@@ -148,16 +152,17 @@ class Values:
                 raise self._refused(name, value, "is of the wrong type")
             return value
         if default is None:
-            raise self._lacks(names[0])
+            raise _lack(self, names[0])
         return default
-
-    def _lacks(self, name: str) -> ModelError:
-        model_type = self.values.get("model_type")
-        of = "" if model_type is None else f" of a {model_type!r} model"
-        return ModelError(f"{self.file}{of} lacks '{self.prefix}{name}'")
 
     def _refused(self, name: str, value: Any, why: str) -> ModelError:
         return ModelError(f"{self.file}: {self.prefix}{name} = {value!r} {why}")
+
+
+def _lack(of: Values, name: str) -> ModelError:
+    model_type = of.values.get("model_type")
+    kind = "" if model_type is None else f" of a {model_type!r} model"
+    return ModelError(f"{of.file}{kind} lacks '{of.prefix}{name}'")
 
 
 def require(name: str, value: Any, known: Iterable[Any], file: Path = _CONFIG) -> None:

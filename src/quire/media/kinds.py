@@ -119,14 +119,14 @@ class Kind:
         settings = self._find_settings(folder)
         if (own := self._by_model(config)) is not None:
             return own(settings or config, config)
-        if config.values.get(self.part) is None:
+        if not config.has(self.part):
             return None
         if settings is None:
             return self._open_beside_pictures(folder, config)
-        older = str(settings.values.get(self.older_type_key) or "")
-        name = settings.values.get(self.type_key)
+        older = str(settings.value(self.older_type_key) or "")
+        name = settings.value(self.type_key)
         name = name or older.replace("ImageProcessor", "VideoProcessor") or None
-        found = name or config.values.get("model_type")
+        found = name or config.value("model_type")
         build = self.processors.get(found) if isinstance(found, str) else None
         if build is None:
             log.warning("%s: no support for %r; serving without it", settings.file, name)
@@ -134,7 +134,7 @@ class Kind:
         return build(settings, config)
 
     def _by_model(self, config: Values) -> Open | None:
-        name = config.values.get("model_type")
+        name = config.value("model_type")
         known = _table(self.table_by_model) if self.table_by_model else {}
         return known.get(name) if isinstance(name, str) else None
 
@@ -143,7 +143,7 @@ class Kind:
         settings = pictures._find_settings(folder)
         if settings is None or not self.table_beside_pictures:
             return None
-        name = settings.values.get(pictures.type_key)
+        name = settings.value(pictures.type_key)
         known = _table(self.table_beside_pictures)
         build = known.get(name) if isinstance(name, str) else None
         return None if build is None else build(settings, config)

@@ -149,6 +149,8 @@ def check_pixels(settings: Values, colours: Colours, resample: int = BICUBIC) ->
 
     The model takes bytes, and scales them to `colours`.
 
+    A null is no absent value here: in transformers it turns a step off.
+
     Args:
         resample: the number of the filter that pictures are resized by.
 

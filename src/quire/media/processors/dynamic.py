@@ -192,7 +192,7 @@ def open_dynamic(settings: Values, config: Values) -> ImageProcessor:
     Raises:
         ModelError: see `InternVLImageProcessor.open`.
     """
-    aya = config.values.get("model_type") == "aya_vision"
+    aya = config.value("model_type") == "aya_vision"
     kind = AyaImageProcessor if aya else InternVLImageProcessor
     return kind.open(settings, config)
 

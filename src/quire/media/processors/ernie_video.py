@@ -50,7 +50,7 @@ class ErnieVideoProcessor(VideoProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        known = settings.like({"min_frames": 16, "max_frames": 180} | settings.values)
+        known = settings.like(settings.values | _frames(settings))
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
         sampling = Sampling.open(known, config, 14, _ROWS)
         return cls(placeholders, sampling, every=not known.has("fps"), font=_font(known))
@@ -107,12 +107,20 @@ class ErnieVideoProcessor(VideoProcessor):
         return timed
 
 
+def _frames(settings: Values) -> dict[str, int]:
+    """The bounds of their number."""
+    return {
+        "min_frames": settings.integer("min_frames", default=16),
+        "max_frames": settings.integer("max_frames", default=180),
+    }
+
+
 def _font(settings: Values) -> Path | None:
     """The file beside the settings that times are written with; None where they are not."""
     if not settings.values.get("draw_on_frames", True):
         return None
-    name = settings.values.get("font", "Roboto-Regular.ttf")
-    path = settings.file.parent / Path(str(name)).name
+    name = settings.word("font", default="Roboto-Regular.ttf")
+    path = settings.file.parent / Path(name).name
     try:
         PIL.ImageFont.truetype(path, 10)
     except OSError as error:

@@ -69,6 +69,6 @@ def open_siglip(settings: Values, config: Values) -> ImageProcessor:
     Raises:
         ModelError: see `Gemma3nImageProcessor.open`.
     """
-    known = config.values.get("model_type") == "gemma3n"
+    known = config.value("model_type") == "gemma3n"
     kind = Gemma3nImageProcessor if known else LlavaImageProcessor
     return kind.open(settings, config)

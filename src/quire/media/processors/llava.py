@@ -57,7 +57,7 @@ class Fitting:
         """
         tiles = Tiles.open(settings, config, 336, 14, tower="clip_vision_model")
         tiles.check(settings, "crop_size")
-        size = settings.values.get("size")
+        size = settings.value("size")
         by_shortest = not isinstance(size, dict) or "shortest_edge" in size
         crop = by_shortest and bool(settings.values.get("do_center_crop", True))
         return cls(tiles, crop, bool(settings.values.get("do_pad", False)))
@@ -240,7 +240,7 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
 
     @classmethod
     def _maximum(cls, config: Values) -> int | None:
-        ratio = config.values.get("vision_aspect_ratio", "anyres_max_9")
+        ratio = config.value("vision_aspect_ratio", "anyres_max_9")
         name, _, number = str(ratio).rpartition("_")
         if name != "anyres_max" or not number.isdecimal() or not int(number):
             raise config.error("vision_aspect_ratio", "not anyres_max_ and a number")
@@ -305,8 +305,8 @@ def _sizes(settings: Values, config: Values, tiles: Tiles) -> tuple[Size, ...]:
         ModelError: they are no lists of two multiples of a tile's side.
     """
     key = "image_grid_pinpoints"
-    source = settings if settings.values.get(key) else config
-    found = source.values.get(key)
+    source = settings if settings.value(key) else config
+    found = source.value(key)
     whole = isinstance(found, list) and all(
         isinstance(each, list | tuple)
         and len(each) == 2

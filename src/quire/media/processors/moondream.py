@@ -7,7 +7,7 @@ Pillow, but stay uint8.
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
 import PIL.Image
 
@@ -95,15 +95,6 @@ def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
 
 def _vision(config: Values) -> Values:
     """The encoder's keys, under one of the names that they have had; empty where there are none."""
-    values = config.values
-    inner = values.get("config")
-    if isinstance(inner, dict):
-        values = inner
-    found: dict[str, Any] = {}
-    for name in ("vision", "vision_config"):
-        part = values.get(name)
-        if isinstance(part, dict):
-            found |= part
-    if "enc_patch_size" in found:
-        found["patch_size"] = found["enc_patch_size"]
-    return config.like(found, "vision.")
+    found = config.within("config").nested("vision_config", "vision", needed=False)
+    size = found.value("enc_patch_size")
+    return found if size is None else found.like(found.values | {"patch_size": size})

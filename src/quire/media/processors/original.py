@@ -52,9 +52,9 @@ def open_multi_modality(settings: Values, config: Values) -> ImageProcessor:
     """
     placeholders = Placeholders(_token(config, "<image_placeholder>"))
     sides = Sides.open(settings, cut=True)
-    if config.values.get("high_res_vision_config") is None:
+    if not config.has("high_res_vision_config"):
         tiles = Tiles.open(settings, config, 384, 16)
-        janus = config.values.get("gen_vision_config") is not None
+        janus = config.has("gen_vision_config")
         words = ("<begin_of_image>", "<end_of_image>") if janus else ("", "")
         return DeepseekImageProcessor(placeholders, tiles, sides, words)
     # The encoders scale pixels themselves, and the small picture is made of the large one's.

@@ -198,7 +198,7 @@ class PaddleImageProcessor(QwenImageProcessor):
 
 def colours(config: Values) -> Colours:
     """What the encoder of this model takes for a colour."""
-    return EVEN_COLOURS if config.values.get("model_type") in _EVEN else CLIP_COLOURS
+    return EVEN_COLOURS if config.value("model_type") in _EVEN else CLIP_COLOURS
 
 
 def pixel_bounds(settings: Values, minimum: int, maximum: int) -> tuple[int, int]:
@@ -207,7 +207,7 @@ def pixel_bounds(settings: Values, minimum: int, maximum: int) -> tuple[int, int
     Args:
         minimum, maximum: where the settings do not say.
     """
-    size = settings.values.get("size")
+    size = settings.value("size")
     within = settings.like(size if isinstance(size, dict) else {}, "size.")
     least, most = (
         settings.integer(old, default=within.integer(new, old, default=usual))

@@ -99,4 +99,4 @@ def open_video_beside_pictures(settings: Values, config: Values) -> VideoProcess
 
 
 def _kind(config: Values) -> type[QwenVideoProcessor]:
-    return QwenVideoProcessor if config.values.get("audio_config") is None else OmniVideoProcessor
+    return OmniVideoProcessor if config.has("audio_config") else QwenVideoProcessor

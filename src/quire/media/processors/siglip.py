@@ -132,7 +132,7 @@ def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
     Raises:
         ModelError: see `Siglip2ImageProcessor.open`; or the model is none that has it.
     """
-    kind = _BY_MODEL.get(str(config.values.get("model_type")))
+    kind = _BY_MODEL.get(str(config.value("model_type")))
     if kind is None:
         raise config.error("model_type", f"whose pictures are not known (known: {[*_BY_MODEL]})")
     return kind.open(settings, config)

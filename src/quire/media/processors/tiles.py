@@ -60,7 +60,7 @@ class Tiles:
             ModelError: a value asks for pixels other than the model is shown.
         """
         vision = config.nested("vision_config", needed=False)
-        tower = vision.values.get("model_type", tower)
+        tower = vision.value("model_type", tower)
         if tower not in TOWER_COLOURS:
             raise vision.error("model_type", f"not one of {', '.join(TOWER_COLOURS)}")
         number = settings.values.get("resample", filter)
@@ -82,7 +82,7 @@ class Tiles:
         Raises:
             ModelError: naming the key.
         """
-        sides = settings.values.get(key)
+        sides = settings.value(key)
         if sides is None:
             return
         given = set(sides.values()) if isinstance(sides, dict) else {sides}
@@ -132,7 +132,7 @@ def side_of(settings: Values, key: str, default: int) -> int:
     Raises:
         ModelError: the sides differ, or it is something else.
     """
-    value = settings.values.get(key)
+    value = settings.value(key)
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
         settings = settings.like({key: value[0]})
     return settings.integer(key, default=default)
@@ -163,7 +163,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        if settings.values.get("do_pan_and_scan"):
+        if settings.flag("do_pan_and_scan", default=False):
             raise settings.error("do_pan_and_scan", "and only false is supported")
         token = config.integer("image_token_index", default=262_144, minimum=0)
         rows = config.integer("mm_tokens_per_image", default=256)
