@@ -14,6 +14,7 @@ from quire.api.completions.endpoint import CompletionRequest, Completions
 from quire.api.messages.endpoint import Messages
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.api.responses.endpoint import Responses
+from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.schema import Wire
 from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest, Utilities
@@ -116,6 +117,21 @@ OPERATIONS: tuple[Operation, ...] = (
         ResponsesRequest,
         (JSON, EVENTS),
         statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.responses.count_tokens,
+        "post",
+        "/v1/responses/input_tokens",
+        "Counts the tokens of a conversation of items",
+        ResponsesCountRequest,
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.responses.compaction,
+        "post",
+        "/v1/responses/compact",
+        "Not offered",
+        listed=False,
     ),
     Operation(
         lambda e: e.responses.retrieve,

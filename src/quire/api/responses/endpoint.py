@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,17 +16,20 @@ from quire.api.responses.items import WireEvent
 from quire.api.responses.prompt import Translator
 from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
 from quire.api.responses.schema import (
+    CountRequest,
     HostedTool,
     MessageItem,
+    PromptFields,
     Reasoning,
     ReferenceItem,
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses.store import CallerStores, StoredItem
+from quire.api.responses.store import CallerStores, ResponseStore, StoredItem
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context, ServerContext, decoding
+from quire.api.shared.field_errors import Generating
 from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
@@ -37,12 +40,13 @@ from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
-from quire.core.errors import ContextOverflow, NotFound, RequestError
+from quire.core.errors import ContextOverflow, NotFound, NotOffered, RequestError
 from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
 from quire.text.events import Event
 
+_GENERATING = Generating("/v1/responses", ResponsesRequest)
 _NAMES = FieldNames(messages="input", parameters="parameters")
 _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
 
@@ -71,36 +75,51 @@ class _ReadRequest:
     sealed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a request and the conversation that it goes on with say.
+
+    Attributes:
+        prompt: the part of a generation that shapes its prompt.
+        items: everything that was said so far.
+        dropped: ids of reasoning that did not verify.
+    """
+
+    prompt: Generation
+    items: tuple[StoredItem, ...]
+    tools: Toolbox
+    dropped: Sequence[str]
+
+
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = context.parse(request, body, ResponsesRequest)
-    context.check_model(fields.model)
-    stored: StoredConversations[StoredItem] = context.stored(request)
-    new = _new_items(fields, stored)
-    conversation = (*_previous(fields, stored), *new)
-    check_count(len(conversation), context.config.max_messages, "input")
-    items = [each.read() for each in conversation]
-    tools, translator = toolbox(fields, items), Translator(context.seal)
-    note_ignored(request.scope, tools.left_out)
-    messages = translator.messages(fields.instructions, items, len(new))
-    last = newest("input", items, len(new) - len(items))
-    spec = Generation(
-        messages=without_unsupported_media(context.service, request.scope, messages, last),
-        **_generation(context, fields, tools, request),
-    )
+    said = _said(context, fields, request)
+    spec = replace(said.prompt, **_generation(context, fields, request))
     if fields.truncation == "auto":
         spec = await _truncated(context, spec)
-    constant = _constant(context.service.name, fields, spec.sampling, translator.dropped)
+    constant = _constant(context.service.name, fields, spec.sampling, said.dropped)
     return _ReadRequest(
         await context.prepare(spec),
         constant["id"],
         compact(constant),
-        conversation,
+        said.items,
         fields.store is not False,
-        replace(tools, templates=()),
+        replace(said.tools, templates=()),
         stream=fields.stream is True,
         summary=_summary(fields.reasoning) is not None,
         sealed=_includes(fields, "reasoning.encrypted_content"),
     )
+
+
+async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
+    fields = context.parse(request, body, CountRequest, generating=_GENERATING)
+    if fields.personality is not None:
+        note_ignored(request.scope, ["personality"])
+    spec = _said(context, fields, request).prompt
+    if fields.truncation == "auto":
+        spec = await _truncated(context, spec)
+    (prompt,) = await context.tokens(spec)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
 
 class Responses:
@@ -113,8 +132,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         store = self._stores.of(request)
-        answers = {"conversation": store.conversation, "stored_item": store.item}
-        context, asked = await self._server.read(request, _read, answers)
+        context, asked = await self._server.read(request, _read, _answers(store))
         run = await context.begin(request, asked.prepared)
 
         def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
@@ -144,6 +162,19 @@ class Responses:
         await consume(request, run, take)
         return await whole(pieces(last["response"]), run_headers(run))
 
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/responses/input_tokens`: through the same template, hence exact."""
+        answers = _answers(self._stores.of(request))
+        _, counted = await self._server.read(request, _count, answers)
+        return JSONResponse(counted)
+
+    async def compaction(self, request: Request) -> Response:
+        """`POST /v1/responses/compact` is not offered, and not in the API's description."""
+        raise NotOffered(
+            "This server shortens no conversation; 'truncation': 'auto' leaves out its beginning.",
+            code="not_implemented",
+        )
+
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
         if request.query_params.get("stream", "false") != "false":
@@ -166,8 +197,44 @@ class Responses:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
+def _answers(store: ResponseStore) -> dict[str, Callable[..., object]]:
+    """What a reader may ask of what is kept, from elsewhere too."""
+    return {"conversation": store.conversation, "stored_item": store.item}
+
+
+def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
+    """What is said so far, and what it is to be answered with.
+
+    Raises:
+        RequestError: fields that contradict each other, or what is not kept here.
+    """
+    context.check_model(fields.model)
+    stored: StoredConversations[StoredItem] = context.stored(request)
+    new = _new_items(fields, stored)
+    conversation = (*_previous(fields, stored), *new)
+    check_count(len(conversation), context.config.max_messages, "input")
+    items = [each.read() for each in conversation]
+    tools, translator = toolbox(fields, items), Translator(context.seal)
+    note_ignored(request.scope, tools.left_out)
+    if fields.text is not None:
+        note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
+    messages = translator.messages(fields.instructions, items, len(new))
+    last = newest("input", items, len(new) - len(items))
+    prompt = Generation(
+        messages=without_unsupported_media(context.service, request.scope, messages, last),
+        tools=tools.templates,
+        strict_tools=tools.strict,
+        tool_choice=tools.choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        format=_format(fields),
+        thinking=_thinking(context, fields, request.scope),
+        names=_NAMES,
+    )
+    return _Said(prompt, conversation, tools, translator.dropped)
+
+
 def _previous(
-    fields: ResponsesRequest, stored: StoredConversations[StoredItem]
+    fields: PromptFields, stored: StoredConversations[StoredItem]
 ) -> Sequence[StoredItem]:
     """The conversation up to the response that this request goes on from."""
     if fields.previous_response_id is None:
@@ -183,9 +250,7 @@ def _previous(
     return conversation
 
 
-def _new_items(
-    fields: ResponsesRequest, stored: StoredConversations[StoredItem]
-) -> list[StoredItem]:
+def _new_items(fields: PromptFields, stored: StoredConversations[StoredItem]) -> list[StoredItem]:
     """The request's own items, with references to stored ones resolved."""
     if isinstance(fields.input, str):
         return [StoredItem.of(MessageItem(role="user", content=fields.input))]
@@ -209,27 +274,16 @@ def _missing(what: str, missing_id: str, param: str) -> NotFound:
     )
 
 
-def _generation(
-    context: Context, fields: ResponsesRequest, tools: Toolbox, request: Request
-) -> dict[str, Any]:
-    """The parts of a `Generation` beside its messages.
+def _generation(context: Context, fields: ResponsesRequest, request: Request) -> dict[str, Any]:
+    """The parts of a `Generation` that do not shape its prompt.
 
     Raises:
         RequestError: fields that contradict each other or this server's limits.
     """
     check_stream_options(fields.stream_options, stream=fields.stream)
-    if fields.text is not None:
-        note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
-        "tools": tools.templates,
-        "strict_tools": tools.strict,
-        "tool_choice": tools.choice,
-        "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "max_tokens": fields.max_output_tokens,
-        "format": _format(fields),
-        "thinking": _thinking(context, fields, request.scope),
-        "names": _NAMES,
         **decoding(
             context,
             fields,
@@ -247,7 +301,7 @@ def _summary(reasoning: Reasoning | None) -> str | None:
     return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
-def _format(fields: ResponsesRequest) -> AnswerFormat | None:
+def _format(fields: PromptFields) -> AnswerFormat | None:
     """What the answer must meet."""
     match fields.text.format if fields.text is not None else None:
         case TextFormat(type="json_object"):
@@ -264,7 +318,7 @@ def _format(fields: ResponsesRequest) -> AnswerFormat | None:
             return None
 
 
-def _thinking(context: Context, fields: ResponsesRequest, scope: Scope) -> Thinking:
+def _thinking(context: Context, fields: PromptFields, scope: Scope) -> Thinking:
     """How to think first; a model that cannot is not asked to."""
     effort, param = fields.effort()
     match effort:

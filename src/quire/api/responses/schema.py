@@ -369,16 +369,13 @@ Include = Literal[
 """The first two are honoured; the others add to items that no answer here holds."""
 
 
-class ResponsesRequest(DecodingFields):
-    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+class PromptFields(Wire):
+    """What the prompt is made of."""
 
     model: str | None = None
     input: TextOrList[Item] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     tools: list[Tool] | None = Field(default=None, max_length=1024)
     tool_choice: RequestedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -387,9 +384,31 @@ class ResponsesRequest(DecodingFields):
     reasoning_effort: Annotated[Effort | None, UnlessEmpty] = Field(
         default=None, description="reasoning.effort, as chat completions have it"
     )
+    truncation: Literal["auto", "disabled"] | None = None
+
+    conversation: None = Field(default=None, description="use previous_response_id")
+
+    def effort(self) -> tuple[Effort | None, str]:
+        """How hard to think, and the field that says so."""
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            return self.reasoning.effort, "reasoning.effort"
+        return self.reasoning_effort, "reasoning_effort"
+
+
+class CountRequest(PromptFields):
+    """A prompt of which the tokens are counted."""
+
+    personality: str | None = Field(default=None, max_length=64, description="no effect")
+
+
+class ResponsesRequest(PromptFields, DecodingFields):
+    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     max_output_tokens: TokenCount | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    truncation: Literal["auto", "disabled"] | None = None
     include: list[Include] | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
 
@@ -397,7 +416,6 @@ class ResponsesRequest(DecodingFields):
     background_options: None = None
     messages: None = Field(default=None, description="send input")
     response_format: None = Field(default=None, description="use text.format")
-    conversation: None = Field(default=None, description="use previous_response_id")
     prompt: None = Field(default=None, description="send instructions and input")
     context_management: None = None
     moderation: None = None
@@ -412,9 +430,3 @@ class ResponsesRequest(DecodingFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     user: str | None = None
-
-    def effort(self) -> tuple[Effort | None, str]:
-        """How hard to think, and the field that says so."""
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            return self.reasoning.effort, "reasoning.effort"
-        return self.reasoning_effort, "reasoning_effort"

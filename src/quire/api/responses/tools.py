@@ -13,8 +13,8 @@ from quire.api.responses.schema import (
     Item,
     NamedChoice,
     NamespaceTool,
+    PromptFields,
     RequestedChoice,
-    ResponsesRequest,
     SearchOutputItem,
     SearchTool,
     Tool,
@@ -29,7 +29,7 @@ from quire.api.shared.toolbox import (
 )
 
 
-def toolbox(fields: ResponsesRequest, items: Sequence[Item]) -> Toolbox:
+def toolbox(fields: PromptFields, items: Sequence[Item]) -> Toolbox:
     """The tools of a request and of its conversation, and the choice among them.
 
     Raises:
