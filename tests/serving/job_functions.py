@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from quire.core.errors import ModelError, RequestError
 from quire.serving.jobs import Asker
@@ -50,6 +52,12 @@ async def spin(given: object, started: str) -> None:
         out.write(str(os.getpid()))
     while True:
         pass
+
+
+async def ask_at_once(given: Opened, count: int) -> Sequence[object]:
+    """From several threads."""
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(given.ask, repeat("double"), range(count)))
 
 
 async def ask_twice(given: Opened) -> Sequence[object]:

@@ -99,6 +99,12 @@ async def test_a_job_asks_the_server(jobs: Jobs) -> None:
     assert await jobs.run(functions.ask_twice, answers=answers) == [4, 42]
 
 
+async def test_threads_of_a_job_each_get_their_own_answer(jobs: Jobs) -> None:
+    answers = {"double": lambda value: 2 * value}
+    doubled = await jobs.run(functions.ask_at_once, 500, answers=answers)
+    assert doubled == [2 * number for number in range(500)]
+
+
 async def test_the_first_process_is_started_anew_if_it_dies(jobs: Jobs) -> None:
     before = set(psutil.Process().children())
     await jobs.open()

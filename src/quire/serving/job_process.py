@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from typing import Any, NoReturn
 
 from quire.core.errors import QuireError
@@ -57,18 +58,23 @@ def main() -> None:
 
 
 class _PipeAsker:
-    """An `Asker`. The first process makes it; each child connects its own copy."""
+    """An `Asker`. The first process makes it; each child connects its own copy.
+
+    Any thread of a job may ask: one question at a time is on the pipe, and its answer follows it.
+    """
 
     def __init__(self) -> None:
         self._pipe: socket.socket | None = None
+        self._one_question = threading.Lock()
 
     def connect(self, pipe: socket.socket) -> None:
         self._pipe = pipe
 
     def __call__(self, question: str, *arguments: object) -> Any:
         assert self._pipe is not None, "only a job can ask"
-        self._pipe.sendall(encode(Ask(question, arguments)))
-        return Frames(self._pipe).next()
+        with self._one_question:
+            self._pipe.sendall(encode(Ask(question, arguments)))
+            return Frames(self._pipe).next()
 
 
 class _JobRunner:
