@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,9 +14,10 @@ from quire.core.errors import EngineFailure, ModelError
 from quire.core.messages import Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
-from quire.serving.engine_client import ProcessEngine
+from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.ticket import Ticket
-from tests.support.waiting import HANG_S
+from tests.serving import closing_worker
+from tests.support.waiting import HANG_S, wait_until
 
 PROMPT = (2, 5, 6, 7)
 GREEDY = SamplingParams(temperature=0)
@@ -33,6 +36,13 @@ def endless(name: str) -> Request:
 
 async def end_of(ticket: Ticket) -> Output:
     return [output async for output in ticket][-1]
+
+
+def running(worker: str) -> psutil.Process:
+    """The engine's process."""
+    children = psutil.Process().children()
+    (process,) = [child for child in children if worker in child.cmdline()]
+    return process
 
 
 async def test_opening_tells_how_far_it_has_come() -> None:
@@ -83,12 +93,7 @@ async def test_an_engine_that_dies_fails_what_is_in_flight(
     monkeypatch.setattr("quire.serving.engine_client._EXIT_S", HANG_S)
     (ticket,) = client.submit([endless("a")])
     await anext(aiter(ticket))
-    (process,) = [
-        child
-        for child in psutil.Process().children()
-        if "quire.engine.worker" in " ".join(child.cmdline())
-    ]
-    process.kill()
+    running(WORKER).kill()
     end = await end_of(ticket)
     assert end.finish is FinishReason.ERROR
     assert end.error is not None
@@ -99,6 +104,21 @@ async def test_an_engine_that_dies_fails_what_is_in_flight(
         client.submit([endless("b")])
     with pytest.raises(EngineFailure):
         await client.stats()
+
+
+async def test_others_go_on_while_a_process_that_has_closed_its_pipe_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("quire.serving.engine_client._EXIT_S", HANG_S)
+    closed = tmp_path / "closed"
+    monkeypatch.setenv(closing_worker.CLOSED, str(closed))
+    worker = closing_worker.__name__
+    starting = asyncio.create_task(ProcessEngine.start(EngineConfig("x"), worker=worker))
+    await asyncio.to_thread(wait_until, closed.exists)
+    await asyncio.sleep(0)  # the loop reads the end of the pipe
+    running(worker).kill()
+    with pytest.raises(ModelError, match="signal 9"):
+        await starting
 
 
 async def test_closing_ends_what_is_in_flight(client: ProcessEngine) -> None:

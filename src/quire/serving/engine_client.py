@@ -49,6 +49,7 @@ _MISSED_HEARTBEATS = 4
 """So many questions in a row without an answer, and the engine counts as stopped."""
 _HEARTBEAT = 0  # the number of a question whose answer nobody waits for
 _EXIT_S = 1.0
+_EXIT_POLL_S = 0.01
 
 
 class ProcessEngine:
@@ -70,6 +71,7 @@ class ProcessEngine:
         self._silence: str | None = None
         self._heard = False
         self._watch = asyncio.create_task(self._watch_silence(timeout_s))
+        self._ending: asyncio.Task[None] | None = None
         self._closing = False
         self._on_progress: Callable[[Progress | None], None] = lambda progress: None
         self.broken = asyncio.Event()
@@ -172,7 +174,7 @@ class ProcessEngine:
             self._loop.remove_writer(self._pipe)
             self._pipe.close()
             self._break("the server is shutting down")
-            await cancel_and_wait(self._watch)
+            await cancel_and_wait(self._watch, *filter(None, [self._ending]))
         if self._opened.exception() is not None:
             self._process.kill()
         await asyncio.to_thread(wait_or_kill, self._process, _GRACE_S)
@@ -191,6 +193,7 @@ class ProcessEngine:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
+            self._loop.remove_writer(self._pipe)
             return  # the reader sees the end of the pipe and says why
         del self._outgoing[:sent]
         if self._outgoing:
@@ -202,7 +205,7 @@ class ProcessEngine:
         messages = self._frames.read()
         if messages is None:
             self._loop.remove_reader(self._pipe)
-            self._break(f"the engine's process ended ({self._exit()})")
+            self._ending = asyncio.create_task(self._end())
             return
         if messages:
             self._heard, self._silence = True, None
@@ -226,13 +229,15 @@ class ProcessEngine:
             case Broken(reason):
                 self._break(reason)
 
-    def _exit(self) -> str:
-        """How the process ended, which the system tells a moment after its pipe has closed."""
-        try:
-            code = self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            return "it still runs, but has closed its pipe"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+    async def _end(self) -> None:
+        """Says how the process ended, which the system tells a moment after its pipe has closed."""
+        how = "it still runs, but has closed its pipe"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_S):
+                while (code := self._process.poll()) is None:
+                    await asyncio.sleep(_EXIT_POLL_S)
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._break(f"the engine's process ended ({how})")
 
     def _deliver(self, step: StepOutputs) -> None:
         for name, tokens in step.tokens:
