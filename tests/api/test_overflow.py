@@ -39,6 +39,7 @@ def test_in_openais_words(
     error = refused(serve, path, {**body, "stream": stream}, by_engine=by_engine)
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 50 tokens" in error["message"]
+    assert "prompt is too long" in error["message"]
     assert re.search(r"resulted in (at least )?\d+ tokens", error["message"])
 
 

@@ -49,7 +49,8 @@ class ContextOverflow(RequestError):
     """A prompt with more tokens than the context holds, the first of the answer included.
 
     Clients compact or cut a conversation only on the words that they know, so the message is
-    OpenAI's; other protocols make theirs of the numbers.
+    OpenAI's, and says `prompt is too long` for LangChain, which knows those of Anthropic alone;
+    other protocols make theirs of the numbers.
 
     Args:
         tokens: of the prompt.
@@ -64,8 +65,8 @@ class ContextOverflow(RequestError):
         counted = f"at least {tokens}" if at_least else f"{tokens}"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, your prompt "
-            f"resulted in {counted} tokens, and the answer needs at least one. Please reduce the "
-            f"length of the prompt. {because}".rstrip(),
+            f"resulted in {counted} tokens, and the answer needs at least one: the prompt is too "
+            f"long. Please reduce the length of the prompt. {because}".rstrip(),
             param=param,
             code="context_length_exceeded",
         )
