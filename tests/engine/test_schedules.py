@@ -17,12 +17,18 @@ from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.device.device import current_device
 from quire.models.loader import LoadedModel, open_model
+from tests.support.families import CONFIGS
 from tests.support.schedules import Deviation, Schedule, deviation
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import tiny_model, write_model
 
 FORMATS = ("page-8", "turbo-4", "page-4/3", "uniform-8", "page-4", "turbo-3", "uniform-4", "plain")
 FAMILIES = ("llama", "gemma4_ple", "qwen3_5")
-EVERY_DAY = 4
+STATE_SPACES = {
+    "granitemoehybrid": CONFIGS["granitemoehybrid"] | {"mamba_d_state": 32},
+    "jamba": CONFIGS["jamba"] | {"mamba_d_state": 16},
+}
+"""Whose bits are their own by the compiled kernels alone."""
+EVERY_DAY = 5
 SLOW = 60
 
 
@@ -47,7 +53,11 @@ def opened(products: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     def find(family: str) -> LoadedModel:
         if family not in known:
-            folder = tiny_model(Path(tmp_path_factory.mktemp(family)), family)
+            folder = Path(tmp_path_factory.mktemp(family))
+            if family in STATE_SPACES:
+                write_model(folder, STATE_SPACES[family])
+            else:
+                tiny_model(folder, family)
             known[family] = open_model(str(folder), dtype="float32")
         return known[family]
 
@@ -56,7 +66,9 @@ def opened(products: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 def drawn(seed: int, opened: Callable[[str], LoadedModel]) -> tuple[str, Deviation]:
     """A schedule of its seed, with the family and the format of its turn."""
-    family, name = FAMILIES[seed % len(FAMILIES)], FORMATS[seed % len(FORMATS)]
+    kernels = current_device().kernels
+    families = FAMILIES if kernels is None else (*FAMILIES, *STATE_SPACES)
+    family, name = families[seed % len(families)], FORMATS[seed % len(FORMATS)]
     loaded = opened(family)
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20, kv_format=parse_format(name))
     return f"{seed} {family} {name}", deviation(Schedule.draw(seed), loaded, config)

@@ -336,6 +336,30 @@ class Operations:
         """
         return None
 
+    def state_space(
+        self,
+        values: mx.array,
+        keys: mx.array,
+        queries: mx.array,
+        steps: mx.array,
+        rates: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array] | None:
+        """For each token: forget, add the value at the key, read at the query; token by token.
+
+        Args:
+            values: `[n, t, heads, head_dim]`.
+            keys, queries: `[n, t, groups, state_dim]`; a group serves consecutive heads.
+            steps: `[n, t, heads]`, at least 0; the state keeps `exp(rates * steps)`.
+            rates: `[heads]`, or `[heads, state_dim]`; below 0.
+            state: `[n, heads, head_dim, state_dim]`. All are float32.
+
+        Returns:
+            `[n, t, heads, head_dim]` and the state after the last token; None where there is no
+            kernel that does so.
+        """
+        return None
+
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array] | None:

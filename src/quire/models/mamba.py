@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
+from quire.device.device import current_device
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import RMSNorm
@@ -101,7 +102,7 @@ class MambaMixer(Module):
         steps = self.dt_proj(self.dt_layernorm(steps)).astype(mx.float32)
         steps = mx.logaddexp(steps, 0.0)  # [n, t, channels]
         values = values.astype(mx.float32)
-        y, state = selective_scan(
+        y, state = _advanced(
             values * steps,
             self.b_layernorm(keys).astype(mx.float32),
             self.c_layernorm(queries).astype(mx.float32),
@@ -111,6 +112,24 @@ class MambaMixer(Module):
         )
         segment.write("state", state)
         return (y + values * self.D).reshape(n * t, -1)
+
+
+def _advanced(
+    values: mx.array,
+    keys: mx.array,
+    queries: mx.array,
+    steps: mx.array,
+    rates: mx.array,
+    state: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """`selective_scan`, by a kernel where there is one: a channel is a head of one row."""
+    advanced = current_device().operations.state_space(
+        values[..., None], keys[:, :, None], queries[:, :, None], steps, rates, state[:, :, None]
+    )
+    if advanced is None:
+        return selective_scan(values, keys, queries, steps, rates, state)
+    y, after = advanced
+    return y.squeeze(-1), after.squeeze(2)
 
 
 def selective_scan(

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
+from quire.device.device import current_device
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import unweighted_norm
@@ -142,38 +143,28 @@ class Mamba2Mixer(Module):
             wide, [kind.width, kind.width + kind.groups * kind.state_dim], axis=-1
         )
         values = values.reshape(n, t, kind.heads, kind.head_dim)
+        keys = keys.reshape(n, t, kind.groups, kind.state_dim)
+        queries = queries.reshape(n, t, kind.groups, kind.state_dim)
         steps = steps.reshape(n, t, kind.heads)
-        y, state = state_space(
-            values * steps[..., None],
-            self._by_head(keys),
-            self._by_head(queries),
-            -mx.exp(self.A_log.astype(mx.float32)) * steps,
-            segment.read("state"),
-        )
+        rates = -mx.exp(self.A_log.astype(mx.float32))
+        spaces = (values * steps[..., None], keys, queries, steps, rates, segment.read("state"))
+        y, state = current_device().operations.state_space(*spaces) or state_space(*spaces)
         segment.write("state", state)
         return (y + values * self.D[:, None]).reshape(n * t, -1)
 
-    def _by_head(self, x: mx.array) -> mx.array:
-        """What a group has, for each of its heads: `[n, t, heads, state_dim]`."""
-        kind = self._kind
-        grouped = x.reshape(*x.shape[:2], kind.groups, kind.state_dim)
-        return mx.repeat(grouped, kind.heads // kind.groups, axis=2)
-
 
 def state_space(
-    values: mx.array, keys: mx.array, queries: mx.array, log_decay: mx.array, state: mx.array
+    values: mx.array,
+    keys: mx.array,
+    queries: mx.array,
+    steps: mx.array,
+    rates: mx.array,
+    state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """For each token: forget, add the value at the key, read at the query.
-
-    Args:
-        values: `[n, t, heads, head_dim]`.
-        keys, queries: `[n, t, heads, state_dim]`, B and C in the paper.
-        log_decay: `[n, t, heads]`, at most 0; its exponential multiplies the state.
-        state: `[n, heads, head_dim, state_dim]`. All are float32.
-
-    Returns:
-        `[n, t, heads, head_dim]` and the state after the last token.
-    """
+    """`Operations.state_space` with a rate a head, in MLX's operations: many tokens at once."""
+    copies = values.shape[2] // keys.shape[2]
+    keys, queries = mx.repeat(keys, copies, axis=2), mx.repeat(queries, copies, axis=2)
+    log_decay = rates * steps
     outputs = []
     for start in range(0, values.shape[1], _CHUNK):
         part = slice(start, start + _CHUNK)

@@ -269,6 +269,38 @@ void check_gated_delta() {
     near("its state", after, state, 5e-6);
 }
 
+// One head of each kind, token by token, in double precision.
+void check_state_space() {
+    const int dim = 16, tokens = 19;
+    for (bool by_column : {false, true}) {
+        const int head_dim = by_column ? 1 : 6;
+        const Floats values = drawn(tokens * head_dim, 18), keys = drawn(tokens * dim, 19),
+                     queries = drawn(tokens * dim, 20), before = drawn(head_dim * dim, 21);
+        Floats steps = drawn(tokens, 22), rates = drawn(by_column ? dim : 1, 23);
+        for (float& step : steps) step = std::fabs(step);
+        for (float& rate : rates) rate = -std::fabs(rate);
+        Floats after(before.size()), out(values.size());
+        const StateSpace s{values.data(), keys.data(), queries.data(), steps.data(), rates.data(), before.data(),
+                           after.data(), out.data(), tokens, 1, head_dim, 1, dim, by_column};
+        Floats scratch(kernels.state_space_scratch_floats(s));
+        kernels.state_space(s, 0, 0, scratch.data());
+        std::vector<double> state(before.begin(), before.end()), exact;
+        for (int t = 0; t < tokens; t++)
+            for (int r = 0; r < head_dim; r++) {
+                double read = 0;
+                for (int i = 0; i < dim; i++) {
+                    double& each = state[r * dim + i];
+                    each = each * std::exp((double)rates[by_column ? i : 0] * steps[t]) +
+                           (double)values[t * head_dim + r] * keys[t * dim + i];
+                    read += each * queries[t * dim + i];
+                }
+                exact.push_back(read);
+            }
+        near("state space", out, exact, 5e-6);
+        near("its state", after, state, 5e-6);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -278,5 +310,6 @@ int main() {
     check_plain_attention();
     check_coded_attention();
     check_gated_delta();
+    check_state_space();
     return failures ? 1 : 0;
 }

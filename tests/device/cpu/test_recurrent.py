@@ -12,6 +12,8 @@ from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.operations import KernelOperations
 from quire.device.operations import DeltaGates
 from quire.models.gated_delta import GatedDelta, GatedDeltaNet
+from quire.models.mamba import selective_scan
+from quire.models.mamba2 import state_space
 from quire.models.recurrent import CausalConv
 
 SHAPE = GatedDelta(key_heads=2, value_heads=4, key_dim=48, value_dim=20, kernel=4, eps=1e-6)
@@ -78,6 +80,60 @@ def test_threads_change_no_bit(compiled: Any) -> None:
         compiled.set_threads(1)
 
 
+Space = tuple[mx.array, mx.array, mx.array, mx.array, mx.array, mx.array]
+
+
+def space(n: int, t: int, by_column: bool) -> Space:
+    """Values, keys, queries, steps, rates and a state: Mamba's if `by_column`, else Mamba 2's."""
+    draws = mx.random.split(mx.random.key(2), 6)
+    heads, head_dim, groups, columns = (12, 1, 1, 16) if by_column else (6, 7, 3, 48)
+    return (
+        mx.random.normal((n, t, heads, head_dim), key=draws[0]),
+        mx.random.normal((n, t, groups, columns), key=draws[1]),
+        mx.random.normal((n, t, groups, columns), key=draws[2]),
+        mx.random.uniform(0, 9, (n, t, heads), key=draws[3]),
+        -mx.random.uniform(0, 1, (heads, columns) if by_column else (heads,), key=draws[4]),
+        mx.random.normal((n, heads, head_dim, columns), key=draws[5]),
+    )
+
+
+def stepped(ops: Any, inputs: Space) -> list[mx.array]:
+    out = KernelOperations(CPUKernels(ops, "", 1)).state_space(*inputs)
+    assert out is not None
+    return list(out)
+
+
+def spelled_out(inputs: Space, by_column: bool) -> list[mx.array]:
+    if not by_column:
+        return list(state_space(*inputs))
+    values, keys, queries, steps, rates, state = inputs
+    shared = keys.squeeze(2), queries.squeeze(2)
+    y, after = selective_scan(values.squeeze(-1), *shared, steps, rates, state.squeeze(2))
+    return [y[..., None], after[:, :, None]]
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("t", [1, 37])
+def test_state_spaces_are_the_reference_s(ops: Any, t: int, by_column: bool) -> None:
+    inputs = space(3, t, by_column)
+    for got, wanted in zip(stepped(ops, inputs), spelled_out(inputs, by_column), strict=True):
+        assert got.shape == wanted.shape
+        assert mx.max(mx.abs(got - wanted)).item() < 1e-4
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_bits_of_state_spaces_do_not_depend_on_company_or_cuts(ops: Any, by_column: bool) -> None:
+    *parts, rates, state = space(3, 37, by_column)
+    whole, last = stepped(ops, (*parts, rates, state))
+    for cuts in ([0, 1, 2, 20, 37], [0, 16, 36, 37]):
+        after = state[1:2]
+        for begin, end in pairwise(cuts):
+            values, keys, queries, steps = (each[1:2, begin:end] for each in parts)
+            y, after = stepped(ops, (values, keys, queries, steps, rates, after))
+            assert mx.array_equal(y, whole[1:2, begin:end])
+        assert mx.array_equal(after, last[1:2])
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("silu", [False, True])
 def test_convolution(ops: Any, biased: bool, silu: bool) -> None:
@@ -105,4 +161,7 @@ def test_other_types_and_sizes_are_the_reference_s(compiled: Any) -> None:
     mixed, gates, state = drawn(1, 1)
     assert kernels.gated_delta(mixed.astype(mx.bfloat16), gates, state, 2, 1e-6) is None
     assert kernels.gated_delta(mixed, gates, state[..., :40], 2, 1e-6) is None
+    values, keys, queries, steps, rates, last = space(1, 1, by_column=False)
+    cut = values, keys[..., :40], queries[..., :40], steps, rates, last[..., :40]
+    assert kernels.state_space(*cut) is None
     assert kernels.causal_conv(mx.zeros((1, 4, 24)), mx.zeros((24, 4)), None, True) is None

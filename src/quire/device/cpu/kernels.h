@@ -137,6 +137,21 @@ struct GatedDelta {
     float eps;            // added to the squared lengths of keys and queries
 };
 
+// A state space (Mamba, arXiv:2312.00752, and Mamba 2, arXiv:2405.21060): a matrix a head forgets, takes in
+// values at the key, and is read at the query. Heads of one group share keys and queries.
+struct StateSpace {
+    const float* values;          // [sequences, tokens, heads, head_dim]
+    const float *keys, *queries;  // [sequences, tokens, groups, state_dim]
+    const float* steps;           // [sequences, tokens, heads]: the state keeps exp(rate * step)
+    const float* rates;           // [heads], or if `by_column` [heads, state_dim]; at most 0
+    const float* before;          // [sequences, heads, head_dim, state_dim]
+    float* after;                 // likewise
+    float* out;                   // [sequences, tokens, heads, head_dim]
+    int64_t tokens;
+    int heads, head_dim, groups, state_dim;
+    bool by_column;
+};
+
 // A filter a channel over the last tokens; `silu` of the sum where it is asked for.
 struct CausalConv {
     const float* window;  // [sequences, kernel - 1 + tokens, channels]
@@ -186,6 +201,9 @@ struct Kernels : Products {
     // All tokens of one sequence, for one value head.
     void (*gated_delta)(const GatedDelta& rule, int64_t sequence, int value_head, float* scratch);
     int64_t (*gated_delta_scratch_floats)(const GatedDelta& rule);
+    // All tokens of one sequence, for one head.
+    void (*state_space)(const StateSpace& space, int64_t sequence, int head, float* scratch);
+    int64_t (*state_space_scratch_floats)(const StateSpace& space);
     // Channels [begin, end) of one sequence, multiples of 16.
     void (*causal_conv)(const CausalConv& conv, int64_t sequence, int64_t begin, int64_t end);
 };

@@ -171,6 +171,20 @@ class KernelOperations(UnfusedOperations):
         y, after = self._ops.gated_delta(*arrays, key_heads, eps)
         return y, after
 
+    def state_space(
+        self,
+        values: mx.array,
+        keys: mx.array,
+        queries: mx.array,
+        steps: mx.array,
+        rates: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array] | None:
+        if state.shape[-1] % _MULTIPLE:
+            return super().state_space(values, keys, queries, steps, rates, state)
+        y, after = self._ops.state_space(values, keys, queries, steps, rates, state)
+        return y, after
+
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array]:

@@ -48,6 +48,49 @@ std::vector<array> gated_delta(const array& mixed, const array& steps, const arr
     });
 }
 
+// A state space over `n` sequences of `t` tokens, as `device.operations.Operations.state_space` says.
+std::vector<array> state_space(const array& values, const array& keys, const array& queries, const array& steps,
+                               const array& rates, const array& state) {
+    using namespace mlx::core;
+    for (const array& each : {values, keys, queries, steps, rates, state})
+        require(each.dtype() == float32, "all arrays must be float32");
+    require(values.ndim() == 4 && keys.ndim() == 4 && state.ndim() == 4,
+            "values are [n, t, heads, head_dim], keys [n, t, groups, state_dim], "
+            "state [n, heads, head_dim, state_dim]");
+    StateSpace s{};
+    s.tokens = values.shape(1);
+    s.heads = values.shape(2);
+    s.head_dim = values.shape(3);
+    s.groups = keys.shape(2);
+    s.state_dim = keys.shape(3);
+    s.by_column = rates.ndim() == 2;
+    const int64_t sequences = values.shape(0);
+    require(s.heads % s.groups == 0, "the heads are no multiple of the groups");
+    require(s.state_dim % 16 == 0, "state_dim is a multiple of 16");
+    require(keys.shape(0) == sequences && keys.shape(1) == s.tokens && queries.shape() == keys.shape(),
+            "each token and group has a key and a query");
+    require((int64_t)steps.size() == sequences * s.tokens * s.heads, "each token and head has a step");
+    require((int64_t)rates.size() == (int64_t)s.heads * (s.by_column ? s.state_dim : 1),
+            "each head has a rate, or one for each column");
+    require(state.shape() == Shape{(int)sequences, s.heads, s.head_dim, s.state_dim}, "state does not fit the heads");
+    return operation("quire::state_space", {values.shape(), state.shape()},
+                     {values, keys, queries, steps, rates, state},
+                     [s](const std::vector<array>& in, std::vector<array>& out) mutable {
+        const float** places[] = {&s.values, &s.keys, &s.queries, &s.steps, &s.rates, &s.before};
+        for (size_t i = 0; i < in.size(); i++) *places[i] = in[i].data<float>();
+        s.out = out[0].data<float>();
+        s.after = out[1].data<float>();
+        return [s, sequences = (int64_t)in[0].shape(0)] {
+            const int64_t each = s.tokens * s.head_dim * s.state_dim * 3;
+            split(sequences * s.heads, kLeastWork / each + 1, 1, [&](int64_t begin, int64_t end) {
+                float* room = scratch(kernels().state_space_scratch_floats(s));
+                for (int64_t i = begin; i < end; i++)
+                    kernels().state_space(s, i / s.heads, (int)(i % s.heads), room);
+            });
+        };
+    });
+}
+
 // A filter a channel: window [n, kernel - 1 + t, channels] by taps [channels, kernel] -> [n, t, channels].
 array causal_conv(const array& window, const array& taps, const std::optional<array>& bias, bool silu) {
     using namespace mlx::core;
@@ -87,6 +130,8 @@ array causal_conv(const array& window, const array& taps, const std::optional<ar
 void bind_recurrent(nb::module_& m) {
     m.def("gated_delta", &gated_delta, nb::arg("mixed"), nb::arg("steps"), nb::arg("betas"), nb::arg("log_rates"),
           nb::arg("step_biases"), nb::arg("state"), nb::arg("key_heads"), nb::arg("eps"));
+    m.def("state_space", &state_space, nb::arg("values"), nb::arg("keys"), nb::arg("queries"), nb::arg("steps"),
+          nb::arg("rates"), nb::arg("state"));
     m.def("causal_conv", &causal_conv, nb::arg("window"), nb::arg("taps"), nb::arg("bias").none(), nb::arg("silu"));
 }
 

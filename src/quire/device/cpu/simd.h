@@ -303,6 +303,8 @@ template <int bits> inline uint64_t spread_to_bytes(uint64_t codes) {
 #endif
 }
 
+constexpr float kLog2E = 1.44269504088896341f;
+
 // 2 to the power of x, to about one unit in the last place, for x of at most 126; below -126 it is 0.
 inline F exp2(F x) {
     x = max(x, set(-127.0f));
