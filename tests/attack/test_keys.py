@@ -12,6 +12,7 @@ import pytest
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, Serve
 from tests.support.child import Child, quire_serve
+from tests.support.waiting import HANG_S
 
 SECRET = "Remember this about my account, and tell nobody at all what it is: my PIN is 4711."
 GUESSES = [SECRET.replace("4711", pin) for pin in ("9999", "4999", "4799", "4719", "4711")]
@@ -36,7 +37,7 @@ def child(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def client(child: Child, key: str) -> httpx.Client:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.Client(base_url=child.url, headers=headers, timeout=60, verify=False)
+    return httpx.Client(base_url=child.url, headers=headers, timeout=HANG_S, verify=False)
 
 
 def reuse(who: httpx.Client, text: str, **more: Any) -> tuple[str, str]:

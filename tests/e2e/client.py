@@ -30,11 +30,6 @@ class Streamed:
     error: dict[str, Any] | None = None
     times: list[float] = field(default_factory=list)
 
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between two events."""
-        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
-
 
 class Client:
     """Connections to one server."""

@@ -1,0 +1,97 @@
+"""A long prompt does not hold up those who are being answered, nor one who asks something short.
+
+Work is counted: each row and chunk of a step costs so much, whatever the clock says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
+from quire.demo import MODEL_DIR
+from quire.engine.engine import Engine
+from quire.engine.opening import open_engine
+from quire.scheduler.prefill_budget import PrefillBudget
+
+LONG, SHORT = 2000, 12
+STEP_S, CHUNK_S, TOKEN_S = 10e-3, 1e-3, 1e-4
+"""What a step that generates costs, and what a chunk and a token of a prompt do beside."""
+
+
+class Counted(PrefillBudget):
+    """Learns from what steps cost by the numbers above, and keeps it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.costs: list[float] = []
+
+    def observe(
+        self,
+        decode_rows: int,
+        chunks: int,
+        prompt_rows: int,
+        seconds: float,
+        *,
+        recorded: bool = False,
+    ) -> None:
+        cost = STEP_S * (decode_rows > 0) + CHUNK_S * chunks + TOKEN_S * prompt_rows
+        self.costs.append(cost)
+        super().observe(decode_rows, chunks, prompt_rows, cost, recorded=recorded)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr("quire.engine.engine.PrefillBudget", Counted)
+    engine = open_engine(EngineConfig(str(MODEL_DIR), prefix_cache=False))
+    yield engine
+    engine.close()
+
+
+def asked(engine: Engine, name: str, tokens: int, most: int) -> None:
+    prompt = tuple(random.Random(name).randrange(300, 3000) for _ in range(tokens))
+    greedy = SamplingParams(temperature=0)
+    engine.add(Request(name, prompt, greedy, max_tokens=most, stop_token_ids=frozenset()))
+
+
+def stepped(engine: Engine) -> tuple[float, set[str]]:
+    """What a step cost, and who got a token of it."""
+    outputs = engine.step()
+    budget = engine._scheduler.prefill_budget
+    assert isinstance(budget, Counted)
+    costs, budget.costs = budget.costs, []
+    return sum(costs), {each.request_id for each in outputs if each.token_ids}
+
+
+def until(engine: Engine, name: str) -> list[tuple[float, set[str]]]:
+    """Steps up to the one of whose tokens one is for `name`."""
+    steps = [stepped(engine)]
+    while name not in steps[-1][1]:
+        steps.append(stepped(engine))
+    return steps
+
+
+def test_a_long_prompt_holds_nobody_up(engine: Engine) -> None:
+    asked(engine, "alone", SHORT, 1)
+    idle = sum(cost for cost, _ in until(engine, "alone"))
+
+    asked(engine, "stream", SHORT, 5000)
+    until(engine, "stream")
+    usual = median(stepped(engine)[0] for _ in range(10))
+
+    asked(engine, "long", LONG, 1)
+    reading = [stepped(engine) for _ in range(8)]
+    asked(engine, "short", SHORT, 1)
+    first = until(engine, "short")
+    rest = until(engine, "long")
+
+    everything = reading + first + rest
+    assert all("stream" in tokens for _, tokens in everything)
+    assert max(cost for cost, _ in everything) < 3 * usual
+    assert sum(cost for cost, _ in first) < 4 * max(idle, usual)
+    assert len(rest) > len(first), "the short request came too late to see the reading"
