@@ -39,6 +39,7 @@ def test_a_key_opens_every_route_and_only_health_needs_none(serve: Serve) -> Non
             for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}):
                 refused = client.request(operation.method, operation.path, headers=headers)
                 assert refused.status_code == 401, operation.path
+                assert refused.headers["x-should-retry"] == "false"
                 error = refused.json()["error"]
                 assert error["type"] == "authentication_error"
         for headers in (

@@ -16,7 +16,7 @@ from quire.api.shared.errors import speaks_anthropic
 
 _REASONS = {
     400: "The request cannot be served as it is; `param` names the field at fault",
-    401: "No valid API key",
+    401: "No valid API key; `x-should-retry` tells clients not to send it again",
     403: "The Host or Origin header is none that this server is to answer",
     404: "There is no such model, response or item",
     408: "The request was not finished within the time that the operator allows; "

@@ -124,11 +124,12 @@ def error_response(
 
     The SDKs would send a request again that ran into its deadline, and would double the load of a
     server that is slow already, or load again a model whose loading was stopped, or ask twice more
-    for what is not offered; both let this header tell them not to.
+    for what is not offered; both let this header tell them not to. Claude Code 2.1.330 would send
+    a wrong key for three minutes, and says nothing meanwhile.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
-    if failure.status in (408, 501) or failure.code == _STOPPED:
+    if failure.status in (401, 408, 501) or failure.code == _STOPPED:
         headers["x-should-retry"] = "false"
     content = json.dumps(body_for(scope["path"], failure))
     return Response(content, failure.status, headers, media_type="application/json")
