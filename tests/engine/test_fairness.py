@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.core.config import EngineConfig
-from quire.core.request import Request, SamplingParams
+from quire.core.request import GrammarSpec, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.engine.engine import Engine
 from quire.engine.opening import open_engine
@@ -53,10 +53,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine.close()
 
 
-def asked(engine: Engine, name: str, tokens: int, most: int) -> None:
+def asked(
+    engine: Engine, name: str, tokens: int, most: int, grammar: GrammarSpec | None = None
+) -> None:
     prompt = tuple(random.Random(name).randrange(300, 3000) for _ in range(tokens))
     greedy = SamplingParams(temperature=0)
-    engine.add(Request(name, prompt, greedy, max_tokens=most, stop_token_ids=frozenset()))
+    engine.add(Request(name, prompt, greedy, max_tokens=most, grammar=grammar))
 
 
 def stepped(engine: Engine) -> tuple[float, set[str]]:
@@ -95,3 +97,19 @@ def test_a_long_prompt_holds_nobody_up(engine: Engine) -> None:
     assert max(cost for cost, _ in everything) < 3 * usual
     assert sum(cost for cost, _ in first) < 4 * max(idle, usual)
     assert len(rest) > len(first), "the short request came too late to see the reading"
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_token_waits_as_long_for_a_chunk_whether_a_grammar_binds_it_or_not(
+    engine: Engine, bound: bool
+) -> None:
+    """A bound row sits out every other step, which alone reads what two steps would."""
+    asked(engine, "warm", LONG, 1)
+    until(engine, "warm")
+    grammar = GrammarSpec("regex", "[a-z]{400,800}") if bound else None
+    asked(engine, "stream", SHORT, 600, grammar)
+    until(engine, "stream")
+    asked(engine, "long", LONG, 1)
+    waits = [sum(cost for cost, _ in until(engine, "stream")) for _ in range(30)]
+    assert max(waits) < 2.3 * STEP_S
+    assert median(waits) > 1.5 * STEP_S, "no prompt was read beside the stream"
