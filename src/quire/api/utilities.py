@@ -119,7 +119,7 @@ class Utilities:
         self._created = int(time.time())
 
     async def root(self, request: Request) -> Response:
-        """`GET /`: who answers here. Claude Code asks with HEAD before its first message."""
+        """`GET /`: who answers here. Some clients ask with HEAD before their first message."""
         return JSONResponse({"name": "quire", "version": quire.__version__})
 
     async def models(self, request: Request) -> Response:
