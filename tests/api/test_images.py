@@ -13,7 +13,8 @@ from anthropic import Anthropic, BadRequestError
 from openai import BadRequestError as OpenAIBadRequestError
 
 from quire.api.responses.schema import MessageItem
-from quire.api.responses.store import ResponseStore, StoredItem
+from quire.api.responses.store import ResponseStore
+from quire.api.responses.stored_item import StoredItem
 from quire.media.kinds import inputs
 from quire.media.source import MediaSource, not_taken
 from quire.serving.generation import Generation
@@ -301,7 +302,7 @@ class TestResponses:
         item = MessageItem.model_validate({"role": "user", "content": [part]})
         store = ResponseStore(max_count=100, max_bytes=5000)
         for number in range(2):
-            store.add(f"resp_{number}", (b"{}",), (StoredItem.of(item),))
+            store.add(f"resp_{number}", (b"{}",), (StoredItem.of(item),), ())
         assert len(store) == 1
         assert 3000 < store.size <= 5000
 

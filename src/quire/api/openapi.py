@@ -124,6 +124,11 @@ def _describe(operation: Operation) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ]
+    if operation.query is not None:
+        described.setdefault("parameters", []).extend(
+            {"name": name, "in": "query", "schema": schema}
+            for name, schema in operation.query.model_json_schema()["properties"].items()
+        )
     if operation.open:
         described["security"] = []
     return described

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
 
-from quire.api.responses.store import StoredItem
+from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.context import Context
 from quire.api.shared.seal import Seal
 from quire.core.config import ServerConfig

@@ -14,6 +14,7 @@ from quire.api.completions.endpoint import CompletionRequest, Completions
 from quire.api.messages.endpoint import Messages
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.api.responses.endpoint import Responses
+from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.schema import Wire
@@ -53,6 +54,7 @@ class Operation:
         open: whether it needs no key.
         statuses: of answers that are not good, beside those that every operation may give.
         listed: whether `/openapi.json` has it.
+        query: the model of the URL's parameters; None if it has none.
     """
 
     endpoint: Callable[[Endpoints], Endpoint]
@@ -64,6 +66,7 @@ class Operation:
     open: bool = False
     statuses: tuple[int, ...] = ()
     listed: bool = True
+    query: type[Wire] | None = None
 
     @property
     def template(self) -> str:
@@ -138,6 +141,14 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/v1/responses/{id}",
         "A response that is kept",
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.responses.input_items,
+        "get",
+        "/v1/responses/{id}/input_items",
+        "The items that a kept response answers",
+        query=ItemsQuery,
         statuses=(404,),
     ),
     Operation(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from quire.api.responses.schema import MessageItem, ResponsesRequest
-from quire.api.responses.store import ResponseStore, StoredItem
+from quire.api.responses.store import ResponseStore
+from quire.api.responses.stored_item import StoredItem
 from tests.api.conftest import HTTP, Serve, Served
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -138,18 +140,19 @@ def test_nothing_but_instructions_is_an_input(serve: Serve) -> None:
 
 def test_the_store_keeps_to_its_bytes() -> None:
     item = StoredItem.of(MessageItem(role="user", content="x" * 900, id="msg_1"))
-    store = ResponseStore(max_count=100, max_bytes=5000)
+    store = ResponseStore(max_count=100, max_bytes=6500)
     for number in range(10):
-        store.add(f"resp_{number}", (b"{}",), (item,))
-        assert store.size <= 5000
+        store.add(f"resp_{number}", (b"{}",), (item,), ())
+        assert store.size <= 6500
     assert len(store) == 4
     assert store.get("resp_5") is None
     assert store.get("resp_6") is not None  # used now, so that another goes first
-    store.add("resp_10", (b"{}",), (item,))
+    store.add("resp_10", (b"{}",), (), (item,))
     assert store.get("resp_6") is not None
     assert store.get("resp_7") is None
     assert store.item("msg_1") == item
-    store.add("resp_11", (b"{}",), (item,) * 10)
+    others = [replace(item, id=f"msg_{number}") for number in range(10)]
+    store.add("resp_11", (b"{}",), others, ())
     assert len(store) == 0
     assert store.item("msg_1") is None
     assert store.size == 0

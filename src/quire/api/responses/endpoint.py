@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from quire.api.responses.items import WireEvent
+from quire.api.responses.listing import listed, missing, read_query
 from quire.api.responses.prompt import Translator
 from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
 from quire.api.responses.schema import (
@@ -25,7 +26,8 @@ from quire.api.responses.schema import (
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses.store import CallerStores, ResponseStore, StoredItem
+from quire.api.responses.store import CallerStores, ResponseStore, Stored
+from quire.api.responses.stored_item import StoredItem
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context, ServerContext, decoding
@@ -40,7 +42,7 @@ from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
-from quire.core.errors import ContextOverflow, NotFound, NotOffered, RequestError
+from quire.core.errors import ContextOverflow, NotOffered, RequestError
 from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
@@ -137,7 +139,7 @@ class Responses:
 
         def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
             if asked.store:
-                store.add(asked.id, body, (*asked.items, *output))
+                store.add(asked.id, body, asked.items, output)
 
         events = ResponseEvents(
             ResponseSettings(
@@ -183,18 +185,26 @@ class Responses:
                 param="stream",
                 code="unsupported_parameter",
             )
-        response_id = request.path_params["id"]
-        stored = self._stores.of(request).get(response_id)
-        if stored is None:
-            raise _missing("response", response_id, "id")
-        return await whole(stored.body)
+        return await whole(self._kept(request).body)
+
+    async def input_items(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}/input_items`."""
+        return await whole(pieces(listed(self._kept(request).said, read_query(request))))
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/responses/{id}`."""
         response_id = request.path_params["id"]
         if not self._stores.of(request).remove(response_id):
-            raise _missing("response", response_id, "id")
+            raise missing("response", response_id, "id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    def _kept(self, request: Request) -> Stored:
+        """The response that a path names."""
+        response_id = request.path_params["id"]
+        stored = self._stores.of(request).get(response_id)
+        if stored is None:
+            raise missing("response", response_id, "id")
+        return stored
 
 
 def _answers(store: ResponseStore) -> dict[str, Callable[..., object]]:
@@ -210,8 +220,9 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     """
     context.check_model(fields.model)
     stored: StoredConversations[StoredItem] = context.stored(request)
-    new = _new_items(fields, stored)
-    conversation = (*_previous(fields, stored), *new)
+    previous = _previous(fields, stored)
+    new = _new_items(fields, stored, {each.id for each in previous})
+    conversation = (*previous, *new)
     check_count(len(conversation), context.config.max_messages, "input")
     items = [each.read() for each in conversation]
     tools, translator = toolbox(fields, items), Translator(context.seal)
@@ -250,28 +261,27 @@ def _previous(
     return conversation
 
 
-def _new_items(fields: PromptFields, stored: StoredConversations[StoredItem]) -> list[StoredItem]:
-    """The request's own items, with references to stored ones resolved."""
+def _new_items(
+    fields: PromptFields, stored: StoredConversations[StoredItem], taken: set[str]
+) -> list[StoredItem]:
+    """The request's own items, with references to stored ones resolved.
+
+    Args:
+        taken: ids of the items before them; theirs are added.
+    """
     if isinstance(fields.input, str):
         return [StoredItem.of(MessageItem(role="user", content=fields.input))]
-    items = []
+    items: list[StoredItem] = []
     for index, item in enumerate(fields.input or ()):
         if isinstance(item, ReferenceItem):
             found = stored.item(item.id)
             if found is None:
-                raise _missing("item", item.id, f"input[{index}].id")
-            items.append(found)
+                raise missing("item", item.id, f"input[{index}].id")
         else:
-            items.append(StoredItem.of(item))
+            found = StoredItem.of(item)
+        items.append(found.beside(taken))
+        taken.add(items[-1].id)
     return items
-
-
-def _missing(what: str, missing_id: str, param: str) -> NotFound:
-    return NotFound(
-        f"There is no {what} '{missing_id[:80]}' here; those used last are kept.",
-        param=param,
-        code=f"{what}_not_found",
-    )
 
 
 def _generation(context: Context, fields: ResponsesRequest, request: Request) -> dict[str, Any]:

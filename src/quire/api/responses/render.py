@@ -17,8 +17,8 @@ from quire.api.responses.items import (
     SearchCallItem,
     WireEvent,
 )
-from quire.api.responses.store import StoredItem
-from quire.api.shared.pieces import Merged, compact, pieces
+from quire.api.responses.stored_item import StoredItem
+from quire.api.shared.pieces import Merged, pieces
 from quire.api.shared.seal import Seal
 from quire.api.shared.toolbox import Toolbox
 from quire.core.request import Failure, FinishReason
@@ -165,7 +165,7 @@ class ResponseEvents:
             status = status if self._whole or not isinstance(item, CallItem) else "incomplete"
             yield from item.close(status)
             self._output.append(item.body(status))
-            self._stored.append(StoredItem(item.id, compact(item.stored(status))))
+            self._stored.append(StoredItem.of_answer(item.stored(status)))
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
         """The end; an answer that said nothing says so in an empty message."""

@@ -9,36 +9,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter
 from starlette.requests import Request
 
-from quire.api.responses.schema import Item
+from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.stored import StoredConversations
 from quire.serving.generation import NeedsJob
 
-_ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 _LIGHT = 16 << 10
 """Bytes of kept items up to which reading them holds up no stream."""
-_OBJECTS = 256
-"""Bytes that an item takes beside its text."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredItem:
-    """An item of a conversation, as JSON."""
-
-    id: str | None
-    written: bytes
-
-    @classmethod
-    def of(cls, item: Item) -> StoredItem:
-        """Writes an item."""
-        return cls(item.id, item.model_dump_json(by_alias=True, exclude_unset=True).encode())
-
-    def read(self) -> Item:
-        """The item."""
-        return _ITEM.validate_json(self.written)
+_OBJECTS = 512
+"""Bytes that an item and its place in the index take beside its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +28,20 @@ class Stored:
 
     Attributes:
         body: the response's JSON, in pieces.
-        items: everything that was said, this answer's items last.
+        said: everything that was said before the answer.
+        output: the answer.
         size: bytes, the conversation's included; what conversations share counts for each of them.
     """
 
     body: Sequence[bytes]
-    items: Sequence[StoredItem]
+    said: Sequence[StoredItem]
+    output: Sequence[StoredItem]
     size: int
+
+    @property
+    def items(self) -> Sequence[StoredItem]:
+        """The conversation, the answer last."""
+        return (*self.said, *self.output)
 
 
 class ResponseStore:
@@ -73,14 +61,20 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def add(self, response_id: str, body: Sequence[bytes], items: Sequence[StoredItem]) -> None:
+    def add(
+        self,
+        response_id: str,
+        body: Sequence[bytes],
+        said: Sequence[StoredItem],
+        output: Sequence[StoredItem],
+    ) -> None:
         """Keeps a response; what was not used for longest goes. One too large is not kept."""
+        items = (*said, *output)
         size = sum(map(len, body)) + sum(len(each.written) + _OBJECTS for each in items)
-        self._stored[response_id] = Stored(body, items, size)
+        self._stored[response_id] = Stored(body, said, output, size)
         self.size += size
         for item in items:
-            if item.id is not None:
-                self._items.setdefault(item.id, {})[response_id] = item
+            self._items.setdefault(item.id, {})[response_id] = item
         while len(self._stored) > self._max_count or self.size > self._max_bytes:
             self.remove(next(iter(self._stored)))
 
@@ -103,10 +97,10 @@ class ResponseStore:
             return False
         self.size -= stored.size
         for item in stored.items:
-            holders = self._items.get(item.id or "", {})
-            holders.pop(response_id, None)
-            if item.id is not None and not holders:
-                self._items.pop(item.id, None)
+            holders = self._items[item.id]
+            del holders[response_id]
+            if not holders:
+                del self._items[item.id]
         return True
 
     def item(self, item_id: str) -> StoredItem | None:

@@ -1,0 +1,73 @@
+"""Lists of items: what `GET /v1/responses/{id}/input_items` takes and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+from starlette.requests import Request
+
+from quire.api.responses.items import WireEvent
+from quire.api.responses.schema import Include
+from quire.api.responses.stored_item import StoredItem
+from quire.api.shared.access import note_ignored
+from quire.api.shared.pieces import Array
+from quire.api.shared.schema import Wire, parse
+from quire.core.errors import NotFound
+
+
+class ItemsQuery(Wire):
+    """A page of items."""
+
+    order: Literal["asc", "desc"] = Field("desc", description="desc: the newest first")
+    limit: int = Field(20, ge=1, le=100, strict=False)
+    after: str = Field("", description="the id of the item behind which the page begins")
+    include: list[Include] = Field([], description="no effect: items are listed as they are kept")
+
+
+def read_query(request: Request) -> ItemsQuery:
+    """The page that a URL asks for.
+
+    Raises:
+        RequestError: a parameter has a value that it cannot have.
+    """
+    given = {
+        key.removesuffix("[]"): request.query_params.getlist(key) for key in request.query_params
+    }
+    payload = {name: all_ if name == "include" else all_[-1] for name, all_ in given.items()}
+    query, unknown = parse(ItemsQuery, payload, strict_fields=False)
+    note_ignored(request.scope, unknown)
+    return query
+
+
+def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:
+    """A page of a conversation, for `pieces` to write.
+
+    Raises:
+        NotFound: `after` is none of the items.
+    """
+    ordered = items if query.order == "asc" else items[::-1]
+    begin = 0
+    if query.after:
+        ids = [each.id for each in ordered]
+        if query.after not in ids:
+            raise missing("item", query.after, "after")
+        begin = ids.index(query.after) + 1
+    page = ordered[begin : begin + query.limit]
+    return {
+        "object": "list",
+        "data": Array(page),
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": begin + len(page) < len(ordered),
+    }
+
+
+def missing(what: str, missing_id: str, param: str) -> NotFound:
+    """The error for a response or an item that is not kept."""
+    return NotFound(
+        f"There is no {what} '{missing_id[:80]}' here; those used last are kept.",
+        param=param,
+        code=f"{what}_not_found",
+    )

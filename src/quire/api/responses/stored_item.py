@@ -1,0 +1,131 @@
+"""An item of a conversation as it is kept: whole, as OpenAI's API lists items."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from quire.api.responses.schema import (
+    AdditionalToolsItem,
+    CallOutputItem,
+    Content,
+    FunctionCallItem,
+    ImagePart,
+    Item,
+    MessageItem,
+    Part,
+    ReasoningItem,
+    ReferenceItem,
+    TextPart,
+)
+from quire.api.shared.pieces import Merged, compact
+
+_ITEM: TypeAdapter[Item] = TypeAdapter(Item)
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
+}
+_INPUT = "input_text"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item of a conversation.
+
+    Attributes:
+        id: no other item of its conversation has it.
+        kind: the item's `type`.
+        written: its JSON, without the id.
+    """
+
+    id: str
+    kind: str
+    written: bytes
+
+    @classmethod
+    def of(cls, item: Item) -> StoredItem:
+        """Writes an item of a request; references have been resolved."""
+        kind = item.type or ""
+        whole = item.model_copy(update=_filled(item))
+        written = whole.model_dump_json(by_alias=True, exclude_unset=True, exclude={"id"})
+        return cls(item.id or _new_id(kind), kind, written.encode())
+
+    @classmethod
+    def of_answer(cls, body: dict[str, Any]) -> StoredItem:
+        """Writes an item of an answer."""
+        written = compact({name: value for name, value in body.items() if name != "id"})
+        return cls(body["id"], body["type"], written)
+
+    def beside(self, taken: Collection[str]) -> StoredItem:
+        """This item, with an id of its own if others have taken its."""
+        return replace(self, id=_new_id(self.kind)) if self.id in taken else self
+
+    def read(self) -> Item:
+        """The item."""
+        return _ITEM.validate_json(self.written).model_copy(update={"id": self.id})
+
+    def pieces(self) -> Iterator[bytes]:
+        """The item's JSON, as `Written` wants it."""
+        return Merged(self.written, {"id": self.id}).pieces()
+
+
+def _new_id(kind: str) -> str:
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def _filled(item: Item) -> dict[str, Any]:
+    """What a client may leave out or shorten, and lists of items have."""
+    filled: dict[str, Any] = {"type": item.type}
+    if not isinstance(item, AdditionalToolsItem | ReferenceItem):
+        filled["status"] = item.status or "completed"
+    match item:
+        case MessageItem(role=role, content=content):
+            filled["content"] = _parts(content, "output_text" if role == "assistant" else _INPUT)
+        case FunctionCallItem(arguments=dict() as arguments):
+            filled["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        case CallOutputItem(output=list() as output):
+            filled["output"] = _parts(output, _INPUT)
+        case ReasoningItem(summary=summary, content=content):
+            filled["summary"] = _typed(summary or (), "summary_text")
+            if content:
+                filled["content"] = _typed(content, "reasoning_text")
+    return filled
+
+
+def _parts(content: Content, kind: str) -> list[Part]:
+    """Content as a list of parts.
+
+    Args:
+        kind: the type of texts in it.
+    """
+    if isinstance(content, str):
+        content = [TextPart(type="text", text=content)] if content else []
+    parts: list[Part] = []
+    for part in content:
+        match part:
+            case TextPart():
+                parts += _typed([part], kind)
+            case ImagePart(detail=detail):
+                parts.append(part.model_copy(update={"detail": detail or "auto"}))
+            case _:
+                parts.append(part)
+    return parts
+
+
+def _typed(texts: Sequence[TextPart], kind: str) -> list[TextPart]:
+    typed = [each.model_copy(update={"type": kind}) for each in texts]
+    if kind != "output_text":
+        return typed
+    return [each.model_copy(update={"annotations": each.annotations or []}) for each in typed]
