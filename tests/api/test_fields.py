@@ -208,7 +208,7 @@ WRONG = [
             "messages": [
                 {
                     "role": "user",
-                    "content": [{**IMAGE, "image_url": {"url": "x", "detail": "original"}}],
+                    "content": [{**IMAGE, "image_url": {"url": "x", "detail": "fine"}}],
                 }
             ]
         },

@@ -6,11 +6,12 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from anthropic import Anthropic, BadRequestError
 from openai import BadRequestError as OpenAIBadRequestError
+from openai.types.responses.image_detail import ImageDetail
 
 from quire.api.responses.schema import MessageItem
 from quire.api.responses.store import ResponseStore
@@ -116,8 +117,9 @@ class TestChat:
             ]
         ]
 
-    def test_of_tools(self, serve: Serve, heard: list[Generation]) -> None:
-        seen = {"type": "image_url", "image_url": {"url": "file:///a.png", "detail": "high"}}
+    @pytest.mark.parametrize("detail", ["high", "original"])
+    def test_of_tools(self, serve: Serve, heard: list[Generation], detail: str) -> None:
+        seen = {"type": "image_url", "image_url": {"url": "file:///a.png", "detail": detail}}
         messages = [
             {"role": "user", "content": "Look."},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -272,12 +274,16 @@ class TestResponses:
         ]
 
     @pytest.mark.parametrize("custom", [True, False])
-    def test_of_tools(self, serve: Serve, heard: list[Generation], custom: bool) -> None:
+    @pytest.mark.parametrize("detail", get_args(ImageDetail))
+    def test_of_tools(
+        self, serve: Serve, heard: list[Generation], custom: bool, detail: str
+    ) -> None:
         call, output = CALL_ITEM, "function_call_output"
         if custom:
             call = {"type": "custom_tool_call", "call_id": "c1", "name": "look", "input": "up"}
             output = "custom_tool_call_output"
-        seen = [{"type": "input_image", "image_url": DATA_URL, "detail": "high"}]
+        seen = [{"type": "input_image", "image_url": DATA_URL, "detail": detail}]
+        read = "high" if detail == "original" else detail
         items = [
             {"role": "user", "content": "Look."},
             call,
@@ -286,7 +292,7 @@ class TestResponses:
         ask_responses(serve(), items)
         (spec,) = heard
         assert contents(spec)[2] == [
-            image(DATA_URL, "input[2].output[0].image_url", "input_image", "high")
+            image(DATA_URL, "input[2].output[0].image_url", "input_image", read)
         ]
 
     def test_are_kept_with_the_conversation(self, serve: Serve, heard: list[Generation]) -> None:

@@ -49,7 +49,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "input[0].content[0].file_id",
     ),
     (
-        {"input": user({"type": "input_image", "image_url": "x", "detail": "original"})},
+        {"input": user({"type": "input_image", "image_url": "x", "detail": "fine"})},
         "input[0].content[0].detail",
     ),
     (

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from quire.api.shared.content import AudioPart, FunctionName
-from quire.api.shared.media_parts import URL_PARTS, SoftTokens, UrlPart
+from quire.api.shared.media_parts import URL_PARTS, ImageDetail, SoftTokens, UrlPart
 from quire.api.shared.schema import (
     DecodingFields,
     History,
@@ -24,7 +24,6 @@ from quire.api.shared.schema import (
     tag_by_type,
 )
 from quire.api.shared.thinking import Effort
-from quire.media.source import Fineness
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -52,7 +51,7 @@ class ImagePart(History):
     type: Literal["input_image"]
     file_id: None = None  # first, so that what refers to a file is told of that
     image_url: str = Field(min_length=1)
-    detail: Fineness | None = None
+    detail: ImageDetail | None = None
     max_soft_tokens: SoftTokens | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 

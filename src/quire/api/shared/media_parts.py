@@ -15,13 +15,17 @@ from pydantic_core import CoreSchema, core_schema
 from quire.api.shared.field_errors import REGISTERED
 from quire.api.shared.schema import History, tag_by_type
 from quire.media.kinds import MediaInput, Option, Protocols, inputs, kinds_by
-from quire.media.source import Detail, Fineness, MediaSource
+from quire.media.source import Detail, MediaSource
 
 SoftTokens = Annotated[int, Field(ge=1)]
 """The most tokens that an image, or a frame of a video, becomes: a number that the model offers."""
 
+ImageDetail = Literal["auto", "low", "high", "original"]
+"""How finely a picture is read, as OpenAI spells it. `original` is as `high`: a model reads no more
+of a picture than its own limit."""
+
 _OPTIONS: Mapping[Option, Any] = {
-    "detail": (Fineness | None, None),
+    "detail": (ImageDetail | None, None),
     "max_soft_tokens": (SoftTokens | None, None),
     "use_audio_in_video": (bool | None, None),
 }
@@ -119,7 +123,7 @@ def media_part(
         options: has the fields that say how it is read, of those that its kind has.
     """
     soft_tokens: int | None = getattr(options, "max_soft_tokens", None)
-    fineness: Fineness | None = getattr(options, "detail", None)
-    detail: Detail = soft_tokens or fineness or "auto"
+    fineness: ImageDetail | None = getattr(options, "detail", None)
+    detail: Detail = soft_tokens or ("high" if fineness == "original" else fineness) or "auto"
     sound = bool(getattr(options, "use_audio_in_video", None))
     return {"type": kind, "source": MediaSource(url, param, named, detail, kind, sound)}
