@@ -236,7 +236,8 @@ class _SinglePrepared(PreparedAttention):
         texts = decode.attend(shape), decode.combine(shape, splits)
         names = ["q", "keys", "values", "tiles", "table", "numbers"]
         numbers, table = cuda.numbers(scoring.scale, None), mx.array(told.block_table)
-        partial, stats, done = _emulated(texts[0], names, ["partial", "stats", "result"])(
+        made, shared = ["partial", "stats", "result"], cuda.single_memory(shape)
+        partial, stats, done = _emulated(texts[0], names, made, shared)(
             inputs=[q, *store.arrays(), tiles, table, numbers],
             grid=(rows * cuda.LANES, kv_heads * (shape.group // shape.part), splits),
             threadgroup=(cuda.LANES, 1, 1),
@@ -254,10 +255,10 @@ class _SinglePrepared(PreparedAttention):
         return mx.where(mx.isnan(done), joined, done)
 
 
-def _emulated(source: str, inputs: list[str], outputs: list[str]) -> Kernel:
+def _emulated(source: str, inputs: list[str], outputs: list[str], shared: int = 0) -> Kernel:
     header, _, rest = source.partition('extern "C"')
     body = rest[rest.index("{") + 1 : rest.rindex("}")]
-    return emulate("single", inputs, outputs, body, header)
+    return emulate("single", inputs, outputs, body, header, shared)
 
 
 @pytest.mark.slow

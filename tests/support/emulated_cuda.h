@@ -1,9 +1,11 @@
 // Enough of CUDA to run the attention kernels on a CPU, on the thread groups of `emulated_metal.h`.
 // What a kernel says in PTX is said here in C++, under the same names.
+#include <sys/mman.h>
+#include <vector>
+
 #include "emulated_metal.h"
 
-#undef threadgroup
-#define __shared__ static
+#define __shared__ threadgroup
 #define __align__(n) __attribute__((aligned(n)))
 #define __device__
 #define __forceinline__ inline
@@ -18,10 +20,9 @@ struct __half {
 typedef bfloat16_t __nv_bfloat16;
 struct __half2 { __half x, y; };
 struct float2 { float x, y; };
-// Aligned to 8 bytes, as MLX's arrays are on a CPU.
-struct alignas(8) float4 { float x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) uint2 { uint x, y; };
-struct alignas(8) uint4 { uint x, y, z, w; };
+struct alignas(16) uint4 { uint x, y, z, w; };
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -57,8 +58,51 @@ static inline uint bytes_at(uint low, uint high, uint places) { return __byte_pe
 
 namespace emulated {
 static uint3 block, blocks;
-alignas(16) static unsigned char dynamic[256 << 10];
 alignas(8) static uint posted[1024][2][6];
+
+// Shared memory that is asked for at launch. Pages that nobody may touch are behind it.
+static unsigned char* dynamic;
+static size_t dynamic_size;
+static void ask_for(size_t size) {
+  constexpr size_t MOST = 256 << 10, GUARD = 64 << 10;
+  static unsigned char* all = nullptr;
+  if (!all) {
+    all = (unsigned char*)mmap(nullptr, MOST + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(all + MOST, GUARD, PROT_NONE);
+  }
+  dynamic_size = (size + 15) / 16 * 16;
+  dynamic = all + MOST - dynamic_size;
+}
+
+// Copies in the background arrive when their thread waits for them, and no sooner.
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes, turn;
+};
+static std::vector<Copy> copies[1024];
+static int turns[1024];
+static void copy(void* to, const void* from, int bytes) {
+  if (((size_t)to | (size_t)from) % bytes) fail("a misaligned copy", ((size_t)to | (size_t)from) % bytes, bytes);
+  memset(to, 0xFF, bytes);
+  copies[current].push_back({to, from, bytes, turns[current]});
+}
+// All turns but the last `left` arrive.
+static void arrive(int left) {
+  std::vector<Copy> later;
+  for (const Copy& each : copies[current]) {
+    if (each.turn < turns[current] - left) memcpy(each.to, each.from, each.bytes);
+    else later.push_back(each);
+  }
+  copies[current] = later;
+}
+static int arrived[16], meetings[16];  // by barrier
+static void forget() {
+  forget_shared();
+  memset(arrived, 0, sizeof arrived);
+  memset(dynamic, 0xFF, dynamic_size);
+  for (int i = 0; i < count; i++) copies[i].clear();
+}
 
 // What the lanes of a warp say, once all have.
 struct Posts {
@@ -158,11 +202,17 @@ static inline uint transposed(uint two) {
   return (row % 2 ? low >> 16 : low & 0xFFFF) | (row % 2 ? high >> 16 : high & 0xFFFF) << 16;
 }
 static inline float power(float x) { return __builtin_exp2f(x); }
-static inline void copy_ahead(void* to, const void* from) { memcpy(to, from, 16); }
-static inline void copy_few_ahead(void* to, const void* from, int bytes) { memcpy(to, from, bytes); }
-static inline void end_turn() {}
-static inline void await_turn() { __syncwarp(); }
-static inline void await_all() { __syncwarp(); }
+static inline void copy_ahead(void* to, const void* from) { emulated::copy(to, from, 16); }
+static inline void copy_few_ahead(void* to, const void* from, int bytes) { emulated::copy(to, from, bytes); }
+static inline void end_turn() { emulated::turns[emulated::current]++; }
+static inline void await_turn() {
+  emulated::arrive(1);
+  __syncwarp();
+}
+static inline void await_all() {
+  emulated::arrive(0);
+  __syncwarp();
+}
 static inline void matrices(uint* to, const void* row) {
   const emulated::Posts all = emulated::post((const uint*)&row, 2);
   const int lane = emulated::current % 32;
@@ -178,11 +228,11 @@ static inline void turned_matrices(uint* to, const void* row) {
   }
 }
 static inline void meet(int barrier, int threads) {
-  static int arrived[16], turns[16];
-  const int turn = turns[barrier];
+  using namespace emulated;
+  const int turn = meetings[barrier];
   if (++arrived[barrier] == threads) {
     arrived[barrier] = 0;
-    turns[barrier]++;
+    meetings[barrier]++;
   }
-  while (turns[barrier] == turn) emulated::wait(emulated::READY);
+  while (meetings[barrier] == turn) wait(READY);
 }

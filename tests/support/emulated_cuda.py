@@ -1,13 +1,17 @@
 """Runs sources written for `mx.fast.cuda_kernel` on the CPU, as far as attention needs.
 
-Functions that are PTX in the sources come from `emulated_cuda.h`; all else is the same text.
+Functions that are PTX in the sources come from `emulated_cuda.h`; all else is the same text. Copies
+in the background arrive as late as they may. Errors are: a misaligned address, an index outside an
+array of the kernel's own, or memory behind an array or behind the shared memory that was asked for.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from quire.device.gpu_kernels import Kernel
 from tests.support.emulated_metal import Emulated
@@ -32,11 +36,19 @@ def emulate(
 ) -> Kernel:
     """In the place of `cuda_kernel`."""
     assert shared_memory <= 227 << 10, "more shared memory than a multiprocessor has"
-    return EmulatedCUDA(name, inputs, outputs, body, header)
+    return EmulatedCUDA(name, inputs, outputs, body, header, shared_memory=shared_memory)
 
 
+@dataclass
 class EmulatedCUDA(Emulated):
-    """A kernel; called as those of `mx.fast`. Accesses outside arrays are not seen."""
+    """A kernel; called as those of `mx.fast`."""
+
+    shared_memory: int = 0
+    flags: ClassVar = (
+        *Emulated.flags,
+        "-fsanitize=alignment,bounds",
+        "-fsanitize-undefined-trap-on-error",
+    )
 
     def _source(self, given: Sequence[str], results: Sequence[str]) -> str:
         types = [*(f"const {_named(each)}" for each in given), *map(_named, results)]
@@ -66,7 +78,8 @@ class EmulatedCUDA(Emulated):
                 "  arrays = a; emulated::count = threads;",
                 f"  stats_shape[2] = s[{stats}] / g[0] / 2;",
                 "  emulated::blocks = {(uint)g[0], (uint)g[1], (uint)g[2]};",
-                "  return emulated::run(g, &emulated::block, call);",
+                f"  emulated::ask_for({self.shared_memory});",
+                "  return emulated::run(g, &emulated::block, call, emulated::forget);",
                 "}",
                 "",
             ]

@@ -1,6 +1,7 @@
 // Enough of Metal to run a kernel on a CPU: its names, thread groups whose threads take turns between
 // barriers, and checks that a GPU does not make. Included before a kernel's source.
 #include <setjmp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -87,18 +88,27 @@ static bool all(State state, int begin, int end) {
 static void release(int begin, int end) {
   for (int i = begin; i < end; i++) threads[i].state = READY;
 }
-static void run_group(bool backwards) {
+// Threads go on one after the other: all SIMD groups from one operation across lanes to the next, or each as
+// far as it gets before the next one moves; the first thread first, or the last.
+static void run_group(bool backwards, bool group_by_group) {
   release(0, count);
   while (!error[0] && !all(DONE, 0, count)) {
     bool moved = false;
-    for (int i = 0; i < count; i++) {
-      const int thread = backwards ? count - 1 - i : i;
-      if (threads[thread].state != READY) continue;
-      resume(thread);
-      moved = true;
+    for (int i = 0; i < count; i += 32) {
+      const int first = backwards ? count - 32 - i : i;
+      bool again = true;
+      while (again && !error[0]) {
+        for (int lane = 0; lane < 32; lane++) {
+          const int thread = first + (backwards ? 31 - lane : lane);
+          if (threads[thread].state != READY) continue;
+          resume(thread);
+          moved = true;
+        }
+        const bool agreed = all(AT_LANES, first, first + 32);
+        if (agreed) release(first, first + 32);
+        again = agreed && group_by_group;
+      }
     }
-    for (int i = 0; i < count; i += 32)
-      if (all(AT_LANES, i, i + 32)) release(i, i + 32);
     if (all(AT_BARRIER, 0, count)) release(0, count);
     if (!moved) strcpy(error, "some threads wait for others that do not come");
   }
@@ -138,7 +148,18 @@ static inline float tanh(float x) { return __builtin_tanhf(x); }
 using namespace metal;
 
 namespace emulated {
-static const char* run(const int* groups, uint3* group, void (*kernel)()) {
+static sigjmp_buf faulty;
+static void caught(int number) {
+  const bool outside = number == SIGSEGV;
+  snprintf(error, sizeof error, "thread %d: %s", current,
+           outside ? "memory outside arrays" : "an index out of range, or a misaligned address");
+  siglongjmp(faulty, 1);
+}
+static void forget_shared() {
+  memset(__start_shared_memory, 0xFF, __stop_shared_memory - __start_shared_memory);
+}
+// `forget` is called when a thread group begins.
+static const char* run(const int* groups, uint3* group, void (*kernel)(), void (*forget)() = forget_shared) {
   static char* stacks = nullptr;
   constexpr size_t STACK = 64 << 10, MOST_SHARED = 32 << 10;
   const size_t shared = __stop_shared_memory - __start_shared_memory;
@@ -154,15 +175,23 @@ static const char* run(const int* groups, uint3* group, void (*kernel)()) {
     threads[i].start.uc_stack.ss_size = STACK;
     makecontext(&threads[i].start, run_thread, 0);
   }
-  bool backwards = false;
-  for (group->z = 0; group->z < (uint)groups[2]; group->z++)
-    for (group->y = 0; group->y < (uint)groups[1]; group->y++)
-      for (group->x = 0; group->x < (uint)groups[0]; group->x++) {
-        if (shared) memset(__start_shared_memory, 0xFF, shared);
-        run_group(backwards);
-        if (error[0]) return error;
-        backwards = !backwards;
-      }
-  return nullptr;
+  struct sigaction handler = {}, before[2];
+  handler.sa_handler = caught;
+  handler.sa_flags = SA_NODEFER;
+  sigaction(SIGSEGV, &handler, &before[0]);
+  sigaction(SIGILL, &handler, &before[1]);
+  if (!sigsetjmp(faulty, 1)) {
+    int order = 0;
+    for (group->z = 0; group->z < (uint)groups[2] && !error[0]; group->z++)
+      for (group->y = 0; group->y < (uint)groups[1] && !error[0]; group->y++)
+        for (group->x = 0; group->x < (uint)groups[0] && !error[0]; group->x++) {
+          forget();
+          run_group(order & 1, order & 2);
+          order++;
+        }
+  }
+  sigaction(SIGSEGV, &before[0], nullptr);
+  sigaction(SIGILL, &before[1], nullptr);
+  return error[0] ? error : nullptr;
 }
 }  // namespace emulated

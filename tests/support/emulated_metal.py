@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -42,6 +44,7 @@ _POSITIONS = {
 _FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-variable"]
 _FOLDER = TemporaryDirectory(prefix="quire-metal-")
+_LIBC = ctypes.CDLL(None)
 
 
 def why_not() -> str:
@@ -65,6 +68,8 @@ class Emulated:
     body: str
     header: str
     launches: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    flags: ClassVar[tuple[str, ...]] = ()
+    """More for the compiler."""
 
     def __call__(
         self,
@@ -79,10 +84,10 @@ class Emulated:
         assert all(n % by == 0 for n, by in zip(grid, threadgroup, strict=True))
         self.launches.append((grid, threadgroup))
         types = [_TYPES[each.dtype] for each in inputs], [_TYPES[each] for each in output_dtypes]
-        run = _compiled(self._source(*types))
-        given = [_to_numpy(each) for each in inputs]
+        run = _compiled(self._source(*types), self.flags)
+        given = [guarded(_to_numpy(each)) for each in inputs]
         results = [
-            np.full(prod(shape) * dtype.size, 0xFF, np.uint8)
+            guarded(np.full(prod(shape) * dtype.size, 0xFF, np.uint8))
             for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
         ]
         arrays = [*given, *results]
@@ -147,13 +152,27 @@ def emulate(
     return Emulated(name, inputs, outputs, body, header)
 
 
+def guarded(array: np.ndarray) -> np.ndarray:
+    """A copy that ends where the next address may not be touched, or up to 15 bytes before."""
+    page = mmap.PAGESIZE
+    size = -(-array.nbytes // 16) * 16
+    pages = mmap.mmap(-1, -(-size // page) * page + page)
+    whole = np.frombuffer(pages, np.uint8)
+    if _LIBC.mprotect(ctypes.c_void_p(whole.ctypes.data + len(whole) - page), page, 0):
+        raise OSError("a page could not be protected")
+    end = len(whole) - page
+    copy = whole[end - size : end - size + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 @cache
-def _compiled(source: str) -> ctypes._NamedFuncPointer:
+def _compiled(source: str, flags: tuple[str, ...]) -> ctypes._NamedFuncPointer:
     path = Path(_FOLDER.name, hashlib.sha256(source.encode()).hexdigest()[:16])
     text, library = path.with_suffix(".cpp"), path.with_suffix(".so")
     text.write_text(source)
     done = subprocess.run(
-        ["g++", *_FLAGS, "-o", library, text, "-lm"], capture_output=True, text=True
+        ["g++", *_FLAGS, *flags, "-o", library, text, "-lm"], capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
