@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from quire.cli.models import inspect
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.figures import size
@@ -332,9 +333,47 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ([], "no map"),
+        (3, "no map"),
+        ({"a": 3}, "'a'"),
+        ({"a": {}}, "'a'"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "'a'"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]}}, "'a'"),
+        ({"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}, "'a'"),
+        ({"a": {"shape": [1], "data_offsets": [0, 4]}}, "'a'"),
+    ],
+)
+def test_a_damaged_header_is_named(header: object, said: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    content = json.dumps(header).encode()
+    data = len(content).to_bytes(8, "little") + content + bytes(4)
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelError, match=rf"model\.safetensors: .*{said}"):
+        open_model(str(folder))
+    assert inspect(folder, "it", "folder").problem is not None
+
+
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    file = folder / "model.safetensors"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n" * 3)
+    with pytest.raises(ModelError, match=r"model\.safetensors: a Git LFS pointer"):
+        open_model(str(folder))
+    file.unlink()
+    file.symlink_to(tmp_path / "blob")
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read: No such file"):
+        open_model(str(folder))
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("config.json", "[]"),
+        ("config.json", '{"a":' * 100_000),
+        ("config.json", "version https://git-lfs.github.com/spec/v1"),
+        ("config.json", '{"vocab_size": ' + "9" * 5000 + "}"),
         ("model.safetensors.index.json", "{"),
         ("model.safetensors.index.json", "{}"),
         ("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),

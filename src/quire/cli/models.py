@@ -19,6 +19,7 @@ from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Paths
 from quire.core.errors import ModelError
 from quire.core.figures import size
+from quire.core.folder import read_object
 from quire.demo import MODEL_DIR, NAME
 
 _SIDE_TENSORS = (
@@ -133,15 +134,9 @@ def inspect_gguf(file: Path, name: str, where: str) -> Found:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError("no config.json") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"config.json cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError("config.json holds no object")
-    return config
+    if not (folder / "config.json").is_file():
+        raise ModelError("no config.json")
+    return read_object(folder / "config.json")
 
 
 def _count(header: dict[str, Any], bits: int | None) -> int:

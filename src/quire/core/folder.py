@@ -9,6 +9,24 @@ from typing import Any
 from quire.core.errors import ModelError
 
 
+_POINTER = b"version https://git-lfs.github.com/"
+
+
+def refuse_pointer(path: Path, start: bytes) -> None:
+    """Refuses what a clone without Git LFS has in the place of a large file.
+
+    Args:
+        start: the first bytes of the file.
+
+    Raises:
+        ModelError: they are those of a pointer.
+    """
+    if start.startswith(_POINTER):
+        raise ModelError(
+            f"{path}: a Git LFS pointer, not the file itself; `git lfs pull` in its folder gets it"
+        )
+
+
 def read_text(path: Path) -> str | None:
     """The file's text, or None where there is no such file.
 
@@ -32,9 +50,10 @@ def read_object(path: Path) -> dict[str, Any]:
     text = read_text(path)
     if text is None:
         return {}
+    refuse_pointer(path, text.encode())
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for a number of too many digits
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object")

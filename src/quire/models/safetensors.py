@@ -11,13 +11,15 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 from quire.core.errors import ModelError
-from quire.core.folder import read_object
+from quire.core.folder import read_object, refuse_pointer
 
 log = logging.getLogger("quire.models")
 
 _MAX_HEADER = 100 << 20
+_START = 128
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
 _NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -66,23 +68,48 @@ def read_header(path: Path) -> bytes:
     """The JSON header of one file, checked against the file's size.
 
     Raises:
-        ModelError: not a safetensors file, or one that was cut short.
+        ModelError: not a safetensors file, one that cannot be read, or one that was cut short.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER):
-            raise ModelError(f"{path}: not a safetensors file, or cut short at {size} bytes")
-        header = file.read(length)
     try:
-        entries = json.loads(header)
-    except ValueError as error:
-        raise ModelError(f"{path}: the safetensors header is not JSON: {error}") from error
-    ends = [e["data_offsets"][1] for name, e in entries.items() if name != "__metadata__"]
-    expected = 8 + length + max(ends, default=0)
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_START)
+            length = int.from_bytes(start[:8], "little")
+            header = (start[8:] + file.read(min(length, _MAX_HEADER)))[:length]
+    except OSError as error:  # such as a link of the hub's cache to a file that is gone
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    refuse_pointer(path, start)
+    if size < 8 or length > min(size - 8, _MAX_HEADER):
+        raise ModelError(f"{path}: not a safetensors file, or cut short at {size} bytes")
+    expected = 8 + length + max((_end(path, *each) for each in _entries(path, header)), default=0)
     if size != expected:
         raise ModelError(f"{path}: {size} bytes, but its header promises {expected}")
     return header
+
+
+def _entries(path: Path, header: bytes) -> list[tuple[str, Any]]:
+    """The tensors of a header, by name."""
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: the safetensors header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise ModelError(f"{path}: the safetensors header is no map of tensors")
+    return [(name, entry) for name, entry in entries.items() if name != "__metadata__"]
+
+
+def _end(path: Path, name: str, entry: Any) -> int:
+    """The end of a tensor's data, counted from the header's.
+
+    Raises:
+        ModelError: the entry has not the parts that every tensor has.
+    """
+    match entry:
+        case {"dtype": str(), "shape": [*shape], "data_offsets": [int(), int(end)]} if all(
+            isinstance(size, int) and size >= 0 for size in shape
+        ):
+            return end
+    raise ModelError(f"{path}: tensor {name!r} has no type, shape and place in the header")
 
 
 def fingerprint(shards: list[Path], extra: bytes) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from quire.core.errors import ModelError
+from quire.core.folder import refuse_pointer
 
 _VERSIONS = (2, 3)
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -142,6 +143,7 @@ class _Header:
             self.content = bytes(self._data[: self._at])
 
     def _read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        refuse_pointer(self._path, self._data[:128])
         if self._data[:4] != b"GGUF":
             raise ModelError(f"{self._path}: not a GGUF file")
         self._at = 4
