@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -19,6 +20,8 @@ Config = dict[str, Any]
 
 WRONG: tuple[Any, ...] = ("x", [], ["x"], {}, {"x": "y"}, [None], None, True, 0, -1, 3, 1.5)
 DAILY = ("llama",)
+LLAMA3 = CONFIGS["llama"]["rope_parameters"]
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
 
 
 def paths(config: Config, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -64,6 +67,13 @@ def test_any_value_is_used_or_refused(name: str) -> None:
         ("llama", {"rope_parameters": "yarn"}, "rope_parameters = 'yarn' is of the wrong type"),
         ("llama", {"rope_theta": -1, "rope_parameters": None}, "rope_theta = -1.0 is out of"),
         ("qwen3", {"layer_types": [3]}, r"layer_types = \[3\] has an element of the wrong type"),
+        ("llama", {"vocab_size": 2**40}, "vocab_size = 1099511627776 is more than"),
+        ("llama", {"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000 is more than"),
+        ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps = nan is not finite"),
+        ("llama", {"rope_parameters": YARN | {"factor": math.inf}}, "factor = inf is not finite"),
+        ("llama", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast = 0 is out of bounds"),
+        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor is not"),
+        ("llama", {"rope_parameters": {"mrope_section": [8]}}, r"mrope_section = \[8\] is not"),
         ("gemma4", {"text_config": 3}, "text_config = 3 is of the wrong type"),
         ("internvl_chat", {"llm_config": "x"}, "llm_config = 'x' is of the wrong type"),
     ],

@@ -182,6 +182,9 @@ def test_unknown_model_type_is_named(tmp_path: Path) -> None:
         ("llama", {"head_dim": None, "num_attention_heads": "4"}, r"config\.json"),
         ("qwen3", {"layer_types": 3}, "layer_types"),
         ("gemma4", {"rope_parameters": 3}, r"config\.json"),
+        ("llama", {"quantization": "4bit"}, "quantization = '4bit'"),
+        ("llama", {"quantization": {"bits": "4"}}, r"quantization\.bits = '4'"),
+        ("llama", {"quantization_config": ["fp8"]}, r"quantization_config = \['fp8'\]"),
     ],
 )
 def test_settings_that_are_not_known_are_named(
@@ -191,6 +194,7 @@ def test_settings_that_are_not_known_are_named(
     _rewrite(folder, **changes)
     with pytest.raises(ModelError, match=word):
         open_model(str(folder))
+    assert re.search(word, inspect(folder, "it", "folder").problem or "")
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:

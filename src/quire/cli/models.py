@@ -67,8 +67,11 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     config: dict[str, Any] = {}
     parameters = size = 0
     problem = context = None
+    quantization = ""
     try:
         config = _read_config(folder)
+        check_config(config)
+        quantization = _packing(config)
         packing = config.get("quantization") or config.get("quantization_config") or {}
         bits, method = packing.get("bits"), foreign_method(config)
         for shard in find_shards(folder):
@@ -79,7 +82,6 @@ def inspect(folder: Path, name: str, where: str) -> Found:
                 read_method(config)
             if packed_otherwise(header, method):
                 raise ModelError(f"quantization method {method!r} is not supported")
-        check_config(config)
         build(config)
         context = context_length(config)
         if not (folder / "tokenizer.json").is_file():
@@ -93,7 +95,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
         family=str(config.get("model_type", "")),
         parameters=parameters,
         weight_bytes=size,
-        quantization=_packing(config),
+        quantization=quantization,
         context=context,
         problem=problem,
     )
@@ -139,7 +141,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / "config.json")
 
 
-def _count(header: dict[str, Any], bits: int | None) -> int:
+def _count(header: dict[str, Any], bits: Any) -> int:
     """Parameters of one file. A packed weight holds 32 / bits codes an element."""
     packed = {name.removesuffix(".scales") for name in header if name.endswith(".scales")}
     total = 0
@@ -148,7 +150,7 @@ def _count(header: dict[str, Any], bits: int | None) -> int:
             continue
         elements = prod(entry["shape"])
         codes = entry["dtype"] == "U32" and name.removesuffix(".weight") in packed
-        if bits and (codes or name.endswith(".qweight")):
+        if isinstance(bits, int) and bits > 0 and (codes or name.endswith(".qweight")):
             elements = elements * 32 // bits
         total += elements
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -9,6 +10,8 @@ from typing import Any, Self
 from quire.core.errors import ModelError
 
 _CONFIG = Path("config.json")
+LARGEST = 2**31 - 1
+"""The largest size of an array of MLX."""
 
 
 class Values:
@@ -50,17 +53,23 @@ class Values:
     def integer(self, *names: str, default: int | None = None, minimum: int | None = 1) -> int:
         """An integer of at least `minimum`, as most are sizes; None is no bound.
 
-        A default has to obey, too: it may be a quotient of other values.
+        A default has to obey, too: it may be a quotient of other values. None is above `LARGEST`.
         """
         value = int(self._typed(names, default, int))
         if minimum is not None and value < minimum:
             raise self._refused(names[0], value, f"is less than {minimum}")
+        if value > LARGEST:
+            raise self._refused(names[0], value, f"is more than {LARGEST}")
         return value
 
     def number(
         self, *names: str, default: float | None = None, minimum: float | None = None
     ) -> float:
-        value = float(self._typed(names, default, (int, float)))
+        """A number that is not infinite."""
+        value = self._typed(names, default, (int, float))
+        if not abs(value) <= sys.float_info.max:
+            raise self._refused(names[0], value, "is not finite")
+        value = float(value)
         if minimum is not None and not value >= minimum:
             raise self._refused(names[0], value, f"is less than {minimum}")
         return value

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from quire.core.errors import ModelError
+from quire.core.values import LARGEST
 
 A = TypeVar("A")
 
@@ -37,6 +39,8 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
         value = values.get(spec.name)
         if type(value) is int and value < min(least, 1):
             raise ModelError(f"config.json: {spec.name} = {value} is less than {min(least, 1)}")
+        if type(value) is int and value > LARGEST:
+            raise ModelError(f"config.json: {spec.name} = {value} is more than {LARGEST}")
     return cls(**values)
 
 
@@ -44,13 +48,16 @@ def check_types(cls: type, values: dict[str, Any]) -> None:
     """Holds values against the types of the dataclass fields that they are for.
 
     Raises:
-        ModelError: naming the key, the value, and the type it should have.
+        ModelError: naming the key, the value, and the type it should have; a number that is not
+            finite.
     """
     hints = get_type_hints(cls)
     for name, value in values.items():
         if not _is_of(value, hints[name]):
             wanted = getattr(hints[name], "__name__", str(hints[name]))
             raise ModelError(f"config.json: {name} = {value!r} is not of type {wanted}")
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            raise ModelError(f"config.json: {name} = {value!r} is not finite")
 
 
 def _is_of(value: Any, hint: Any) -> bool:

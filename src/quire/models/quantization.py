@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.core.errors import ModelError
+from quire.core.values import Values
 from quire.models.base import named_layers
 from quire.models.linear import PackedEmbedding, PackedLinear
 
@@ -20,12 +21,17 @@ _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuses modes of packing that this MLX does not have.
+    """Refuses modes of packing that this MLX does not have, and what is no object of its kind.
 
     Raises:
-        ModelError: naming the mode.
+        ModelError: naming the mode, or the key.
     """
-    mode = (config.get("quantization") or {}).get("mode", "affine")
+    said = Values(config)
+    for name in ("quantization", "quantization_config", "compression_config"):
+        said.nested(name, needed=False)
+    packing = said.nested("quantization", needed=False)
+    packing.integer("bits", default=4)
+    mode = packing.value("mode", "affine")
     if mode not in _MODES:
         known = ", ".join(_MODES)
         raise ModelError(f"config.json: quantization mode {mode!r} is not supported ({known})")

@@ -65,6 +65,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_MOST_LAYERS = 10_000
+"""Making a hundred takes a tenth of a second; a damaged number is not to take hours."""
+
+
 def build(config: dict[str, Any]) -> LanguageModel:
     """The model that a `config.json` describes, without its weights.
 
@@ -76,4 +80,8 @@ def build(config: dict[str, Any]) -> LanguageModel:
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
-    return FAMILIES[model_type].build(Settings(by_usual_keys(config)))
+    settings = Settings(by_usual_keys(config))
+    layers = settings.within("text_config").integer("num_hidden_layers", default=1)
+    if layers > _MOST_LAYERS:
+        raise ModelError(f"config.json: num_hidden_layers = {layers} is more than {_MOST_LAYERS}")
+    return FAMILIES[model_type].build(settings)

@@ -30,6 +30,8 @@ _NEEDED = {
 _BOUNDS = {
     "rope_theta": (1.0, math.inf),
     "factor": (0.0, math.inf),
+    "beta_fast": (0.0, math.inf),
+    "beta_slow": (0.0, math.inf),
     "alpha": (0.0, math.inf),
     "partial_rotary_factor": (0.0, 1.0),
     "original_max_position_embeddings": (1.0, math.inf),
@@ -114,7 +116,13 @@ class RopeParameters:
         for name, (above, most) in _BOUNDS.items():
             if name in known and not above < known[name] <= most:
                 raise ModelError(f"config.json: {name} = {known[name]!r} is out of bounds")
-        return cls(**(known | {"rope_type": kind}))
+        parameters = cls(**(known | {"rope_type": kind}))
+        if not parameters.low_freq_factor < parameters.high_freq_factor:
+            raise ModelError("config.json: low_freq_factor is not less than high_freq_factor")
+        if len(parameters.mrope_section) not in (0, 3):
+            section = list(parameters.mrope_section)
+            raise ModelError(f"config.json: mrope_section = {section} is not of three positions")
+        return parameters
 
 
 class Rope:
