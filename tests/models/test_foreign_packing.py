@@ -142,6 +142,15 @@ def _group_scales(path: str, matrix: mx.array) -> Packed:
 COMPRESSED = {"quant_method": "compressed-tensors"}
 PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "fp8-blocks": (_blocks, {"quant_method": "fp8", "weight_block_size": [48, 32]}),
+    "fp8-blocks-of-compressed-tensors": (
+        _blocks,
+        COMPRESSED
+        | {
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": {"block_structure": [48, 32]}}},
+        },
+    ),
+    "fp8-tensor-1x1": (_one_scale(lambda rows: (1, 1)), {"quant_method": "fp8"}),
     "fp8-tensor": (_one_scale(lambda rows: ()), {"quant_method": "modelopt"}),
     "fp8-rows": (_one_scale(lambda rows: (rows, 1)), COMPRESSED | {"format": "float-quantized"}),
     "fp8-groups": (_group_scales, COMPRESSED | {"format": "float-quantized"}),
@@ -214,6 +223,50 @@ def test_packed_weights_compute_what_they_stand_for(
     unpacked = name in UNPACKED or name.startswith("fp8")
     assert ("are unpacked" in caplog.text) == unpacked
     assert unpacked or ours.parameter_bytes < theirs.parameter_bytes
+
+
+@pytest.mark.parametrize(
+    ("method", "scale", "named"),
+    [
+        ({"weight_block_size": [48, 32]}, (4, 2), "blocks are \\[\\[48, 32\\]\\]"),
+        ({"weight_block_size": [128, 128]}, (5, 7), "up_proj.weight_scale_inv': "),
+        ({"weight_block_size": [48, 32]}, (1, 1), "up_proj.weight_scale_inv': "),
+        ({"weight_block_size": [48]}, (3, 2), "weight_block_size = \\[48\\], which is not"),
+        ({"weight_block_size": [-1, 2]}, (3, 2), "which is not the rows and columns"),
+        ({"weight_block_size": "x"}, (3, 2), "weight_block_size = 'x' is of the wrong type"),
+        ({"config_groups": {"g": {"weights": {"block_structure": [0, 1]}}}}, (3, 2), "config_gro"),
+    ],
+)
+def test_scales_that_fit_no_block_are_refused(
+    method: dict[str, Any], scale: tuple[int, int], named: str, tmp_path: Path
+) -> None:
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "fp8"} | method}
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    tensors, _ = _blocks(path, weights[f"{path}.weight"])
+    tensors[f"{path}.weight_scale_inv"] = mx.ones(scale)
+    folder = tmp_path / "model"
+    _write(folder, config, weights | tensors)
+    _as_fp8(folder / "model.safetensors")
+    with pytest.raises(ModelError, match=named):
+        open_model(str(folder))
+
+
+def test_scales_of_caches_are_left_out(tmp_path: Path) -> None:
+    """llm-compressor writes them for packed caches, beside weights of any packing."""
+    config = qwen3_moe_config() | {"quantization_config": COMPRESSED}
+    weights, path = random_weights(config), "model.layers.1.self_attn"
+    scales = {f"{path}.{name}_scale": mx.array([0.5]) for name in ("q", "k", "v")}
+    plain = open_model(_write(tmp_path / "plain", config, weights))
+    ours = open_model(_write(tmp_path / "scaled", config, weights | scales))
+    assert mx.array_equal(solo_logits(ours.model, PROMPT), solo_logits(plain.model, PROMPT))
+
+
+def test_a_packing_that_nothing_reads_is_named_with_the_tensor(tmp_path: Path) -> None:
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "quanto"}}
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    scale = {f"{path}.weight_scale": mx.ones(1)}
+    with pytest.raises(ModelError, match=r"up_proj.weight_scale.*'quanto' is not supported"):
+        open_model(_write(tmp_path / "model", config, weights | scale))
 
 
 @pytest.mark.parametrize(

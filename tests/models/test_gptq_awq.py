@@ -161,3 +161,47 @@ def test_what_is_not_known_is_refused_by_name(
     codes = {"model.layers.1.mlp.up_proj.qweight": mx.zeros((8, 128), dtype=mx.int32)}
     with pytest.raises(ModelError, match=named):
         open_model(_write(tmp_path / "model", config, codes))
+
+
+def _packed_matrix(config: dict[str, Any]) -> tuple[str, dict[str, mx.array]]:
+    """A model's tensors with one matrix in GPTQ's codes, and the path of that."""
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    matrix = np.array(weights.pop(f"{path}.weight")).T
+    parts, _ = _gptq(1)(matrix, 4, np.arange(matrix.shape[0]) // 32)
+    return path, weights | {f"{path}.{part}": mx.array(value) for part, value in parts.items()}
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "named"),
+    [
+        ("scales", mx.ones((2, 2)), "qzeros': .* 4 bits do not fit"),
+        ("qzeros", mx.ones((1, 1), dtype=mx.int32), "qzeros': .* 4 bits do not fit"),
+        ("qzeros", mx.ones((2, 16)), "no words"),
+        ("qweight", mx.ones((8, 128)), "no words"),
+        ("qweight", mx.ones((3, 3), dtype=mx.int32), "do not fit each other"),
+        ("g_idx", mx.ones(7, dtype=mx.int32), "do not fit each other"),
+        ("g_idx", mx.full(64, 2, dtype=mx.int32), "do not fit each other"),
+        ("g_idx", mx.full(64, -1, dtype=mx.int32), "do not fit each other"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    part: str, wrong: mx.array, named: str, tmp_path: Path
+) -> None:
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    path, weights = _packed_matrix(config)
+    with pytest.raises(ModelError, match=f"{path}.*{named}"):
+        open_model(_write(tmp_path / "model", config, weights | {f"{path}.{part}": wrong}))
+
+
+def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
+    """GPTQ's first libraries wrote one for each matrix, whether the model has one or not."""
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    path, weights = _packed_matrix(config)
+    plain = open_model(_write(tmp_path / "plain", config, weights))
+    biased = weights | {f"{path}.bias": mx.zeros(128)}
+
+    ours = open_model(_write(tmp_path / "biased", config, biased))
+
+    assert mx.array_equal(solo_logits(ours.model, PROMPT), solo_logits(plain.model, PROMPT))
+    with pytest.raises(ModelError, match=rf"does not know, '{path}.bias'$"):
+        open_model(_write(tmp_path / "wrong", config, biased | {f"{path}.bias": mx.ones(128)}))

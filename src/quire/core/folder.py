@@ -8,7 +8,6 @@ from typing import Any
 
 from quire.core.errors import ModelError
 
-
 _POINTER = b"version https://git-lfs.github.com/"
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from quire.core.errors import ModelError
+
 _GROUPS = (128, 64, 32)
 
 
@@ -43,7 +45,12 @@ class AffineCodes:
         return int(self.words.shape[-1]) * 32 // self.bits
 
     def tensors(self, path: str, dtype: mx.Dtype) -> dict[str, mx.array]:
-        """MLX's packed tensors; the matrix alone where MLX has no groups of that size or order."""
+        """MLX's packed tensors; the matrix alone where MLX has no groups of that size or order.
+
+        Raises:
+            ModelError: codes, scales and groups do not fit each other.
+        """
+        self._check(path)
         groups = self.scales.shape[-1]
         size = self.columns // groups
         fitting = next((each for each in _GROUPS if size % each == 0), None)
@@ -54,6 +61,21 @@ class AffineCodes:
             spread = mx.repeat(array, size // fitting, axis=1)
             ready[f"{path}.{name}"] = mx.contiguous(spread).astype(dtype)
         return ready
+
+    def _check(self, path: str) -> None:
+        words, scales, biases = (each.shape for each in (self.words, self.scales, self.biases))
+        fits = len(words) == 2 == len(scales) and scales == biases and words[0] == scales[0]
+        if fits and self.group_of is not None:
+            groups = self.group_of
+            inside = (groups >= 0) & (groups < scales[-1])
+            fits = groups.shape == (self.columns,) and bool(inside.all().item())
+        elif fits:
+            fits = scales[-1] > 0 and self.columns % scales[-1] == 0
+        if not fits:
+            raise ModelError(
+                f"tensor '{path}': codes {list(words)} (words of {32 // self.bits}), scales "
+                f"{list(scales)} and groups do not fit each other"
+            )
 
     def _in_order(self, size: int) -> bool:
         if self.group_of is None:

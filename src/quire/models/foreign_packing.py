@@ -7,20 +7,24 @@ ModelOpt write them) is unpacked: MLX has no such packing. Integers become MLX's
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.core.values import Values
 from quire.models.compressed_tensors import from_compressed
 from quire.models.gptq_awq import from_integers
+from quire.models.quantization import foreign_method
 
 log = logging.getLogger("quire.models")
 
 _BLOCK = (128, 128)
+_SUPPORTED = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
 _SCALES = (".weight_scale_inv", ".weight_scale")
 # Of activations and caches, which are stored otherwise here.
-_SIDE = (".input_scale", ".output_scale", ".k_scale", ".v_scale")
+_SIDE = tuple(f".{name}_scale" for name in ("input", "output", "q", "k", "v", "kv"))
 
 
 def from_foreign(
@@ -36,39 +40,79 @@ def from_foreign(
         ModelError: a scale fits no packing that is known here.
     """
     weights = from_compressed(from_integers(weights, config, dtype), config, dtype)
-    method: dict[str, Any] = config.get("quantization_config") or {}
+    said = Values(config).nested("quantization_config", "compression_config", needed=False)
+    if said.values:
+        weights = {name: array for name, array in weights.items() if not name.endswith(_SIDE)}
     scales = {name for name in weights if name.endswith(_SCALES)}
     if not scales:
         return weights
-    ready = {
-        name: array
-        for name, array in weights.items()
-        if name not in scales and not name.endswith(_SIDE)
-    }
-    unpacked = 0
+    blocks = _block_sizes(said)
+    ready = {name: array for name, array in weights.items() if name not in scales}
     for name in sorted(scales):
         path, scale = name.rpartition(".")[0], weights[name]
         codes = ready.get(f"{path}.weight")
         if codes is None or codes.dtype != mx.uint8:
             raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
-        block = method.get("weight_block_size") or _BLOCK
-        ready[f"{path}.weight"] = _from_fp8(codes, scale, block).astype(dtype or mx.bfloat16)
-        unpacked += 1
-    if unpacked:
-        log.warning("%d tensors of FP8 are unpacked: MLX multiplies by none", unpacked)
+        wide = _of_each(scale, codes.shape, blocks)
+        if wide is None:
+            raise ModelError(
+                f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
+                f"{list(codes.shape)}, whose blocks are {[*map(list, blocks or [_BLOCK])]}"
+            )
+        matrix = mx.from_fp8(codes, mx.float32) * wide.astype(mx.float32)
+        ready[f"{path}.weight"] = matrix.astype(dtype or mx.bfloat16)
+    log.warning("%d tensors of FP8 are unpacked: MLX multiplies by none", len(scales))
     return ready
 
 
-def _from_fp8(codes: mx.array, scale: mx.array, block: tuple[int, int]) -> mx.array:
-    """The matrix, `[rows, columns]` in float32, of codes in E4M3 and one scale for each part."""
-    rows, columns = codes.shape
-    if scale.ndim == 2 and scale.shape[0] == rows and columns % scale.shape[1] == 0:
-        scale = mx.repeat(scale, columns // scale.shape[1], axis=1)
-    elif scale.ndim == 2:
-        wide = mx.repeat(mx.repeat(scale, block[0], axis=0), block[1], axis=1)
-        scale = wide[:rows, :columns]
-    elif scale.size == rows:
-        scale = scale.reshape(-1, 1)
-    if scale.shape not in ((), (1,), (rows, 1), codes.shape):
-        raise ModelError(f"{list(scale.shape)} scales fit no FP8 weight of {list(codes.shape)}")
-    return mx.from_fp8(codes, mx.float32) * scale.astype(mx.float32)
+def unsupported_method(config: dict[str, Any]) -> str | None:
+    """The packing (HQQ, bitsandbytes, ...) that a checkpoint has and nothing here reads.
+
+    Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
+    """
+    method = foreign_method(config)
+    return None if method in _SUPPORTED else method
+
+
+def _block_sizes(said: Values) -> list[tuple[int, int]]:
+    """Rows and columns of a block that has a scale: DeepSeek's key, or compressed-tensors' groups.
+
+    None is `_BLOCK`, or no blocks.
+
+    Raises:
+        ModelError: a size is no pair of positive integers.
+    """
+    groups = said.nested("config_groups", needed=False)
+    weights = [groups.nested(name).nested("weights", needed=False) for name in groups.values]
+    places = [(said, "weight_block_size"), *((each, "block_structure") for each in weights)]
+    sizes = []
+    for where, key in places:
+        size = where.integers(key)
+        if size and (len(size) != 2 or min(size) < 1):
+            raise where.error(key, "which is not the rows and columns of a block")
+        sizes += [(size[0], size[1])] if size else []
+    return sizes
+
+
+def _of_each(
+    scale: mx.array, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]
+) -> mx.array | None:
+    """Scales that multiply a matrix of a shape: one for all, for a row, a group or a block.
+
+    None where they fit no such part.
+    """
+    if scale.ndim < 2 and scale.size == 1:
+        return scale.reshape(())
+    if len(shape) != 2:
+        return None
+    rows, columns = shape
+    if scale.shape == (rows,):
+        return scale.reshape(-1, 1)
+    if scale.ndim != 2:
+        return None
+    if scale.shape[0] == rows and scale.shape[1] and columns % scale.shape[1] == 0:
+        return mx.repeat(scale, columns // scale.shape[1], axis=1)
+    for high, wide in blocks or [_BLOCK]:
+        if scale.shape == (-(-rows // high), -(-columns // wide)):
+            return mx.repeat(mx.repeat(scale, high, axis=0), wide, axis=1)[:rows, :columns]
+    return scale if scale.size == 1 and not blocks else None

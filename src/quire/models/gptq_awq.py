@@ -64,7 +64,15 @@ def from_integers(
         words, zeros, scales = (parts[part] for part in _PARTS[:3])
         if words is None or zeros is None or scales is None:
             raise ModelError(f"tensor '{path}.qweight' has no qzeros or no scales")
-        bias = -_zeros(zeros, method).astype(mx.float32) * scales.astype(mx.float32)  # [G, out]
+        if {words.dtype, zeros.dtype} - {mx.int32, mx.uint32}:
+            raise ModelError(f"tensor '{path}.qweight' or its qzeros are no words of 32 bits")
+        zero_points = _zeros(zeros, method)  # [G, out]
+        if zero_points.shape != scales.shape:
+            raise ModelError(
+                f"tensor '{path}.qzeros': {list(zero_points.shape)} zero points of {method.bits} "
+                f"bits do not fit {list(scales.shape)} scales"
+            )
+        bias = -zero_points.astype(mx.float32) * scales.astype(mx.float32)
         codes = AffineCodes(
             _codes(words, method), method.bits, scales.T, bias.T, group_of=parts["g_idx"]
         )

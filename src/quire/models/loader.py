@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from quire.device.operations import TILE, Packing, in_tiles
 from quire.models import quantization
 from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters
+from quire.models.foreign_packing import unsupported_method
 from quire.models.hub import find_folder
 from quire.models.linear import (
     Embedding,
@@ -132,15 +133,14 @@ def _load_weights(
     adapter: Adapter | None,
 ) -> None:
     """Gives a model its weights, which stay lazy. `target`: their type; None leaves it."""
-    # What sanitize computes, it computes in the type that the weights are used in.
-    read = files.read(config, target)
-    if adapter is not None:
-        read = adapter.merged(read, model, target)
-    weights = model.sanitize(_cast(read, target))
     try:
-        _attach(model, weights, folder)
+        # What sanitize computes, it computes in the type that the weights are used in.
+        read = files.read(config, target)
+        if adapter is not None:
+            read = adapter.merged(read, model, target)
+        _attach(model, model.sanitize(_cast(read, target)), folder)
     except ModelError as error:
-        method = quantization.foreign_method(config)
+        method = unsupported_method(config)
         if method is None:
             raise
         raise ModelError(f"{error} (quantization method {method!r} is not supported)") from error
@@ -187,6 +187,7 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
     quantization.pack_like(model, weights)
     use_device_products(model)
     places = named_parameters(model)
+    _leave_out_empty_biases(weights, places)
     for problem, names in (
         ("has no tensor", places.keys() - weights.keys()),
         ("has a tensor that this family does not know,", weights.keys() - places.keys()),
@@ -212,6 +213,13 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
         _store_scales_narrow(model, weights)
         _store_in_tiles(model, weights)
     model.load_weights(list(weights.items()))
+
+
+def _leave_out_empty_biases(weights: dict[str, mx.array], places: Mapping[str, Any]) -> None:
+    """Takes out biases of zeros where a layer has none: GPTQ's libraries wrote one for each."""
+    for name in [name for name in weights if name.endswith(".bias") and name not in places]:
+        if f"{name.removesuffix('bias')}weight" in places and not weights[name].any().item():
+            del weights[name]
 
 
 def _kind(array: mx.array) -> str:

@@ -38,10 +38,7 @@ def check_config(config: dict[str, Any]) -> None:
 
 
 def foreign_method(config: dict[str, Any]) -> str | None:
-    """The packing that is not MLX's (HQQ, bitsandbytes, ...) which the file was written for.
-
-    Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
-    """
+    """The packing that is not MLX's (GPTQ, HQQ, ...) which the file was written for."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     return None if method is None else str(method)
 
