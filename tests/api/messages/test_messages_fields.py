@@ -127,6 +127,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"speed": "fast"}, "speed"),
     ({"thread": {"type": "create"}}, "thread"),
     ({"container": "c"}, "container"),
+    ({"safeguards": [{"type": "dangerous_tool_use"}]}, "'safeguards' is not offered"),
     ({"mcp_servers": [{"type": "url"}]}, "'mcp_servers' is not offered"),
     ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
     ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "edits[0].type"),
@@ -146,6 +147,16 @@ def test_what_is_wrong_is_named(serve: Serve) -> None:
         assert error["error"]["type"] == "invalid_request_error"
         assert name in error["error"]["message"], (body, error)
     assert served.engine.requests == []
+
+
+def test_a_server_that_lets_unknown_fields_pass_does_not_seem_to_judge_tool_calls(
+    serve: Serve,
+) -> None:
+    served = serve("x", ServerConfig(strict_fields=False))
+    assert post(served, beam_width=4).status_code == 200
+    # Claude Code 2.1.330 looks for the name in a 400, and judges the calls itself from then on.
+    answer = post(served, safeguards=[{"type": "dangerous_tool_use"}])
+    assert (answer.status_code, "safeguards" in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_errors_of_the_route_have_their_shape(serve: Serve) -> None:

@@ -230,6 +230,9 @@ class MessagesRequest(CountRequest, DecodingFields):
     fallbacks: None = None
     fallback_credit_token: None = None
     billing_policy: None = None
+    safeguards: None = Field(
+        default=None, description="nothing here judges tool calls, so a client has to"
+    )
 
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
