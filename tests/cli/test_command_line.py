@@ -48,6 +48,45 @@ def test_a_wrong_dialect_is_refused_before_anything_is_opened(
     assert line.startswith("quire: no dialect 'foo'; there are gemma4,")
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("pull", "../model"), "'../model' is neither a folder nor a hub id"),
+        (("pull", "a--b/model"), "'a--b/model' is neither a folder nor a hub id"),
+        (("eval-kv", "--text", "/no/text"), "--text: /no/text: No such file"),
+        (("eval-kv", "--skills", "/no/skills"), "--skills: /no/skills: No such file"),
+        (("eval-kv", "--json", "/no/report"), "--json: /no/report: No such file"),
+        (("eval-kv", "--plot", "/no/plot"), "--plot: /no/plot: No such file"),
+        (("serve", "--served-name", "\udcff"), r"'\udcff' is no name that clients can send"),
+        (("serve", "--api-key", ""), "--api-key: the key is empty"),
+        (("serve", "--api-key-file", "/dev/null"), "--api-key-file: the file is empty"),
+        (("ps", "--url", "http://[::1"), "not a URL: 'http://[::1': Invalid IPv6 URL"),
+        (("ps", "--url", "http://here:99999"), "not a URL: 'http://here:99999': Port out of"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_any_work(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
+) -> None:
+    assert main(argv) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor", "eval-kv"])
+def test_an_empty_model_is_not_the_embedded_one(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """As where a script's variable is not set."""
+    assert "the name of the model is empty" in refused(capsys, command, "")
+
+
+def test_a_report_that_cannot_be_written_is_said_before_the_load(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "--json", "/no/report"]) == 2
+    assert "--json: /no/report: No such file" in capsys.readouterr().err
+
+
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main([])
@@ -66,6 +105,16 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
     assert "--port takes another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [(">&-", 0, ""), ("> /dev/full", 1, "quire: No space left on device")],
+)
+def test_output_that_goes_nowhere_shows_no_trace(output: str, status: int, said: str) -> None:
+    command = f"{sys.executable} -m quire completion bash {output}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.strip()) == (status, said)
 
 
 def test_a_reader_that_has_gone_is_no_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -21,9 +22,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"quire: {error}", file=sys.stderr)
             return 1
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by whoever started this
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # who reads the output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _leave_output()  # what is held back cannot be written either
+        print(f"quire: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _leave_output() -> None:
+    """Lets what is yet to be printed go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -18,12 +18,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from quire.cli.files import check_writable
 from quire.cli.keys import ClientOptions
 from quire.cli.load import LoadError, Target, Timings, closed_loop, send
 from quire.cli.progress import Begin, shown
 from quire.cli.served import Server, ServerError
 from quire.cli.settings import Command
 from quire.cli.values import Count, Counts, File, Flag, Seconds
+from quire.core.errors import QuireError
 
 T = TypeVar("T")
 
@@ -274,10 +276,11 @@ class BenchCommand(ClientOptions, Command):
         console = Console(stderr=True)
         try:
             target = Target.parse(self.url, self.key)
+            check_writable(self.report, "--json")
             model = self.model or str(Server(self.url, self.key).model()["id"])
             with shown(console) as begin:
                 levels = run_async(self._measure(model, target, console, begin))
-        except (LoadError, ServerError, ValueError, OSError) as error:
+        except (QuireError, LoadError, ServerError, ValueError, OSError) as error:
             console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
             return 2
         return self._report(model, levels, Console())

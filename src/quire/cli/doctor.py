@@ -20,7 +20,7 @@ from rich.table import Table
 
 import quire
 from quire.cli.settings import Command, TableOptions
-from quire.cli.values import Bytes, Flag, Folder, Place
+from quire.cli.values import Bytes, Flag, Folder, Model
 from quire.core.errors import ModelError, QuireError
 from quire.core.figures import size
 from quire.demo import place
@@ -53,7 +53,7 @@ class DoctorCommand(TableOptions, Command):
     command: ClassVar[str] = "doctor"
     summary: ClassVar[str] = "say what this machine can do, and what is wrong"
 
-    model: Annotated[Place | None, Flag(positional=True)] = Field(
+    model: Annotated[Model | None, Flag(positional=True)] = Field(
         None, description="a folder or a GGUF file; the embedded model if left out"
     )
     kv_disk: Folder | None = Field(None, description="a folder for `quire serve`")

@@ -11,10 +11,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from rich.console import Console
 
+from quire.cli.files import check_writable, read
 from quire.cli.kv_scores import plot, table
 from quire.cli.progress import shown
 from quire.cli.settings import Command
-from quire.cli.values import Count, File, Flag, Names, Numbers, Paths, Place
+from quire.cli.values import Count, File, Flag, Model, Names, Numbers, Paths, Place
 from quire.core.errors import QuireError
 from quire.core.kv_choice import offered, parse_format
 from quire.core.kv_format import KVFormat
@@ -34,7 +35,7 @@ class EvalKVCommand(Command):
     command: ClassVar[str] = "eval-kv"
     summary: ClassVar[str] = "measure what KV formats cost in quality"
 
-    model: Annotated[Place | None, Flag(positional=True)] = Field(
+    model: Annotated[Model | None, Flag(positional=True)] = Field(
         None, description="a folder or a hub id; the embedded one if left out"
     )
     adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
@@ -66,9 +67,16 @@ class EvalKVCommand(Command):
         """Measures, prints the table; 1 if a format misses the bars of its gate.
 
         Raises:
-            QuireError: the model cannot be opened, or a format is not offered.
+            QuireError: the model cannot be opened, a format is not offered, or a file cannot be
+                read or written.
         """
         formats = _formats(self.formats)
+        for skills in self.skills:
+            read(skills, "--skills")
+        if self.text is not None:
+            read(self.text, "--text")
+        check_writable(self.report, "--json")
+        check_writable(self.plot, "--plot")
         use_private_cache()
         load_mlx()
         # Here, because every command loads this module and few need mlx.

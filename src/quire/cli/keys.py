@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from quire.cli.settings import Options, said
+from quire.cli.files import read
+from quire.cli.settings import Options
 from quire.cli.values import File, Flag, Names
 from quire.core.errors import QuireError
 
@@ -53,14 +54,16 @@ class KeyOptions(Options):
         """The keys of the options, the file and the environment, each once.
 
         Raises:
-            QuireError: the file cannot be read.
+            QuireError: the file cannot be read or holds none, or a key is empty, as where a
+                script's variable is not set: nothing would be guarded.
         """
         keys = [key.strip() for key in self.api_key]
-        if any(keys):
+        if not all(keys):
+            raise QuireError("--api-key: the key is empty")
+        if keys:
             logging.getLogger("quire").warning("--api-key %s", _SHOWN)
-        if self.api_key_file:
-            keys += read(self.api_key_file, "--api-key-file").split()
-        return tuple(dict.fromkeys(key for key in [*keys, *_variable()] if key))
+        keys += _keys_in(self.api_key_file, "--api-key-file")
+        return tuple(dict.fromkeys([*keys, *_variable()]))
 
 
 def key_in(path: Path | None, option: str) -> str | None:
@@ -69,24 +72,15 @@ def key_in(path: Path | None, option: str) -> str | None:
     Raises:
         QuireError: the file holds none.
     """
+    return next(iter(_keys_in(path, option)), None)
+
+
+def _keys_in(path: Path | None, option: str) -> list[str]:
     if path is None:
-        return None
-    keys = read(path, option).split()
-    if not keys:
+        return []
+    if not (keys := read(path, option).split()):
         raise QuireError(f"{option}: the file is empty")
-    return keys[0]
-
-
-def read(path: Path, option: str) -> str:
-    """A file's text.
-
-    Raises:
-        QuireError: it cannot be read.
-    """
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuireError(f"{option}: {said(error)}") from error
+    return keys
 
 
 def _variable() -> list[str]:

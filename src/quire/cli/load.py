@@ -44,7 +44,11 @@ class Target:
         Raises:
             ValueError: not an http(s) URL with a host.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"not a URL: {url!r}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http:// or https:// URL: {url!r}")
         try:
@@ -54,7 +58,7 @@ class Target:
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/")
         path = path if path.endswith("/v1") else path + "/v1"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, path, api_key)
+        return cls(parts.hostname, port or (443 if tls else 80), tls, path, api_key)
 
     @property
     def base(self) -> str:

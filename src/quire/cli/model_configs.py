@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import describe, wrong_key
-from quire.cli.values import Place
+from quire.cli.values import Model
 from quire.core.config import DiskConfig, ModelConfig, ServerConfig
 from quire.core.errors import QuireError
 from quire.demo import NAME, place
@@ -29,7 +29,7 @@ class ModelTable(ModelOptions):
     """A `[[models]]` table: a model, and its own settings."""
 
     name: str | None = None
-    model: Place = NAME
+    model: Model = NAME
     pinned: bool = False
 
 
@@ -45,11 +45,19 @@ def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelCo
             if getattr(options, option):
                 raise QuireError(f"--{option.replace('_', '-')} is for one model")
     names = [name for each in found for name in each.names]
+    for name in names:
+        if not _in_utf8(name):
+            raise QuireError(f"{name!r} is no name that clients can send")
     if twice := [name for name in names if names.count(name) > 1]:
         raise QuireError(f"two models are called {twice[0]!r}; say NAME=MODEL")
     if unknown := [name for name in options.pin if name not in names]:
         raise QuireError(f"--pin {unknown[0]}: no model has this name")
     return _with_own_folders(found)
+
+
+def _in_utf8(name: str) -> bool:
+    """Whether it is text; a command line may hold bytes that are none."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _with_own_folders(found: list[ModelConfig]) -> tuple[ModelConfig, ...]:

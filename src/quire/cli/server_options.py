@@ -11,7 +11,7 @@ from quire.cli.keys import KeyOptions, key_in
 from quire.cli.media_options import MediaOptions
 from quire.cli.model_options import ModelOptions
 from quire.cli.settings import Options
-from quire.cli.values import Bytes, Count, File, Flag, HttpUrl, Names, Place, Port, Seconds
+from quire.cli.values import Bytes, Count, File, Flag, HttpUrl, Model, Names, Port, Seconds
 from quire.core.config import ServerConfig
 
 _SERVER = ServerConfig()
@@ -95,7 +95,7 @@ class ServerOptions(
     """All options of a server."""
 
     models: Annotated[
-        tuple[Place | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
+        tuple[Model | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
     ] = Field(
         (),
         description="a folder, a hub id or quire-demo, or NAME=MODEL for what clients call it; "

@@ -91,6 +91,12 @@ def _possible(path: PathT) -> PathT:
     return path
 
 
+def _named(model: str) -> str:
+    if not model:
+        raise ValueError("the name of the model is empty")
+    return model
+
+
 def _whole(value: object) -> int:
     try:
         return int(str(value))
@@ -126,6 +132,8 @@ File = Annotated[PossiblePath, Flag("FILE")]
 Folder = Annotated[PossiblePath, Flag("DIR")]
 Place = Annotated[str, AfterValidator(_possible)]
 """A folder, a file, or the id of a model that is elsewhere."""
+Model = Annotated[Place, AfterValidator(_named)]
+"""The same, but not empty, as where a script's variable is not set."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Flag("NAME", again=True)]
 """Given again for each; with commas between in a variable."""
 Paths = Annotated[tuple[PossiblePath, ...], BeforeValidator(_listed), Flag("DIR", again=True)]

@@ -9,7 +9,8 @@ from pathlib import Path
 from quire.core.errors import ModelError
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
-_HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([^\s:]+))?")
+_PART = r"(?![.-])(?:(?!--|\.\.)[\w.-])+(?<![.-])"
+_HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
 
 
 def find_folder(path_or_hub_id: str) -> Path:
