@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tokenizers
 
 from quire.core.errors import ModelError
+from quire.demo import MODEL_DIR
 from quire.text import tokenizer as text_tokenizer
 from quire.text.tokenizer import Tokenizer
 from tests.text import made
@@ -210,3 +212,10 @@ def test_what_is_no_token_is_refused_by_name(
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=re.escape(f"tokenizer_config.json: {said}")):
         Tokenizer.open(model)
+
+
+def test_a_listed_token_may_be_its_text_alone(tmp_path: Path) -> None:
+    shutil.copy(MODEL_DIR / "tokenizer.json", tmp_path)
+    listed = {"added_tokens_decoder": {"9999": "<mine>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    assert "<mine>" in Tokenizer.open(tmp_path).added_tokens

@@ -219,7 +219,7 @@ def _add_tokens(
     in_order = sorted(listed.items(), key=lambda item: int(item[0]))
     # All at once: each call looks at all added tokens, of which some models have thousands.
     backend.add_tokens(
-        [_added_token(entry, special=entry["content"] in names) for _, entry in in_order]
+        [_added_token(entry, special=_content(entry) in names) for _, entry in in_order]
     )
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     extra = config.get("extra_special_tokens")
