@@ -1,5 +1,5 @@
 // Enough of CUDA to run the attention kernels on a CPU, on the thread groups of `emulated_metal.h`.
-// What a kernel says in PTX is said here in C++, under the same names.
+// What a kernel says in PTX is said here in C++, under the same names. ALIGNED is of how many bytes arrays are.
 #include <sys/mman.h>
 #include <vector>
 
@@ -20,9 +20,23 @@ struct __half {
 typedef bfloat16_t __nv_bfloat16;
 struct __half2 { __half x, y; };
 struct float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(ALIGNED) float4 { float x, y, z, w; };
 struct alignas(8) uint2 { uint x, y; };
-struct alignas(16) uint4 { uint x, y, z, w; };
+struct alignas(ALIGNED) uint4 { uint x, y, z, w; };
+struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+static inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
+static inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
+static inline float2 __bfloat1622float2(__nv_bfloat162 x) { return {(float)x.x, (float)x.y}; }
+static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__nv_bfloat16(x), __nv_bfloat16(y)}; }
+static inline __nv_bfloat162 __float2bfloat162_rn(float x) { return __floats2bfloat162_rn(x, x); }
+static inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __floats2bfloat162_rn((float)a.x - (float)b.x, (float)a.y - (float)b.y);
+}
+static inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  return __floats2bfloat162_rn((float)a.x * (float)b.x + (float)c.x, (float)a.y * (float)b.y + (float)c.y);
+}
+template <typename E>
+static inline E __ldcs(const E* from) { return *from; }
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -42,6 +56,9 @@ static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b
 static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
+static inline float __expf(float x) { return __builtin_expf(x); }
+static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline int atomicAdd(int* to, int more) { *to += more; return *to - more; }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float rsqrtf(float x) { return 1.f / __builtin_sqrtf(x); }
 static inline uint __float_as_uint(float x) { uint y; memcpy(&y, &x, 4); return y; }
@@ -52,6 +69,7 @@ static inline uint __byte_perm(uint a, uint b, uint which) {
   for (int i = 0; i < 4; i++) to |= (uint)(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return to;
 }
+static inline uint raised(uint word, int shift) { return (word >> shift & 0x000F000Fu) | 0x43004300u; }
 static inline uint places_of(uint codes) { return (codes ^ codes >> 1) & 0x77777777u; }
 static inline uint chosen(uint x, uint y, uint mask) { return (x & mask) | (y & ~mask); }
 static inline uint bytes_at(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
@@ -83,7 +101,8 @@ struct Copy {
 static std::vector<Copy> copies[1024];
 static int turns[1024];
 static void copy(void* to, const void* from, int bytes) {
-  if (((size_t)to | (size_t)from) % bytes) fail("a misaligned copy", ((size_t)to | (size_t)from) % bytes, bytes);
+  const int aligned = bytes < ALIGNED ? bytes : ALIGNED;
+  if (((size_t)to | (size_t)from) % aligned) fail("a misaligned copy", ((size_t)to | (size_t)from) % aligned, bytes);
   memset(to, 0xFF, bytes);
   copies[current].push_back({to, from, bytes, turns[current]});
 }
@@ -160,6 +179,14 @@ static inline float __shfl_sync(uint, float x, int lane) {
   const uint own = __float_as_uint(x);
   return __uint_as_float(emulated::post(&own, 1)[lane][0]);
 }
+static inline int __shfl_sync(uint, int x, int lane) { return emulated::post((const uint*)&x, 1)[lane][0]; }
+static inline int __shfl_up_sync(uint, int x, int by) {
+  const int lane = emulated::current % 32;
+  return emulated::post((const uint*)&x, 1)[lane < by ? lane : lane - by][0];
+}
+static inline int __shfl_xor_sync(uint, int x, int by) {
+  return emulated::post((const uint*)&x, 1)[(emulated::current ^ by) % 32][0];
+}
 static inline float __shfl_xor_sync(uint mask, float x, int by) {
   return __shfl_sync(mask, x, emulated::current % 32 ^ by);
 }
@@ -204,6 +231,7 @@ static inline uint transposed(uint two) {
 static inline float power(float x) { return __builtin_exp2f(x); }
 static inline void copy_ahead(void* to, const void* from) { emulated::copy(to, from, 16); }
 static inline void copy_few_ahead(void* to, const void* from, int bytes) { emulated::copy(to, from, bytes); }
+static inline void copy_of_line(const void* to, const void* from) { emulated::copy((void*)to, from, 16); }
 static inline void end_turn() { emulated::turns[emulated::current]++; }
 static inline void await_turn() {
   emulated::arrive(1);
@@ -213,6 +241,9 @@ static inline void await_all() {
   emulated::arrive(0);
   __syncwarp();
 }
+template <int LEFT>
+static inline void await_turns() { emulated::arrive(LEFT); }
+static inline void await_copies() { emulated::arrive(-1); }
 static inline void matrices(uint* to, const void* row) {
   const emulated::Posts all = emulated::post((const uint*)&row, 2);
   const int lane = emulated::current % 32;

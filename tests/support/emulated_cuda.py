@@ -33,10 +33,13 @@ def emulate(
     body: str,
     header: str,
     shared_memory: int = 0,
+    aligned: int = 16,
 ) -> Kernel:
-    """In the place of `cuda_kernel`."""
+    """In the place of `cuda_kernel`; `aligned` is of how many bytes arrays are."""
     assert shared_memory <= 227 << 10, "more shared memory than a multiprocessor has"
-    return EmulatedCUDA(name, inputs, outputs, body, header, shared_memory=shared_memory)
+    return EmulatedCUDA(
+        name, inputs, outputs, body, header, shared_memory=shared_memory, aligned=aligned
+    )
 
 
 @dataclass
@@ -44,8 +47,11 @@ class EmulatedCUDA(Emulated):
     """A kernel; called as those of `mx.fast`."""
 
     shared_memory: int = 0
+    aligned: int = 16
     flags: ClassVar = (
         *Emulated.flags,
+        "-Wno-parentheses",
+        "-Wno-sign-compare",
         "-fsanitize=alignment,bounds",
         "-fsanitize-undefined-trap-on-error",
     )
@@ -61,10 +67,15 @@ class EmulatedCUDA(Emulated):
             parameters.append("const int* stats_shape")
             arguments.append("stats_shape")
         text = re.sub(r"#include <.*>", "", self.header) + "\f" + self.body
-        text = re.sub(r"extern __shared__ .*;", "auto shared = emulated::dynamic;", text)
+        text = re.sub(
+            r"extern __shared__ (?:__align__\(16\) )?([\w ]+) (\w+)\[\];",
+            r"auto \2 = (\1*)emulated::dynamic;",
+            text,
+        )
         header, body = text.split("\f")
         return "\n".join(
             [
+                f"#define ALIGNED {self.aligned}",
                 f'#include "{_HEADER}"',
                 "".join(_without_own(header)),
                 f"static void kernel({', '.join(parameters)}) {{",
@@ -93,7 +104,9 @@ def _named(element: str) -> str:
 def _without_own(header: str) -> Iterator[str]:
     """What is left of a kernel's functions: the header here has its own of some."""
     while found := re.search(
-        r"^__device__ __forceinline__ [\w ]*?(\w+)\([^)]*\) ", header, re.MULTILINE
+        r"^(?:template <[^>]*>\n)?__device__ __forceinline__ [\w ]*?(\w+)\([^)]*\) ",
+        header,
+        re.MULTILINE,
     ):
         end = depth = 0
         for end in range(found.end(), len(header)):

@@ -24,10 +24,7 @@ class EmulatedRunner(KernelRunner):
         """The memory of arrays, and what kernels have in its place."""
 
     def address(self, array: mx.array) -> int:
-        mx.eval(array)
-        bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-        mx.eval(bits)
-        memory = np.asarray(memoryview(bits))
+        memory = memory_of(array)
         for known, copy in self._known:
             if (known.ctypes.data, known.nbytes) == (memory.ctypes.data, memory.nbytes):
                 return int(copy.ctypes.data)
@@ -35,19 +32,36 @@ class EmulatedRunner(KernelRunner):
         return int(self._known[-1][1].ctypes.data)
 
     def run(self, kernel: Kernel) -> None:
-        header, _, rest = kernel.source.partition('extern "C"')
-        signature, _, body = rest.partition("{")
-        parameters = re.findall(r"((?:const )?\w+(?: \w+)?\*) (\w+)[,)]", signature)
-        assert len(parameters) == len(kernel.arguments)
-        lines = [f"{t} {name} = ({t})addresses[{n}];" for n, (t, name) in enumerate(parameters)]
-        body = "\n".join([*lines, body[: body.rindex("}")]])
-        x, y, z = kernel.grid
-        emulate("step", ["addresses"], ["done"], body, header, kernel.shared)(
-            inputs=[mx.array(np.array(kernel.arguments, np.int64))],
-            grid=(x * kernel.block, y, z),
-            threadgroup=(kernel.block, 1, 1),
-            output_shapes=[(1,)],
-            output_dtypes=[mx.int32],
-        )
+        launch(kernel)
         for memory, copy in self._known:
             memory[...] = copy
+
+
+def launch(kernel: Kernel, aligned: int = 16) -> None:
+    """Mutates: the memory at the addresses that a kernel is given.
+
+    Args:
+        aligned: bytes, of arrays.
+    """
+    header, _, rest = kernel.source.partition('extern "C"')
+    signature, _, body = rest.partition("{")
+    parameters = re.findall(r"((?:const )?\w+(?: \w+)?\*) (\w+)[,)]", signature)
+    assert len(parameters) == len(kernel.arguments)
+    lines = [f"{t} {name} = ({t})addresses[{n}];" for n, (t, name) in enumerate(parameters)]
+    body = "\n".join([*lines, body[: body.rindex("}")]])
+    x, y, z = kernel.grid
+    emulate("step", ["addresses"], ["done"], body, header, kernel.shared, aligned)(
+        inputs=[mx.array(np.array(kernel.arguments, np.int64))],
+        grid=(x * kernel.block, y, z),
+        threadgroup=(kernel.block, 1, 1),
+        output_shapes=[(1,)],
+        output_dtypes=[mx.int32],
+    )
+
+
+def memory_of(array: mx.array) -> np.ndarray:
+    """An array's own memory, computed."""
+    mx.eval(array)
+    bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    mx.eval(bits)
+    return np.asarray(memoryview(bits))

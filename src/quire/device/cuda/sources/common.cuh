@@ -4,6 +4,17 @@ __device__ __forceinline__ void product(float* c, unsigned a0, unsigned a1, unsi
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// 16 bytes from global to shared memory, in the background, as part of a whole line; copies of a turn arrive
+// together.
+__device__ __forceinline__ void copy_of_line(const void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all turns but the last LEFT have arrived.
+template <int LEFT>
+__device__ __forceinline__ void await_turns() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Two 4-bit codes of a word, four apart, as bfloat16 numbers 128 + n.
 __device__ __forceinline__ unsigned raised(unsigned word, int shift) {
   unsigned up;  // the compiler alone makes two operations of this one

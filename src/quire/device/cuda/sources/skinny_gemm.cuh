@@ -48,11 +48,6 @@
   // The last block may have more parts than there are rows of W: they make its last rows again.
   const int n0 = TILE_X * PARTS * 16;
   const auto row_of = [&](int own) { return min(n0 + own * 16, N - 16); };
-  const auto copy = [](const void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
-      :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-  };
-  const auto commit = []() { asm volatile("cp.async.commit_group;" ::: "memory"); };
   // Where a row's 32 bytes of a group are in its chunk, so that four rows are read at a time.
   const auto turned = [](int group, int row) {
     return CHUNK < 4 ? group ^ row * CHUNK / 4 % CHUNK : group ^ row % 4;
@@ -68,7 +63,7 @@
         uint4* const to = ring + stage * STAGE + (m * 16 + row) * CODES;
         const size_t at = (expert * N + row_of(m / SETS) + row) * words + chunk * CHUNK * 8;
         if (WHOLE || chunk * CHUNK + piece / 2 < K / 64)
-          copy(to + turned(piece / 2, row) * 2 + piece % 2, w_of[m % SETS] + at + piece * 4);
+          copy_of_line(to + turned(piece / 2, row) * 2 + piece % 2, w_of[m % SETS] + at + piece * 4);
       }
   };
   // Scales and biases of all columns; rows padded, where they would begin in one bank.
@@ -78,12 +73,12 @@
   for (int m = 0; m < 2 * MATRICES; m++) {
     const T* const from = (m % 2 ? b_of : s_of)[m / 2 % SETS] + (expert * N + row_of(m / 2 / SETS)) * groups;
     for (int i = threadIdx.x; i < groups * 2; i += WARPS * 32)
-      copy((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * 8);
+      copy_of_line((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * 8);
   }
   #pragma unroll
   for (int s = 0; s < STAGES; s++) {
     copy_codes(warp + s * WARPS, s);
-    commit();
+    end_turn();
   }
 #if !EXPERTS
   READY;
@@ -105,13 +100,13 @@
     for (int i = 0; i < X_COPIES; i++) {
       const int row = (i * 32 + lane) / X, piece = lane % X;
       if (row < ROWS && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
-        copy(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2), x_from[i] + chunk * CHUNK * 64);
+        copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2), x_from[i] + chunk * CHUNK * 64);
     }
   };
   #pragma unroll
   for (int s = 0; s < STAGES; s++) {
     copy_x(warp + s * WARPS, s);
-    commit();
+    end_turn();
   }
   float acc[MATRICES][TILES][4];
   #pragma unroll
@@ -121,12 +116,12 @@
       #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][t][i] = 0.f;
   const unsigned ones = 0x3f803f80u;
-  asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
+  await_turns<STAGES - 1>();
   __syncthreads();
   int stage = 0;
   #pragma unroll 1
   for (int chunk = warp; chunk < chunks; chunk += WARPS) {
-    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
+    await_turns<STAGES - 1>();
     __syncwarp();
     const uint4* const now = ring + stage * STAGE;
     #pragma unroll 1
@@ -192,10 +187,10 @@
     __syncwarp();
     copy_codes(chunk + STAGES * WARPS, stage);
     copy_x(chunk + STAGES * WARPS, stage);
-    commit();
+    end_turn();
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  await_copies();
   __syncthreads();
   float* const found = (float*)memory;  // [WARPS, MATRICES, column, row of W]
   #pragma unroll

@@ -1,0 +1,59 @@
+"""Recorded steps, as engines open them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire.engine import runner
+from quire.engine.decode.whole import WholeDecode, open_whole_decode
+from quire.scheduler.prefill_budget import PrefillBudget
+from tests.engine.decode.recorded import Compared
+
+
+@pytest.fixture
+def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WholeDecode]]:
+    """Those that engines open from now on."""
+    found: list[WholeDecode] = []
+
+    def noted(*arguments: Any, batch_invariant: bool) -> WholeDecode | None:
+        whole = open_whole_decode(*arguments, batch_invariant=batch_invariant)
+        if whole is not None:
+            found.append(whole)
+        return whole
+
+    monkeypatch.setattr(runner, "open_whole_decode", noted)
+    yield found
+    found.clear()
+
+
+@pytest.fixture
+def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The prompt rows of each recorded step that has any."""
+    found: list[int] = []
+    observe = PrefillBudget.observe
+
+    def noted(
+        self: PrefillBudget,
+        decode_rows: int,
+        chunks: int,
+        prompt_rows: int,
+        seconds: float,
+        *,
+        recorded: bool = False,
+    ) -> None:
+        if recorded and prompt_rows:
+            found.append(prompt_rows)
+        observe(self, decode_rows, chunks, prompt_rows, seconds, recorded=recorded)
+
+    monkeypatch.setattr(PrefillBudget, "observe", noted)
+    return found
+
+
+@pytest.fixture
+def compared(
+    wholes: list[WholeDecode], recorded_prompts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> Compared:
+    return Compared(wholes, recorded_prompts, monkeypatch)

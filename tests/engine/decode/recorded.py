@@ -1,0 +1,160 @@
+"""Engines with recorded steps held against the model's own way, on a GPU or in an emulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.attention.backend import Backends
+from quire.attention.reference import ReferenceBackend
+from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request, SamplingParams
+from quire.device.device import current_device
+from quire.device.operations import Operations
+from quire.engine import runner
+from quire.engine.decode.whole import WholeDecode
+from quire.models.base import named_parameters
+from quire.models.loader import LoadedModel
+from tests.engine.decode.test_recording import FAMILIES, packed_model
+from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
+
+TOKENS = 12
+NEAR = 0.1
+"""The most that a logit of the token drawn may be below the reference's best, in deviations of the
+row's logits: bfloat16 turns ties."""
+CODED = 2.5
+"""How much further logits may be over codes, some of which are others for numbers at an edge."""
+
+LONG = {"head_dim": 256, "global_head_dim": 512}
+CODED_FAMILIES = FAMILIES | {
+    "llama, heads of 128": FAMILIES["llama"] | {"head_dim": 128},
+    "gemma4_moe, heads of 256 and 512": FAMILIES["gemma4_moe"] | LONG,
+}
+CODED_FORMATS: list[tuple[KVFormat, tuple[int, ...]]] = [
+    (KVFormat("uniform", 4, 4), ()),
+    (KVFormat("uniform", 8, 8), ()),
+    (KVFormat("turbo", 4, 4), ()),
+    (KVFormat("turbo", 3, 3), ()),
+    (KVFormat("turbo", 3.5, 3.5), (1,)),
+    (KVFormat("uniform", 4, 4), (0,)),
+    (KVFormat("page", 4, 4), ()),
+    (KVFormat("page", 8, 8), ()),
+    (KVFormat("page", 8, 4), (1,)),
+    (KVFormat("page", 6, 3), ()),
+]
+"""With the layers that they skip."""
+
+
+def opened(config: dict[str, Any]) -> LoadedModel:
+    mx.random.seed(0)
+    model = packed_model(config)
+    size = sum(each.nbytes for each in named_parameters(model).values())
+    return LoadedModel(model, config, Path(), frozenset(), "random", size, 1024, 1024, "bfloat16")
+
+
+def assert_the_same_bits_in_any_batch(loaded: LoadedModel, wanted: list[Request]) -> None:
+    """With `batch_invariant` each scenario gives the logits and tokens of each request alone."""
+    config = EngineConfig("", kv_memory=256 << 20, prefix_cache=False, batch_invariant=True)
+    expected = alone(loaded, config, wanted)
+    for name, scenario in SCENARIOS.items():
+        got = scenario(loaded, config, wanted)
+        for request in wanted:
+            ours, theirs = got[request.id], expected[request.id]
+            assert ours.tokens == theirs.tokens, f"{name}: {request.id}"
+            for position, logits in theirs.logits.items():
+                same = mx.array_equal(ours.logits[position], logits).item()
+                assert same, f"{name}: {request.id} at {position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Engines whose recorded steps are held against the model.
+
+    Attributes:
+        wholes: the recorded steps of engines opened since.
+        prompts: the prompt rows of each recorded step that has any.
+        operations: of the model that tokens and logits are held against.
+    """
+
+    wholes: list[WholeDecode]
+    prompts: list[int]
+    monkeypatch: pytest.MonkeyPatch
+    operations: Operations = field(default_factory=Operations)
+
+    def assert_agree(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        rounds: list[list[Request]],
+        names: list[str],
+        further: float = 1,
+    ) -> None:
+        """Each number of rows against the model's own way; tokens and logits against the reference.
+
+        Args:
+            rounds: requests at a time, as many as steps are recorded for.
+            names: of requests that are held against the reference.
+            further: how many times as far as plain blocks logits may be.
+        """
+        company = Company(loaded, config)
+        for requests in rounds:
+            company.run(requests)
+        (whole,) = self.wholes
+        stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
+        assert whole.verified.keys() >= {(stored, len(requests)) for requests in rounds}
+        assert all(whole.verified.values())
+        assert any(self.prompts)
+        every = [each for requests in rounds for each in requests if each.id in names]
+        self._assert_near(loaded, config, every, company.answers, further)
+
+    def _assert_near(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        asked: list[Request],
+        answers: dict[str, Generated],
+        further: float,
+    ) -> None:
+        """Tokens and logits against the reference, `further` times as far as plain ones."""
+        patch = self.monkeypatch.setattr
+        patch(runner, "open_whole_decode", lambda *arguments, batch_invariant: None)
+        patch(runner, "open_backends", lambda: Backends([ReferenceBackend()]))
+        patch(current_device(), "operations", self.operations)
+        for request in asked:
+            tokens, prompt, answer = answers[request.id].tokens, request.prompt, answers[request.id]
+            forced = [
+                Request(f"{n}", (*prompt, *tokens[:n]), SamplingParams(temperature=0), max_tokens=1)
+                for n in range(len(tokens))
+            ]
+            expected = served(loaded, forced, config)
+            for n, token in enumerate(tokens):
+                (theirs,) = expected[f"{n}"].logits.values()
+                ours = answer.logits[len(prompt) + n]
+                spread = mx.std(theirs).item()
+                below = (theirs.max() - theirs[token]).item()
+                name = f"{request.id}, token {n}"
+                assert below <= further * NEAR * spread, f"{name}: {below / spread:.3f} deviations"
+                error = (mx.linalg.norm(ours - theirs) / mx.linalg.norm(theirs)).item()
+                assert error < further * 0.1, f"{name}: logits differ by {error:.2g}"
+
+
+def streams_of(counts: list[int], named: str = "") -> list[list[Request]]:
+    """So many requests at a time; ids are `NAMED COUNT-rN`, and of another name all are others."""
+    return [
+        [
+            replace(each, id=f"{named}{count}-{each.id}", max_tokens=TOKENS)
+            for each in prompts([3 + 7 * n % 150 for n in range(count)], seed=count + len(named))
+        ]
+        for count in counts
+    ]
+
+
+def served(
+    loaded: LoadedModel, requests: list[Request], config: EngineConfig
+) -> dict[str, Generated]:
+    return Company(loaded, config).run(requests)

@@ -1,0 +1,128 @@
+"""A card without a card: recorded steps whose kernels run one after the other on the CPU.
+
+The model itself goes layer by layer as on any CPU; what is recorded beside it is what a GPU runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mlx.core as mx
+import pytest
+
+from quire.device.cuda.driver import Card, Launch
+from quire.device.device import current_device
+from quire.device.kept import Kept
+from quire.device.operations import ExpertMatrices, GatedExperts, Operations, PackedWeight
+from quire.engine import invariance
+from quire.engine.decode import coding_check, whole
+from quire.engine.decode.recorder import Kernel
+from tests.support.emulated_steps import launch, memory_of
+
+SMALL = Card(multiprocessors=4, shared=227 << 10)
+"""With the shared memory of an H200, and few thread blocks at a time."""
+_MLX_ALIGNED = 8
+"""Bytes, of MLX's arrays on a CPU."""
+_TOLERANCE = 2e-2
+
+
+class EmulatedCompiler:
+    """A function is the number of its source."""
+
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+
+    def functions(self, sources: Sequence[str]) -> list[int]:
+        self.sources += [each for each in sources if each not in self.sources]
+        return [self.sources.index(each) for each in sources]
+
+
+@dataclass
+class EmulatedGraph:
+    """Launches, found by their handle while the graph lives."""
+
+    launches: Sequence[Launch]
+    kept: Sequence[mx.array] = ()
+    made: ClassVar[list[EmulatedGraph]] = []
+
+    def __post_init__(self) -> None:
+        self.handle = len(self.made)
+        self.made.append(self)
+
+
+class EmulatedExtension:
+    """Replays when it is asked to, not when its output is computed."""
+
+    def __init__(self, compiler: EmulatedCompiler) -> None:
+        self._compiler = compiler
+
+    def pointer(self, array: mx.array) -> int:
+        return int(memory_of(array).ctypes.data)
+
+    def replay(
+        self,
+        graph: int,
+        inputs: Sequence[mx.array],
+        targets: Sequence[int],
+        workspace: mx.array,
+        rows: int,
+        numbers: bytes = b"",
+        numbers_target: int = 0,
+    ) -> mx.array:
+        mx.synchronize()
+        for given, target in zip(inputs, targets, strict=True):
+            memory = memory_of(given)
+            ctypes.memmove(target, memory.ctypes.data, memory.nbytes)
+        ctypes.memmove(numbers_target, numbers, len(numbers))
+        for each in EmulatedGraph.made[graph].launches:
+            source = self._compiler.sources[each.function]
+            kernel = Kernel(source, each.grid, each.block, each.shared, each.arguments, each.after)
+            launch(kernel, _MLX_ALIGNED)
+        return mx.array(memory_of(workspace)).view(workspace.dtype)[:rows]
+
+
+class PreciseOperations(Operations):
+    """Products in float32: on a CPU those of MLX in bfloat16 are off by some hundredths."""
+
+    def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+        y = x.astype(mx.float32) @ weight.astype(mx.float32).T
+        return (y if bias is None else y + bias).astype(x.dtype)
+
+    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        return self.linear(x, weight.unpacked(mx.float32), bias)
+
+    def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array:
+        def product(rows: mx.array, matrices: ExpertMatrices) -> mx.array:
+            assert isinstance(matrices.weight, PackedWeight)
+            matrix = matrices.weight.unpacked(mx.float32)[chosen]
+            return (rows.astype(mx.float32) @ matrix.swapaxes(-1, -2)).astype(x.dtype)
+
+        rows = x[:, None, None]
+        y = product(mlp.gating(product(rows, mlp.gate), product(rows, mlp.up)), mlp.down)
+        return y.squeeze(-2)
+
+
+class _CUDA:
+    """What is asked of the device."""
+
+    kernel_language = "cuda"
+    kernels = None
+
+
+def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are opened from now on record their steps, held against precise ones."""
+    compiler = EmulatedCompiler()
+    extension = EmulatedExtension(compiler)
+    monkeypatch.setattr(current_device(), "operations", PreciseOperations())
+    monkeypatch.setattr(whole, "_TOLERANCE", _TOLERANCE)
+    for module in (whole, invariance):
+        monkeypatch.setattr(module, "current_device", _CUDA)
+    monkeypatch.setattr(whole, "card", lambda: SMALL)
+    monkeypatch.setattr(whole, "compiler", lambda: compiler)
+    monkeypatch.setattr(whole, "load_extension", lambda: extension)
+    monkeypatch.setattr(whole, "kept", lambda: Kept(None, ""))
+    for module in (whole, coding_check):
+        monkeypatch.setattr(module, "Graph", EmulatedGraph)
