@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from quire.cache.formats.base import LayerStore
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.device.coding import Chunk, CodedChunk, VectorCoding
+from quire.device.cuda import blocks, encoding
+from quire.device.cuda.blocks import BlockEncoder
+from quire.device.cuda.driver import Graph
+from quire.device.cuda.encoding import Encoder
+from quire.device.device import current_device
 from quire.engine.decode import whole
+from quire.engine.decode.whole import WholeDecode
 from tests.engine.decode.recorded import (
     CODED,
     CODED_FORMATS,
@@ -19,8 +28,9 @@ from tests.engine.decode.recorded import (
 )
 from tests.engine.decode.test_recording import FAMILIES
 from tests.support.emulated_card import PreciseOperations, emulate_card
+from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
-from tests.support.parity import prompts
+from tests.support.parity import Company, prompts
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -68,6 +78,45 @@ def test_recorded_steps_read_and_write_codes(
     compared.assert_agree(
         opened(FAMILIES[family]), config, streams_of([1, 2, 8]), ["1-r0", "8-r5"], CODED
     )
+
+
+class _Coding(PreciseOperations):
+    """With the kernel that codes a chunk's blocks."""
+
+    def __init__(self) -> None:
+        self._blocks = BlockEncoder(Encoder())
+
+    def code_blocks(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
+        return self._blocks.code(chunk, codings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [KVFormat(), KVFormat("page", 4, 4)], ids=str)
+def test_long_prompts_leave_graphs_as_they_are(
+    format: KVFormat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are read layer by layer, into pools that recorded steps know by address."""
+    for module in (blocks, encoding):
+        monkeypatch.setattr(module, "cuda_kernel", emulate)
+    monkeypatch.setattr(current_device(), "operations", _Coding())
+    monkeypatch.setattr(whole, "_TOLERANCE", TURNED)
+    recorded: list[int] = []
+    new_graph = WholeDecode._new_graph
+
+    def noted(self: WholeDecode, max_rows: int, stores: list[LayerStore]) -> Graph:
+        recorded.append(max_rows)
+        return new_graph(self, max_rows, stores)
+
+    monkeypatch.setattr(WholeDecode, "_new_graph", noted)
+    company = Company(opened(FAMILIES["llama"]), replace(PLAIN, kv_format=format))
+    for number in range(4):
+        asked = prompts([5, 300, 400], tokens=6, seed=number)
+        company.run(replace(each, id=f"{number}-{each.id}") for each in asked)
+        if number == 1:  # pools have grown to what such rounds need
+            known = list(recorded)
+    later = recorded[len(known) :]
+    assert len({*known, *later}) == len({*known}) + len(later), (known, later)
+    assert "several operations" not in caplog.text
 
 
 @pytest.mark.slow
