@@ -81,6 +81,8 @@ def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
     for path, module in named_layers(model).items():
         scales = weights.get(f"{path}.scales")
         if scales is not None and "weight" in module:
+            if module["weight"].ndim < 2:
+                raise ModelError(f"tensor '{path}.weight' is packed, which is for matrices alone")
             packing = _packing(path, module["weight"].shape[-1], weights, scales)
             packed.append((path, _twin(module, packing)))
     model.update_modules(tree_unflatten(packed))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import struct
 from pathlib import Path
 
 import gguf
@@ -144,6 +146,106 @@ def test_what_is_not_served_is_refused_by_name(folder: Path, tmp_path: Path) -> 
         find_folder(str(file))
     write_gguf(folder, file, tensors={"blk.0.attn_rot.weight": np.zeros((4, 32), np.float32)})
     with pytest.raises(ModelError, match=r"tensor 'blk\.0\.attn_rot\.weight'"):
+        open_model(str(file))
+
+
+def _with(content: bytes, key: str, kind: int, value: bytes) -> bytes:
+    """A file's bytes with one more key, before the others; its tensors stay aligned."""
+    version, tensors, keys = struct.unpack_from("<IQQ", content, 4)
+    entry = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+    name = "pad"
+    gap = -(len(entry) + 8 + len(name) + 4 + 8) % 32
+    entry += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IQ", 8, gap) + b" " * gap
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys + 2) + entry + content[24:]
+
+
+_TWO = struct.pack("<IQii", 5, 2, 1, 2)
+_NOTHING = struct.pack("<IQ", 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "named"),
+    [
+        ("llama.block_count", 8, struct.pack("<Q", 1) + b"x", "'x' is not an integer from 1"),
+        ("llama.block_count", 10, struct.pack("<Q", 2**31 - 1), "= 2147483647 for .* tensors"),
+        ("llama.block_count", 6, struct.pack("<f", float("nan")), "nan is not an integer"),
+        ("llama.embedding_length", 9, _TWO, r"= \[1, 2\] is not an integer"),
+        ("llama.attention.head_count", 9, _NOTHING, r"= \[\] is not an integer"),
+        ("llama.feed_forward_length", 9, _NOTHING, r"= \[\] is not an integer"),
+        ("llama.rope.dimension_count", 9, _TWO, r"= \[1, 2\] is not an integer"),
+        ("llama.rope.freq_base", 7, b"\1", "True is not a finite number"),
+        ("general.alignment", 4, bytes(4), "= 0 is not an integer from 1"),
+        ("tokenizer.ggml.model", 9, _TWO, "is not a string"),
+        ("tokenizer.ggml.pre", 9, _TWO, "is not a string"),
+        ("tokenizer.ggml.tokens", 4, bytes(4), "= 0 is not a list of strings"),
+        ("tokenizer.ggml.token_type", 4, bytes(4), "= 0 is not a list of integers"),
+        ("tokenizer.ggml.scores", 4, bytes(4), "= 0 is not a list of finite numbers"),
+        ("tokenizer.ggml.merges", 9, _TWO, "is not a list of strings"),
+        ("tokenizer.ggml.merges", 9, struct.pack("<IQQ", 8, 1, 1) + b"a", r"\[0\] = 'a' is not"),
+        ("tokenizer.ggml.eos_token_id", 9, _TWO, r"= \[1, 2\] is not an integer"),
+        ("tokenizer.chat_template", 9, _TWO, "is not a string"),
+        ("deep", 9, struct.pack("<IQ", 9, 1) * 20000, "damaged GGUF header"),
+    ],
+)
+def test_keys_of_another_type_are_refused_by_name(
+    key: str, kind: int, value: bytes, named: str, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file)
+    # A key that comes again counts as it stands last: the file's own has another name.
+    own = key.encode()
+    content = file.read_bytes().replace(own, b"_" * len(own))
+    file.write_bytes(_with(content, key, kind, value))
+    where = "" if key == "deep" else rf".*{re.escape(key)}.*"
+    with pytest.raises(ModelError, match=rf"model\.gguf: {where}{named}"):
+        find_folder(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "named"),
+    [
+        ("blk.0.attn_v.weight", (), r"cannot have shape \(\)"),
+        ("blk.0.attn_v.weight", (0, 64), r"cannot have shape \(0, 64\)"),
+        ("blk.0.attn_v.weight", (2**62, 4), "cannot have shape"),
+        ("blk.0.attn_k.weight", (31, 64), r"has shape \(31, 64\), which does not fit"),
+        ("token_embd.weight", None, "no tensor"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused_by_tensor(
+    name: str, shape: tuple[int, ...] | None, named: str, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file)
+    content, coded = file.read_bytes(), struct.pack("<Q", len(name)) + name.encode()
+    at = content.index(coded) + len(coded)
+    (axes,) = struct.unpack_from("<I", content, at)
+    if shape is None:
+        changed = content.replace(name.encode(), name[:-1].encode() + b"_")
+    else:
+        sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        rest = content[at + 4 + 8 * axes :]
+        # Where the header gets shorter, its last key's bytes are filled up before the tensors.
+        first = read_gguf(file).headers[0]
+        gap = b"\0" * (8 * (axes - len(shape)))
+        end = len(first) - (at + 4 + 8 * axes)
+        changed = content[:at] + sizes + rest[:end] + gap + rest[end:]
+    file.write_bytes(changed)
+    with pytest.raises(ModelError, match=rf"{re.escape(name)}.*{named}|{named} '{name}'"):
+        open_model(str(file))
+
+
+@pytest.mark.parametrize("kind", [Type.Q2_K, Type.Q8_0])
+def test_types_that_a_tensor_cannot_have_are_refused_by_name(
+    kind: Type, folder: Path, tmp_path: Path
+) -> None:
+    """Rows of 64 numbers are no blocks of 256; a norm in blocks is no norm."""
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file)
+    name = b"output_norm.weight"
+    content = file.read_bytes()
+    at = content.index(name) + len(name) + 4 + 8
+    file.write_bytes(content[:at] + struct.pack("<I", kind) + content[at + 4 :])
+    with pytest.raises(ModelError, match=r"(output_norm|model\.norm)\.weight' .*(shape|packed)"):
         open_model(str(file))
 
 

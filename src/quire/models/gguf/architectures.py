@@ -60,10 +60,8 @@ def _common(gguf: GGUF) -> Config:
     eps = gguf.get("attention.layer_norm_rms_epsilon", gguf.get("attention.layer_norm_epsilon"))
     heads = one_of(gguf, "attention.head_count")
     hidden = gguf.need("embedding_length")
-    if "token_embd.weight" not in gguf.tensors:
-        raise ModelError(f"{gguf.files[0]}: no tensor 'token_embd.weight'")
     return {
-        "vocab_size": gguf.tensors["token_embd.weight"].shape[0],
+        "vocab_size": gguf.tensor("token_embd.weight").shape[0],
         "hidden_size": hidden,
         "intermediate_size": max(all_of(gguf, "feed_forward_length", 0)),
         "num_hidden_layers": layers(gguf),

@@ -122,7 +122,7 @@ def gemma4(gguf: GGUF) -> Config:
         },
     }
     if own:
-        rows = gguf.tensors["per_layer_token_embd.weight"].shape[0]
+        rows = gguf.tensor("per_layer_token_embd.weight").shape[0]
         config["vocab_size_per_layer_input"] = rows
     if gguf.get("expert_count"):
         mixture = experts(gguf)
@@ -133,7 +133,7 @@ def gemma4(gguf: GGUF) -> Config:
 
 def phi(gguf: GGUF) -> Config:
     # The file says four times the hidden size, whatever it is.
-    width = gguf.tensors["blk.0.ffn_up.weight"].shape[0]
+    width = gguf.tensor("blk.0.ffn_up.weight").shape[0]
     return {"model_type": "phi", "hidden_act": "gelu_new", "intermediate_size": width}
 
 
@@ -345,7 +345,7 @@ def mistral3(gguf: GGUF) -> Config:
 
 
 def hunyuan_moe(gguf: GGUF) -> Config:
-    shared = gguf.tensors["blk.0.ffn_up_shexp.weight"].shape[0]
+    shared = gguf.tensor("blk.0.ffn_up_shexp.weight").shape[0]
     return experts(gguf) | {
         "model_type": "hunyuan_v1_moe",
         "moe_topk": gguf.need("expert_used_count"),

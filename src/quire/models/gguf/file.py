@@ -22,6 +22,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from quire.core.errors import ModelError
 from quire.core.folder import refuse_pointer
+from quire.core.values import LARGEST
+from quire.models.gguf.metadata import POSITIVE, check, kind_of
 
 _VERSIONS = (2, 3)
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -75,8 +77,22 @@ class GGUF:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key of the architecture, such as `attention.head_count`."""
-        return self.metadata.get(f"{self.architecture}.{key}", default)
+        """A key of the architecture, such as `attention.head_count`.
+
+        Raises:
+            ModelError: its value is of another type than it has to be.
+        """
+        name = f"{self.architecture}.{key}"
+        if name not in self.metadata:
+            return default
+        check(self.files[0], name, self.metadata[name], kind_of(key))
+        return self.metadata[name]
+
+    def tensor(self, name: str) -> TensorInfo:
+        """Raises: ModelError: there is no such tensor."""
+        if name not in self.tensors:
+            raise ModelError(f"{self.files[0]}: no tensor {name!r}")
+        return self.tensors[name]
 
     def need(self, key: str) -> Any:
         """The same.
@@ -136,7 +152,7 @@ class _Header:
         with self._data:
             try:
                 self.metadata, self.tensors = self._read()
-            except (struct.error, ValueError, KeyError, UnicodeDecodeError) as error:
+            except (struct.error, ValueError, KeyError, RecursionError) as error:
                 raise ModelError(
                     f"{path}: damaged GGUF header, or cut short at {self._size} bytes: {error}"
                 ) from error
@@ -160,7 +176,8 @@ class _Header:
             key = self._string()
             metadata[key] = self._value(self._scalar("I"))
         lines = [self._line() for _ in range(tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
+        alignment = metadata.get("general.alignment", 32)
+        check(self._path, "general.alignment", alignment, POSITIVE)
         first = -(-self._at // alignment) * alignment
         return metadata, dict(self._placed(lines, first))
 
@@ -174,6 +191,11 @@ class _Header:
                 raise ModelError(
                     f"{self._path}: tensor {name!r} is of type {kind}, which is not known"
                 ) from error
+            block, _ = GGML_QUANT_SIZES[known]
+            if not shape or not all(0 < size <= LARGEST for size in shape) or shape[-1] % block:
+                raise ModelError(
+                    f"{self._path}: tensor {name!r} of type {known.name} cannot have shape {shape}"
+                )
             info = TensorInfo(self._path, known, shape, first + offset)
             if info.start + info.nbytes > self._size:
                 raise ModelError(

@@ -13,7 +13,13 @@ Config = dict[str, Any]
 
 def layers(gguf: GGUF) -> int:
     """How many layers there are, without those that guess several tokens ahead."""
-    return int(gguf.need("block_count")) - int(gguf.get("nextn_predict_layers", 0))
+    count = int(gguf.need("block_count"))
+    if count > len(gguf.tensors):
+        raise ModelError(
+            f"{gguf.files[0]}: {gguf.architecture}.block_count = {count} for "
+            f"{len(gguf.tensors)} tensors"
+        )
+    return count - int(gguf.get("nextn_predict_layers", 0))
 
 
 def all_of(gguf: GGUF, key: str, default: Any = None) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.core.errors import ModelError
 from quire.models.gguf.file import GGUF
+from quire.models.gguf.keys import all_of
 from quire.models.gguf.tensors import lazy_rows
 
 _YARN = {
@@ -41,6 +42,7 @@ def rope_parameters(gguf: GGUF, theta: float = 10000.0) -> dict[str, Any]:
 
 def proportional(gguf: GGUF) -> dict[str, Any]:
     """Gemma 4's full layers: the pairs whose factor is one turn, the others stand still."""
+    gguf.tensor("rope_freqs.weight")
     factors = _numbers(lazy_rows(gguf)["rope_freqs.weight"])
     return {
         "rope_type": "proportional",
@@ -58,8 +60,8 @@ def _share(gguf: GGUF) -> dict[str, Any]:
     rotated = gguf.get("rope.dimension_count")
     if rotated is None or gguf.get("attention.kv_lora_rank"):
         return {}
-    heads = gguf.need("attention.head_count")
-    head = gguf.get("attention.key_length") or gguf.need("embedding_length") // heads
+    heads = max(all_of(gguf, "attention.head_count")) or 1
+    head = gguf.get("attention.key_length") or gguf.need("embedding_length") // heads or 1
     return {"partial_rotary_factor": rotated / head}
 
 

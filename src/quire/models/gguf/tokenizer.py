@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.models.gguf.file import GGUF
+from quire.models.gguf.metadata import OF_TOKENIZER, WHOLE, WORD, check
 from quire.models.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 log = logging.getLogger("quire.models")
@@ -97,7 +98,7 @@ def tokenizer_files(gguf: GGUF) -> dict[str, Json]:
 def end_ids(gguf: GGUF) -> list[int]:
     """The ids of all tokens that end an answer."""
     ids = {_key(gguf, name) for name in _ENDS} - {None}
-    tokens = _key(gguf, "tokens") or []
+    tokens = _tokens(gguf)
     controls = {
         text: id for id, (text, kind) in enumerate(_kinds(gguf, tokens)) if kind == _CONTROL
     }
@@ -108,7 +109,12 @@ def end_ids(gguf: GGUF) -> list[int]:
 
 
 def _key(gguf: GGUF, name: str, default: Any = None) -> Any:
-    return gguf.metadata.get(f"tokenizer.ggml.{name}", default)
+    """Raises: ModelError: the value is of another type than it has to be."""
+    key = f"tokenizer.ggml.{name}"
+    if key not in gguf.metadata:
+        return default
+    check(gguf.files[0], key, gguf.metadata[key], OF_TOKENIZER.get(name, WHOLE))
+    return gguf.metadata[key]
 
 
 def _kinds(gguf: GGUF, tokens: list[str]) -> list[tuple[str, int]]:
@@ -194,6 +200,9 @@ def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
 def _templates(gguf: GGUF) -> str | list[Json] | None:
     """The chat template, or all of them by name."""
     prefix = "tokenizer.chat_template"
+    for key, value in gguf.metadata.items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            check(gguf.files[0], key, value, WORD)
     whole = gguf.metadata.get(prefix)
     named = {
         key.removeprefix(f"{prefix}."): text
@@ -231,7 +240,7 @@ _BPE: Json = {
 
 
 def _byte_level(gguf: GGUF, tokens: list[str]) -> Json:
-    pre, merges = _pre(gguf), _need(gguf, "merges")
+    pre = _pre(gguf)
     if "tokenizer.ggml.pre" not in gguf.metadata:
         log.warning(
             "%s: no tokenizer.ggml.pre: texts may be cut otherwise than in training", gguf.files[0]
@@ -244,15 +253,22 @@ def _byte_level(gguf: GGUF, tokens: list[str]) -> Json:
         | {
             "ignore_merges": pre.whole,
             "vocab": {text: id for id, text in enumerate(tokens)},
-            "merges": [_pair(merge) for merge in merges],
+            "merges": _pairs(gguf),
         },
     }
 
 
-def _pair(merge: str) -> list[str]:
-    """Two texts; a space stands between them, and may begin the first."""
-    at = merge.index(" ", 1)
-    return [merge[:at], merge[at + 1 :]]
+def _pairs(gguf: GGUF) -> list[list[str]]:
+    """Two texts a merge; a space stands between them, and may begin the first."""
+    pairs = []
+    for index, merge in enumerate(_need(gguf, "merges")):
+        at = merge.find(" ", 1)
+        if at < 0:
+            raise ModelError(
+                f"{gguf.files[0]}: tokenizer.ggml.merges[{index}] = {merge!r} is not two texts"
+            )
+        pairs.append([merge[:at], merge[at + 1 :]])
+    return pairs
 
 
 def _need(gguf: GGUF, name: str) -> list[Any]:
@@ -270,7 +286,7 @@ def _scored(gguf: GGUF, tokens: list[str]) -> Json:
 
 
 def _gemma4(gguf: GGUF, tokens: list[str]) -> Json:
-    return _over_text(gguf, tokens, [_pair(merge) for merge in _need(gguf, "merges")], False)
+    return _over_text(gguf, tokens, _pairs(gguf), False)
 
 
 def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: bool) -> Json:
@@ -283,6 +299,11 @@ def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: b
     before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
     vocab = {text: id for id, text in enumerate(tokens)}
     unknown = _key(gguf, "unknown_token_id", 0)
+    if not 0 <= unknown < len(tokens):
+        raise ModelError(
+            f"{gguf.files[0]}: tokenizer.ggml.unknown_token_id = {unknown} is none of "
+            f"{len(tokens)} tokens"
+        )
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
         "pre_tokenizer": None,

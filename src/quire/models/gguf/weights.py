@@ -55,7 +55,14 @@ class GGUFWeights:
             if not codes.is_repacked(kind) and kind not in codes.FLOATS:
                 unpacked[kind.name] += 1
             for part, array in self._decoded(here, kind, rows).items():
-                ready[part] = architecture.change(part, array, config)
+                try:
+                    ready[part] = architecture.change(part, array, config)
+                except ValueError as error:
+                    shape = self.gguf.tensors[name].shape
+                    raise ModelError(
+                        f"{self.gguf.files[0]}: tensor {name!r} has shape {shape}, which does not "
+                        f"fit the metadata: {error}"
+                    ) from error
         if unpacked:
             kinds = ", ".join(f"{number} of {kind}" for kind, number in unpacked.items())
             log.warning("tensors are unpacked, since MLX has no such packing: %s", kinds)
