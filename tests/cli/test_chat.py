@@ -130,6 +130,19 @@ def test_a_failed_turn_is_told_and_forgotten(
     assert "first" not in prompts(served)[1]
 
 
+def test_a_line_that_is_no_text_is_told_and_not_sent(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("Hello there.")
+    broken = b"caf\xe9".decode(errors="surrogateescape")
+    assert chat(monkeypatch, served, [broken, "second"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "quire chat: a line is not UTF-8 and was not sent\n"
+    assert captured.out == "Hello there.\n"
+    (prompt,) = prompts(served)
+    assert "second" in prompt
+
+
 def test_a_refused_request_is_told(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

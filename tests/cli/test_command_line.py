@@ -101,6 +101,17 @@ def test_wrong_bits_are_refused_by_the_flag(capsys: pytest.CaptureFixture[str]) 
     assert line == f"quire: --kv-bits cannot be '7' in the scheme 'page'; offered are: {listed}."
 
 
+@pytest.mark.parametrize("columns", ["1", "2", "3"])
+def test_a_narrow_terminal_has_help(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ended:
+        main(["models", "--help"])
+    assert ended.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
 def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1

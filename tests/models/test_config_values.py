@@ -74,6 +74,8 @@ def test_any_value_is_used_or_refused(name: str) -> None:
         ("llama", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast = 0 is out of bounds"),
         ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor is not"),
         ("llama", {"rope_parameters": {"mrope_section": [8]}}, r"mrope_section = \[8\] is not"),
+        ("llama", {"rms_norm_eps": -1e-5}, "rms_norm_eps = -1e-05 is less than 0"),
+        ("llama", {"head_dim": 2**30}, "head_dim = 1073741824 in . heads is more than"),
         ("gemma4", {"text_config": 3}, "text_config = 3 is of the wrong type"),
         ("internvl_chat", {"llm_config": "x"}, "llm_config = 'x' is of the wrong type"),
     ],

@@ -145,6 +145,13 @@ def test_a_tokenizer_without_ids_is_named(
         end_token_ids(tmp_path)
 
 
+@pytest.mark.parametrize("value", [True, [2, False], "2", 2.5, {"id": 2}])
+def test_an_end_that_is_no_id_is_named(value: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id = .* is neither a number"):
+        end_token_ids(tmp_path)
+
+
 def test_fingerprint_tells_weights_and_configs_apart(tmp_path: Path) -> None:
     same = [open_model(str(tiny_model(tmp_path / n, "llama"))).fingerprint for n in "ab"]
     assert same[0] == same[1]

@@ -74,6 +74,18 @@ def test_a_broken_template_is_refused_when_the_model_is_opened() -> None:
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "[" * 5000 + "]" * 5000 + " }}",
+        "{% for each in messages %}" * 30 + "{% endfor %}" * 30,
+    ],
+)
+def test_a_template_that_is_nested_too_deeply_is_refused(source: str) -> None:
+    with pytest.raises(ModelError, match="nested too deeply"):
+        template(source)
+
+
+@pytest.mark.parametrize(
     ("source", "read"),
     [
         ("{{ 'user: ' + messages[0]['content'] }}", ContentForms(True, False)),  # cannot add a list

@@ -80,6 +80,11 @@ def _kind(file: Path) -> str:
     return next((kind for kind, endings in _ENDINGS.items() if ending in endings), "image")
 
 
+def _is_text(line: str) -> bool:
+    """Whether a line was decoded whole; Python has surrogates for bytes that are not UTF-8."""
+    return not any("\ud800" <= each <= "\udfff" for each in line)
+
+
 class Terminal:
     """Reads lines from a terminal or a pipe and acts on them."""
 
@@ -106,7 +111,10 @@ class Terminal:
 
     def _read(self, prompt: str) -> str | None:
         try:
-            return self._input(prompt if self._interactive else "")
+            while not _is_text(line := self._input(prompt if self._interactive else "")):
+                self._failed = True
+                self._note("quire chat: a line is not UTF-8 and was not sent", "red")
+            return line
         except (EOFError, KeyboardInterrupt):
             return None
 

@@ -62,7 +62,8 @@ def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping
         title="commands", dest="command", metavar="COMMAND", required=True
     )
     for name, command in commands.items():
-        described = textwrap.fill(inspect.getdoc(command) or "", shutil.get_terminal_size()[0] - 2)
+        width = max(shutil.get_terminal_size()[0] - 2, 1)
+        described = textwrap.fill(inspect.getdoc(command) or "", width)
         own = subparsers.add_parser(
             name,
             help=command.summary,

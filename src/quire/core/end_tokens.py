@@ -62,6 +62,6 @@ def _as_ids(value: Any, path: Path, key: str = "eos_token_id") -> set[int]:
     if value is None:
         return set()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, int) for item in ids):
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
         raise ModelError(f"{path}: {key} = {value!r} is neither a number nor a list of them")
     return set(ids)

@@ -89,6 +89,8 @@ class ChatTemplate:
                 raise ModelError(
                     f"chat template {name!r}, line {error.lineno}: {error.message}"
                 ) from error
+            except (RecursionError, SyntaxError, MemoryError) as error:  # Python's own compiler
+                raise ModelError(f"chat template {name!r} is nested too deeply") from error
         self.variables = frozenset(variables - environment.globals.keys())
 
     @classmethod

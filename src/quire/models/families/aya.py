@@ -27,7 +27,9 @@ def aya_vision(s: Settings) -> LanguageModel:
     projector = LayersProjector(
         "silu",
         square=s.integer("downsample_factor", default=2),
-        norm=Norm(s.number("adapter_layer_norm_eps", default=1e-6), centred=True, bias=True),
+        norm=Norm(
+            s.number("adapter_layer_norm_eps", default=1e-6, minimum=0.0), centred=True, bias=True
+        ),
         width=s.integer("alignment_intermediate_size", default=width),
         gated=True,
     )

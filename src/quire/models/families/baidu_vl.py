@@ -185,7 +185,7 @@ def _ernie_vision(v: Settings, width: int) -> QwenVision:
         hidden_size=hidden,
         heads=v.integer("num_heads"),
         mlp=MLP(inner, activation(v, "quick_gelu"), gated=False, bias=True),
-        norm=Norm(v.number("rms_norm_eps", default=1e-6), centred=True, bias=True),
+        norm=Norm(v.number("rms_norm_eps", default=1e-6, minimum=0.0), centred=True, bias=True),
         output_size=width,
         patch=v.integer("patch_size", default=14),
         frames=1,

@@ -15,7 +15,7 @@ def starcoder2(s: Settings) -> LanguageModel:
     usual = attention(s, qkv_bias=bias, out_bias=bias, window=s.window())
     name = activation(s, "gelu_pytorch_tanh")
     block = MLP(s.integer("intermediate_size"), name, gated=False, bias=bias)
-    norm = Norm(s.number("norm_epsilon", default=1e-5), centred=True, bias=True)
+    norm = Norm(s.number("norm_epsilon", default=1e-5, minimum=0.0), centred=True, bias=True)
     parts = {"c_fc": "up_proj", "c_proj": "down_proj"}
     return decoder(s, uniform_layers(s, usual, block), Names(renamed=parts), norm=norm, tied=True)
 

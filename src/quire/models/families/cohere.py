@@ -36,7 +36,7 @@ def _attention(s: Settings, theta: float) -> Attention:
 
 
 def _norm(s: Settings) -> Norm:
-    return Norm(s.number("layer_norm_eps", default=1e-5), centred=True)
+    return Norm(s.number("layer_norm_eps", default=1e-5, minimum=0.0), centred=True)
 
 
 def _decoder(s: Settings, layers: tuple[Layer, ...]) -> LanguageModel:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.core.values import require
+from quire.core.errors import ModelError
+from quire.core.values import LARGEST, require
 from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
@@ -56,7 +57,7 @@ def activation(s: Settings, default: str = "silu") -> str:
 
 def rms(s: Settings, default: float = 1e-6, **changes: Any) -> Norm:
     """The root mean square norm of most families."""
-    return replace(Norm(s.number("rms_norm_eps", default=default)), **changes)
+    return replace(Norm(s.number("rms_norm_eps", default=default, minimum=0.0)), **changes)
 
 
 def attention(s: Settings, **changes: Any) -> Attention:
@@ -69,10 +70,16 @@ def attention(s: Settings, **changes: Any) -> Attention:
         s.only("use_qk_norm", True)  # some files name what their family always has
     heads = s.integer("num_attention_heads")
     head_dim = s.integer("head_dim", default=s.integer("hidden_size") // heads)
+    kv_heads = s.integer("num_key_value_heads", default=heads)
+    if max(heads, kv_heads) * head_dim > LARGEST:
+        raise ModelError(
+            f"{s.file}: {s.prefix}head_dim = {head_dim} in {max(heads, kv_heads)} heads is more "
+            f"than {LARGEST}"
+        )
     bias = s.flag("attention_bias", default=False)
     usual = Attention(
         heads=heads,
-        kv_heads=s.integer("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=changes.get("rope") or s.rope(),

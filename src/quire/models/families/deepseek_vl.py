@@ -89,7 +89,7 @@ def _sam(v: Settings) -> Sam:
         hidden_size=hidden,
         heads=v.integer("num_attention_heads", default=12),
         mlp=MLP(v.integer("mlp_dim", default=inner), activation(v, "gelu"), False, bias=True),
-        norm=Norm(v.number("layer_norm_eps", default=1e-6), centred=True, bias=True),
+        norm=Norm(v.number("layer_norm_eps", default=1e-6, minimum=0.0), centred=True, bias=True),
         side=v.integer("image_size", default=1024) // patch,
         patch=patch,
         window=v.integer("window_size", default=14),

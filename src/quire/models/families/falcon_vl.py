@@ -38,7 +38,7 @@ def falcon_vl(s: Settings) -> LanguageModel:
     s = _renamed(s).filled(rms_norm_eps=1e-5)
     s.only("temporal_patch_size", 1)
     s.only("channel_size", 3)
-    unweighted = Norm(s.number("rms_norm_eps"), weighted=False)
+    unweighted = Norm(s.number("rms_norm_eps", minimum=0.0), weighted=False)
     heads, head_dim = s.integer("num_attention_heads"), s.integer("head_dim")
     attention = PatchRotaryAttention(
         heads=heads,

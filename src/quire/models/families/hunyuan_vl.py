@@ -68,7 +68,7 @@ def _text(s: Settings) -> Settings:
 def _vision(v: Settings, width: int) -> QwenVision:
     patch = v.integer("patch_size", default=16)
     v.only("interpolate_mode", "bilinear")
-    eps = v.number("rms_norm_eps", "layer_norm_eps", default=1e-5)
+    eps = v.number("rms_norm_eps", "layer_norm_eps", default=1e-5, minimum=0.0)
     name = activation(v, "gelu")
     return QwenVision(
         depth=v.integer("num_hidden_layers"),

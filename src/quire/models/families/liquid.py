@@ -85,7 +85,7 @@ def _layers(s: Settings, block: FeedForward) -> tuple[Layer, ...]:
 
 
 def _norm(s: Settings) -> Norm:
-    return Norm(s.number("norm_eps", default=1e-5))
+    return Norm(s.number("norm_eps", default=1e-5, minimum=0.0))
 
 
 def _decoder(s: Settings, layers: tuple[Layer, ...]) -> LanguageModel:

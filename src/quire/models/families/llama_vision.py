@@ -62,7 +62,7 @@ def _vision(v: Settings, width: int) -> LlamaVision:
         mlp=MLP(
             v.integer("intermediate_size", default=5120), activation(v, "gelu"), False, bias=True
         ),
-        norm=Norm(v.number("norm_eps", default=1e-5), centred=True, bias=True),
+        norm=Norm(v.number("norm_eps", default=1e-5, minimum=0.0), centred=True, bias=True),
         output_size=width,
         side=size // patch,
         patch=patch,

@@ -20,7 +20,7 @@ def mamba2(s: Settings) -> LanguageModel:
     width = s.integer("expand", default=2) * s.integer("hidden_size")
     require("num_heads * head_dim", heads * head_dim, (width,))
     minimum, maximum = step_limits(s)
-    norm = Norm(s.number("layer_norm_epsilon", default=1e-5))
+    norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
     layer = Layer(
         (
             Mamba2(

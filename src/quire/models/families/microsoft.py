@@ -24,7 +24,7 @@ from quire.models.settings import Settings
 
 
 def phi(s: Settings) -> LanguageModel:
-    norm = Norm(s.number("layer_norm_eps", default=1e-5), centred=True, bias=True)
+    norm = Norm(s.number("layer_norm_eps", default=1e-5, minimum=0.0), centred=True, bias=True)
     usual = attention(
         s,
         rope=s.rope(partial=0.5),

@@ -110,7 +110,7 @@ def moondream3(s: Settings) -> LanguageModel:
     description = described(
         text,
         with_dense(uniform_layers(text, attention, mixture), dense, lambda layer: layer < first),
-        norm=Norm(text.number("rms_norm_eps"), centred=True, bias=True),
+        norm=Norm(text.number("rms_norm_eps", minimum=0.0), centred=True, bias=True),
         placement=Placement.PARALLEL,
         head_bias=True,
     )
@@ -158,7 +158,7 @@ def _transformer(v: Settings) -> VisionTransformer:
         hidden_size=v.integer("hidden_size"),
         heads=v.integer("num_attention_heads"),
         mlp=MLP(v.integer("intermediate_size"), "gelu_pytorch_tanh", gated=False, bias=True),
-        norm=Norm(v.number("layer_norm_eps"), centred=True, bias=True),
+        norm=Norm(v.number("layer_norm_eps", minimum=0.0), centred=True, bias=True),
         image=v.integer("crop_size"),
         patch=v.integer("patch_size"),
         colours=EVEN_COLOURS,

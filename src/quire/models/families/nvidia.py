@@ -31,7 +31,7 @@ from quire.models.settings import Settings
 def nemotron(s: Settings) -> LanguageModel:
     usual = attention(s, rope=s.rope(partial=0.5))
     block = mlp(s, gated=False, activation=activation(s, "relu2"))
-    norm = Norm(s.number("norm_eps", default=1e-5), centred=True, bias=True)
+    norm = Norm(s.number("norm_eps", default=1e-5, minimum=0.0), centred=True, bias=True)
     return decoder(s, uniform_layers(s, usual, block), Names(less_one=("norm.weight",)), norm=norm)
 
 
@@ -41,7 +41,7 @@ _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 def nemotron_h(s: Settings) -> LanguageModel:
     """Each layer is one block: a state space, attention that knows no order, or a feed-forward."""
-    norm = Norm(s.number("layer_norm_epsilon", default=1e-5))
+    norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
     s.has("n_routed_experts")  # a default, in files of dense models
     layers: dict[str, Callable[[], Layer]] = {
         "linear_attention": lambda: Layer((_state_space(s, norm),), None),

@@ -27,7 +27,7 @@ def siglip(v: Settings, width: int, *, patch: int, **changes: Any) -> QwenVision
         hidden_size=v.integer("hidden_size"),
         heads=v.integer("num_attention_heads"),
         mlp=MLP(inner, activation(v, "gelu_pytorch_tanh"), gated=False, bias=True),
-        norm=Norm(v.number("layer_norm_eps", default=1e-6), centred=True, bias=True),
+        norm=Norm(v.number("layer_norm_eps", default=1e-6, minimum=0.0), centred=True, bias=True),
         output_size=width,
         patch=v.integer("patch_size", default=patch),
         frames=1,

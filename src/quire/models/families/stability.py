@@ -17,7 +17,7 @@ _HEAD = re.compile(r"(.*\.)([qk])_layernorm\.norms\.(\d+)\.weight")
 
 
 def stablelm(s: Settings) -> LanguageModel:
-    norm = Norm(s.number("layer_norm_eps", default=1e-5), centred=True, bias=True)
+    norm = Norm(s.number("layer_norm_eps", default=1e-5, minimum=0.0), centred=True, bias=True)
     heads = QKNorm(Norm(norm.eps, centred=True), Over.EACH_HEAD)
     usual = attention(
         s,

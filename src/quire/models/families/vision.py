@@ -99,7 +99,7 @@ def vision_transformer(
         hidden_size=v.integer("hidden_size"),
         heads=v.integer("num_attention_heads"),
         mlp=MLP(v.integer("intermediate_size"), activation(v), gated=False, bias=True),
-        norm=Norm(v.number("layer_norm_eps"), centred=True, bias=True),
+        norm=Norm(v.number("layer_norm_eps", minimum=0.0), centred=True, bias=True),
         image=v.integer("image_size"),
         patch=v.integer("patch_size"),
         colours=TOWER_COLOURS[kind],
