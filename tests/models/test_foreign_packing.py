@@ -251,6 +251,37 @@ def test_scales_that_fit_no_block_are_refused(
         open_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("mode", "part", "value", "named"),
+    [
+        ("nvfp4", "weight_global_scale", None, "without a weight_global_scale do not fit"),
+        ("nvfp4", "weight_global_scale", mx.ones(2), r"has shape \[2\], not one number"),
+        ("nvfp4", "weight_scale", mx.ones((2, 2), mx.uint8), r"do not fit \[2, 2\] scales for 16"),
+        ("nvfp4", "weight_scale", mx.ones(64, mx.uint8), r"do not fit \[64\] scales"),
+        ("nvfp4", "weight_scale", mx.ones((128, 4)), "weight_scale' is .*float32, not 8 bits"),
+        ("nvfp4", "weight_packed", mx.ones((128, 31), mx.uint8), r"\[128, 31\] bytes do not fit"),
+        ("nvfp4", "weight_packed", mx.ones(128, mx.uint8), r"\[128\] bytes do not fit"),
+        ("mxfp4", "weight_packed", mx.ones((128, 30), mx.uint8), r"\[128, 30\] bytes without"),
+        ("mxfp4", "weight_scale", mx.ones((128, 4), mx.uint8), r"\[128, 4\] scales for 32"),
+    ],
+)
+def test_parts_of_small_floats_that_do_not_fit_are_refused(
+    mode: str, part: str, value: mx.array | None, named: str, tmp_path: Path
+) -> None:
+    form = {"format": f"{mode}-pack-quantized"}
+    config = qwen3_moe_config() | {"quantization_config": COMPRESSED | form}
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    tensors, _ = _floats(mode, 16 if mode == "nvfp4" else 32)(path, weights.pop(f"{path}.weight"))
+    assert tensors[f"{path}.weight_packed"].shape == (128, 32)
+    tensors.pop(f"{path}.{part}")
+    if value is not None:
+        tensors[f"{path}.{part}"] = value
+    folder = tmp_path / "model"
+    _write(folder, config, weights | tensors)
+    with pytest.raises(ModelError, match=named):
+        open_model(str(folder))
+
+
 def test_scales_of_caches_are_left_out(tmp_path: Path) -> None:
     """llm-compressor writes them for packed caches, beside weights of any packing."""
     config = qwen3_moe_config() | {"quantization_config": COMPRESSED}

@@ -193,6 +193,16 @@ def test_tensors_that_do_not_fit_are_named(
         open_model(_write(tmp_path / "model", config, weights | {f"{path}.{part}": wrong}))
 
 
+def test_rows_that_fill_no_words_are_named(tmp_path: Path) -> None:
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    parts, _ = _awq(np.array(weights.pop(f"{path}.weight")).T, 4, np.arange(64) // 32)
+    packed = weights | {f"{path}.{part}": mx.array(value) for part, value in parts.items()}
+    packed[f"{path}.qweight"] = mx.ones((3, 3), dtype=mx.int32)
+    with pytest.raises(ModelError, match=rf"{path}.qweight': \[3, 3\] words are no packing"):
+        open_model(_write(tmp_path / "model", config, packed))
+
+
 def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
     """GPTQ's first libraries wrote one for each matrix, whether the model has one or not."""
     config = qwen3_moe_config() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}

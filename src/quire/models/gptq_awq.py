@@ -66,6 +66,10 @@ def from_integers(
             raise ModelError(f"tensor '{path}.qweight' has no qzeros or no scales")
         if {words.dtype, zeros.dtype} - {mx.int32, mx.uint32}:
             raise ModelError(f"tensor '{path}.qweight' or its qzeros are no words of 32 bits")
+        if method.interleaved and words.shape[0] * method.bits % 32:
+            raise ModelError(
+                f"tensor '{path}.qweight': {list(words.shape)} words are no packing of whole rows"
+            )
         zero_points = _zeros(zeros, method)  # [G, out]
         if zero_points.shape != scales.shape:
             raise ModelError(
