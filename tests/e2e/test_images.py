@@ -776,7 +776,7 @@ class TestRefusals:
         answer = narrow.post("/tokenize", messages=Question((image(url),)).chat)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
-    @pytest.mark.parametrize("detail", ["original", "", 3])
+    @pytest.mark.parametrize("detail", ["finest", "", 3])
     def test_details_that_nobody_knows(self, narrow: Client, detail: Any) -> None:
         shown = [{"role": "user", "content": [image(data_url(SMALL), detail=detail)]}]
         answer = narrow.post(CHAT, messages=shown)

@@ -135,17 +135,43 @@ def test_a_model_goes_by_itself(house: House) -> None:
     wait_until(lambda: house.states()["left"] == "unloaded")
 
 
-def test_a_folder_that_nobody_understands_is_named_at_the_start(tmp_path: Path) -> None:
+_UNREAD = """
+import sys
+from quire.api import server
+from quire.cli import main
+
+def unread(*_):
+    raise ValueError("odd")
+
+server.assemble = unread
+sys.exit(main())
+"""
+
+
+def test_a_folder_that_nobody_understands_is_named_at_the_start() -> None:
+    """Whatever reading it raises."""
+    last = refused_at_the_start(MODEL_DIR, "-c", _UNREAD)
+    assert last == f"quire: {MODEL_DIR}: a file cannot be understood (ValueError: odd)"
+
+
+def test_a_value_out_of_bounds_is_named_at_the_start(tmp_path: Path) -> None:
     folder = shutil.copytree(MODEL_DIR, tmp_path / "odd")
     settings = json.loads((folder / "processor_config.json").read_text())
     settings["feature_extractor"]["sampling_rate"] = 10**30
     (folder / "processor_config.json").write_text(json.dumps(settings))
+    last = refused_at_the_start(folder, "-m", "quire")
+    assert last.startswith(
+        f"quire: {folder}/processor_config.json: feature_extractor.sampling_rate"
+    )
+
+
+def refused_at_the_start(folder: Path, *program: str) -> str:
+    """The last line of a server that does not start."""
     ended = subprocess.run(
-        [sys.executable, "-m", "quire", "serve", "--port", "0", str(folder)],
+        [sys.executable, *program, "serve", "--port", "0", str(folder)],
         capture_output=True,
         text=True,
         timeout=HANG_S,
     )
     assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith(f"quire: {folder}: a file cannot be understood (")
+    return ended.stderr.splitlines()[-1]

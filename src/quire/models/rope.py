@@ -119,7 +119,7 @@ class RopeParameters:
         parameters = cls(**(known | {"rope_type": kind}))
         if not parameters.low_freq_factor < parameters.high_freq_factor:
             raise ModelError("config.json: low_freq_factor is not less than high_freq_factor")
-        if len(parameters.mrope_section) not in (0, 3):
+        if 0 < len(parameters.mrope_section) < 3:
             section = list(parameters.mrope_section)
             raise ModelError(f"config.json: mrope_section = {section} is not of three positions")
         return parameters
