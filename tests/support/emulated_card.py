@@ -42,7 +42,7 @@ class EmulatedCompiler:
 
 @dataclass
 class EmulatedGraph:
-    """Launches, found by their handle while the graph lives."""
+    """Launches, found by their handle; all that were ever made are kept."""
 
     launches: Sequence[Launch]
     kept: Sequence[mx.array] = ()

@@ -49,7 +49,7 @@ def read_object(path: Path) -> dict[str, Any]:
     text = read_text(path)
     if text is None:
         return {}
-    refuse_pointer(path, text.encode())
+    refuse_pointer(path, text[: len(_POINTER)].encode())
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # also for a number of too many digits

@@ -56,6 +56,11 @@ def allowed(name: str) -> str:
     return f"{kind} from {LIMITS[name]['ge']:g} to {LIMITS[name]['le']:.10g}"
 
 
+def is_within_limits(name: str, value: float) -> bool:
+    """Whether requests may say so much for a parameter."""
+    return LIMITS[name]["ge"] <= value <= LIMITS[name]["le"]
+
+
 def is_greedy(params: SamplingParams) -> bool:
     """Whether a row takes its likeliest token, so that randomness and filters don't matter."""
     return params.temperature < GREEDY_BELOW or params.top_k == 1
@@ -67,9 +72,9 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         RequestError: names the field and what it may be.
     """
-    for name, limits in LIMITS.items():
+    for name in LIMITS:
         value = getattr(params, name)
-        if not limits["ge"] <= value <= limits["le"]:
+        if not is_within_limits(name, value):
             raise _refused(name, allowed(name), value)
     if params.top_p == 0:
         raise _refused("top_p", "greater than 0", params.top_p)

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.core.folder import read_object
 from quire.core.request import SamplingParams
-from quire.core.sampling_params import LIMITS, allowed, as_drawn, check_sampling
+from quire.core.sampling_params import allowed, as_drawn, check_sampling, is_within_limits
 
 log = logging.getLogger("quire.models")
 
@@ -56,4 +56,4 @@ def _is_allowed(name: str, value: Any) -> bool:
     kinds = (int,) if name == "top_k" else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         return False
-    return LIMITS[name]["ge"] <= value <= LIMITS[name]["le"]
+    return is_within_limits(name, value)

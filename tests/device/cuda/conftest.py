@@ -6,16 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.device.cuda import blocks, encoding
-from tests.support.emulated_cuda import emulate
+from tests.support.emulated_coding import coding_emulated
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels that make codes run in an emulation; none is kept beyond the test."""
-    for module in (blocks, encoding):
-        monkeypatch.setattr(module, "cuda_kernel", emulate)
-        module._kernel.cache_clear()
-    yield
-    for module in (blocks, encoding):
-        module._kernel.cache_clear()
+def emulated() -> Iterator[None]:
+    """The kernels that make codes run in an emulation."""
+    with coding_emulated():
+        yield

@@ -11,7 +11,6 @@ from quire.cache.formats.base import LayerStore
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.coding import Chunk, CodedChunk, VectorCoding
-from quire.device.cuda import blocks, encoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.driver import Graph
 from quire.device.cuda.encoding import Encoder
@@ -28,7 +27,7 @@ from tests.engine.decode.recorded import (
 )
 from tests.engine.decode.test_recording import FAMILIES
 from tests.support.emulated_card import PreciseOperations, emulate_card
-from tests.support.emulated_cuda import emulate
+from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
 from tests.support.parity import Company, prompts
 
@@ -96,8 +95,6 @@ def test_long_prompts_leave_graphs_as_they_are(
     format: KVFormat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are read layer by layer, into pools that recorded steps know by address."""
-    for module in (blocks, encoding):
-        monkeypatch.setattr(module, "cuda_kernel", emulate)
     monkeypatch.setattr(current_device(), "operations", _Coding())
     monkeypatch.setattr(whole, "_TOLERANCE", TURNED)
     recorded: list[int] = []
@@ -109,11 +106,12 @@ def test_long_prompts_leave_graphs_as_they_are(
 
     monkeypatch.setattr(WholeDecode, "_new_graph", noted)
     company = Company(opened(FAMILIES["llama"]), replace(PLAIN, kv_format=format))
-    for number in range(4):
-        asked = prompts([5, 300, 400], tokens=6, seed=number)
-        company.run(replace(each, id=f"{number}-{each.id}") for each in asked)
-        if number == 1:  # pools have grown to what such rounds need
-            known = list(recorded)
+    with coding_emulated():
+        for number in range(4):
+            asked = prompts([5, 300, 400], tokens=6, seed=number)
+            company.run(replace(each, id=f"{number}-{each.id}") for each in asked)
+            if number == 1:  # pools have grown to what such rounds need
+                known = list(recorded)
     later = recorded[len(known) :]
     assert len({*known, *later}) == len({*known}) + len(later), (known, later)
     assert "several operations" not in caplog.text
