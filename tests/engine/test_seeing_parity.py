@@ -53,6 +53,8 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "falcon_ocr": PATCHES,
     "falcon_perception": PATCHES,
     "gemma3n, all": ((128, 128), (128, 64)),
+    "glm46v": PATCHES,
+    "glm46v, experts": PATCHES,
     "hunyuan_vl": PATCHES,
     "internvl_chat": TILES,
     "internvl_chat-norms": TILES,
@@ -67,6 +69,8 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
 """Of two pictures, as their encoders take them."""
 FILMS: dict[str, Shape] = {
     "ernie4_5_moe_vl": (2, 8, 12, 500_000),
+    "glm46v": (1, 8, 12, 0),
+    "glm46v, experts": (1, 8, 12, 0),
     "internvl_chat": (9,),
     "internvl_chat-norms": (9,),
     "llava_onevision": (5,),

@@ -68,10 +68,11 @@ def test_the_context_that_was_trained(rope: dict[str, Any] | None, tokens: int) 
     assert trained_length({"max_position_embeddings": 256}) == 256
 
 
-def test_mistral3_of_another_text_is_refused() -> None:
+@pytest.mark.parametrize("name", ["mistral3", "glm46v"])
+def test_a_text_that_the_family_does_not_have_is_refused(name: str) -> None:
     text = CONFIGS["mistral"] | {"model_type": "mistral4"}
-    with pytest.raises(ModelError, match="mistral4"):
-        build({"model_type": "mistral3", "text_config": text})
+    with pytest.raises(ModelError, match=r"text_config.model_type = 'mistral4'"):
+        build({"model_type": name, "text_config": text})
 
 
 @pytest.mark.parametrize(("outer", "inner"), [({}, True), ({"tie_word_embeddings": True}, False)])

@@ -23,7 +23,7 @@ from tests.support.tiny_models import GLM_NORMS, random_weights, write_model
 Weights = dict[str, mx.array]
 TOKENS, MEDIA = PROMPTS["in a second turn"]
 OLD = ("qwen2_vl", "qwen2_5_vl")
-OTHERS = ("glm4v", "glm_ocr", "qwen3_omni_moe_thinker")
+OTHERS = ("glm4v", "glm46v", "glm_ocr", "qwen3_omni_moe_thinker")
 """Text of them alone is served under another name, or not at all."""
 
 
@@ -183,7 +183,7 @@ def glm_converted(name: str, weights: Weights) -> Weights:
             elif rest == "merger.downsample.weight":
                 array = array.reshape(len(array), MERGE, MERGE, -1)
             ready[f"vision_tower.{renamed(rest, GLM_VISION)}"] = array
-        elif name == "glm4v_moe":
+        elif name in ("glm4v_moe", "glm46v, experts"):
             ready[f"language_model.{renamed(key, GLM_TEXT)}"] = array
         elif not key.endswith("up_proj.weight"):
             if key.endswith("gate_proj.weight"):
@@ -193,7 +193,7 @@ def glm_converted(name: str, weights: Weights) -> Weights:
     return ready
 
 
-@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe", "glm_ocr"])
+@pytest.mark.parametrize("name", ["glm4v", "glm46v, experts", "glm4v_moe", "glm_ocr"])
 def test_conversions_of_glm_are_read_packed_too(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
     whole = open_model(str(write_model(tmp_path / "own", config))).model

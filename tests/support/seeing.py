@@ -186,6 +186,10 @@ CONFIGS["qwen3_omni_moe_thinker"] = _config(
 }
 
 
+CONFIGS["glm46v"] = CONFIGS["glm4v"] | {"model_type": "glm46v"}
+CONFIGS["glm46v, experts"] = CONFIGS["glm4v_moe"] | {"model_type": "glm46v"}
+
+
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
     """A picture of so many patches: random colours, in squares that differ from each other."""
     features = random_patches(seed, rows * columns, PATCH)

@@ -334,7 +334,7 @@ def write_model(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     weights = weights or random_weights(config, seed)
-    if config["model_type"] in ("glm4v", "glm_ocr"):
+    if config.get("text_config", {}).get("model_type") in ("glm4v_text", "glm_ocr_text"):
         weights = {renamed(name, GLM_NORMS): array for name, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder

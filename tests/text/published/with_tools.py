@@ -162,7 +162,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         thinks=True,
     ),
     Published(
-        ("glm4_moe", "glm4v_moe"),
+        ("glm46v", "glm4_moe", "glm4v_moe"),
         "zai-org/GLM-4.5",
         "glm4",
         "<|user|>\n{}",

@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4.5V (arXiv:2507.01006) and GLM-OCR: text, pictures and videos."""
+"""GLM-4.1V to GLM-4.6V (arXiv:2507.01006) and GLM-OCR: text, pictures and videos."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def glm4v_moe(s: Settings) -> LanguageModel:
     return vision_language_model(s, glm4_moe_described(text), _vision, glm4_moe_names(text))
 
 
+def glm46v(s: Settings) -> LanguageModel:
+    """Transformers' name for either decoder, of which `text_config` says which."""
+    text = s.within("text_config")
+    text.only("model_type", "glm4v_text", "glm4v_moe_text")
+    return (glm4v_moe if text.values.get("model_type") == "glm4v_moe_text" else glm4v)(s)
+
+
 def _vision(v: Settings, width: int) -> QwenVision:
     patch = v.integer("patch_size", default=14)
     return QwenVision(
@@ -75,6 +82,7 @@ def _vision_ocr(v: Settings, width: int) -> QwenVision:
 
 FAMILIES = (
     Family("glm4v", "GLM-4.1V, text, images and video", glm4v),
+    Family("glm46v", "GLM-4.6V, text, images and video", glm46v),
     Family("glm4v_moe", "GLM-4.5V, text, images and video", glm4v_moe),
     Family("glm_ocr", "GLM-OCR, text, images and video", glm_ocr),
 )
