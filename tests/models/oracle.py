@@ -68,6 +68,8 @@ def draw_anew(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.8 + 0.2 * torch.rand_like(buffer))
+            elif name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn_like(buffer))
             elif name.endswith(("std_bias", "std_scale")):
                 buffer.copy_(1.0 + 0.3 * torch.randn_like(buffer))
             elif name.endswith(("put_min", "put_max")):  # bounds of inputs and outputs

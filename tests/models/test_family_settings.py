@@ -34,6 +34,13 @@ from tests.support.families import CONFIGS
         ("mamba2", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
+        ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace = 1"),
+        ("afmoe", {"route_norm": False}, "route_norm = False"),
+        ("afmoe", {"num_limited_groups": 2}, "num_limited_groups = 2"),
+        ("hy_v3", {"qk_norm": False}, "qk_norm = False"),
+        ("hy_v3", {"mlp_layer_types": ["sparse"]}, "1 mlp_layer_types for 3 layers"),
+        ("exaone_moe", {"is_moe_layer": [True] * 3}, "is_moe_layer"),
+        ("exaone_moe", {"mlp_layer_types": ["none"] * 3}, "mlp_layer_types = 'none'"),
         ("glm4_moe", {"n_group": 3}, "n_routed_experts % n_group = 2"),
     ],
 )

@@ -40,6 +40,7 @@ NEEDED = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
     "moe_layer_freq": 1,
+    "is_moe_layer": [False, True, True],
 }
 """Keys that mlx-lm's argument classes ask for and new configurations do not have."""
 

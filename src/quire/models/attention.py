@@ -67,6 +67,32 @@ class Temperature:
 
 
 @dataclass(frozen=True)
+class OutputGate:
+    """A projection of its own weighs what attention gives (arXiv:2505.06708).
+
+    Attributes:
+        by_head: a weight for each head, not one for each of its values.
+        softplus: of the weights, which are sigmoids otherwise.
+        bias: the projection has one.
+    """
+
+    by_head: bool = False
+    softplus: bool = False
+    bias: bool = False
+
+    def module(self, hidden_size: int, heads: int, head_dim: int) -> nn.Linear:
+        """From the rows that attention reads; see `of` for the weights."""
+        return nn.Linear(hidden_size, heads * (1 if self.by_head else head_dim), bias=self.bias)
+
+    def of(self, projected: mx.array, heads: int) -> mx.array:
+        """The weights, `[T, heads, 1 or head_dim]`."""
+        split = projected.reshape(len(projected), heads, -1)
+        if not self.softplus:
+            return mx.sigmoid(split)
+        return mx.logaddexp(split.astype(mx.float32), 0.0).astype(split.dtype)
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention (arXiv:2305.13245).
 
@@ -76,6 +102,7 @@ class Attention:
         window: tokens that a query sees, itself included; None is all.
         chunk: queries see what is in their chunk of so many tokens; None is all.
         output_gate: the queries' projection carries, head by head, a gate for the output.
+        own_gate: a gate for the output has its own projection.
         softcap: bounds the logits by a hyperbolic tangent.
         sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
         clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
@@ -94,6 +121,7 @@ class Attention:
     out_bias: bool = False
     qk_norm: QKNorm | None = None
     output_gate: bool = False
+    own_gate: OutputGate | None = None
     softcap: float | None = None
     sinks: bool = False
     clip: float | None = None
@@ -146,6 +174,8 @@ class SelfAttention(Module):
             self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
         if kind.sinks:
             self.sinks = mx.zeros(kind.heads)
+        if kind.own_gate is not None:
+            self.g_proj = kind.own_gate.module(hidden_size, kind.heads, kind.head_dim)
         self._parts: tuple[HeadPart, ...] = ()
         """Queries, keys and values, where nothing else is done to them; once asked for."""
 
@@ -168,6 +198,8 @@ class SelfAttention(Module):
         out = step.attend(self._layer, q, k, v, scale=kind.scale, softcap=kind.softcap, sinks=sinks)
         if gate is not None:
             out = out * mx.sigmoid(gate)
+        if kind.own_gate is not None:
+            out = out * kind.own_gate.of(self.g_proj(x), kind.heads)
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
 

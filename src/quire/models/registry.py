@@ -53,6 +53,7 @@ _MODULES = (
     "stability",
     "tencent",
     "tii",
+    "upstage",
     "youtu",
     "zhipu",
 )

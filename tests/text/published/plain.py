@@ -143,6 +143,8 @@ PLAIN: tuple[Published, ...] = (
     ),
     Published(("glm_ocr",), "zai-org/GLM-OCR", "none", "<|user|>\n{}", "<|assistant|>\n"),
     Published(("arcee",), "arcee-ai/AFM-4.5B", "none", CHATML, CHATML_ANSWER),
+    Published(("solar_open",), "upstage/Solar-Open-100B", "none"),
+    Published(("hy_v3",), "tencent/Hy3-preview", "none"),
     Published(("helium",), "kyutai/helium-1-2b", "none"),
     Published(("starcoder2",), "bigcode/starcoder2-15b", "none", ends={"<|endoftext|>": 0}),
     Published(

@@ -181,6 +181,24 @@ def with_dense(
     )
 
 
+def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
+    """Which layers have dense blocks, as `mlp_layer_types` says, where it is there.
+
+    Args:
+        first: so many have, where it is not.
+
+    Raises:
+        ModelError: an unknown type, or not one a layer.
+    """
+    types = s.names("mlp_layer_types")
+    for kind in types:
+        require("mlp_layer_types", kind, ("dense", "sparse"))
+    count = s.integer("num_hidden_layers")
+    if types and len(types) != count:
+        raise ModelError(f"{s.file}: {len(types)} mlp_layer_types for {count} layers")
+    return lambda index: types[index] == "dense" if types else index < first
+
+
 def described(
     s: Settings, layers: tuple[Layer, ...], *, tied: bool = False, **changes: Any
 ) -> Description:

@@ -1,4 +1,4 @@
-"""EXAONE 4.0 (arXiv:2507.11407)."""
+"""EXAONE 4.0 (arXiv:2507.11407) and K-EXAONE (arXiv:2601.01739)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,54 @@ from dataclasses import replace
 from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer, Placement
-from quire.models.families.common import Family, attention, by_type, decoder, mlp, rms
+from quire.models.families.common import (
+    CORRECTION,
+    Family,
+    attention,
+    by_type,
+    decoder,
+    dense_by_type,
+    mlp,
+    rms,
+    sigmoid_mixture,
+    with_dense,
+)
+from quire.models.names import Names
 from quire.models.settings import FULL, SLIDING, Settings
 
 
 def exaone4(s: Settings) -> LanguageModel:
-    """Where there is a window, only sliding layers rotate."""
+    layers = by_type(*_mixers(s), mlp(s, bias=False))
+    return decoder(s, layers, norm=rms(s, 1e-5), placement=Placement.POST)
+
+
+def exaone_moe(s: Settings) -> LanguageModel:
+    """Norms before the blocks, and experts."""
+    first = s.integer("first_k_dense_replace", default=1, minimum=0)
+    dense = dense_by_type(s, first)
+    count = s.integer("num_hidden_layers")
+    s.only("is_moe_layer", [not dense(index) for index in range(count)])
+    experts = sigmoid_mixture(
+        s.filled(
+            n_routed_experts=s.integer("num_experts", default=64),
+            n_shared_experts=s.integer("num_shared_experts", default=1, minimum=0),
+            routed_scaling_factor=2.5,
+        )
+    )
+    layers = with_dense(by_type(*_mixers(s), experts), mlp(s, bias=False), dense)
+    names = Names(renamed=CORRECTION | {"shared_experts": "shared_expert"}, unused=("mtp.",))
+    return decoder(s, layers, names, norm=rms(s, 1e-5))
+
+
+def _mixers(s: Settings) -> tuple[tuple[str, ...], dict[str, Mixer]]:
+    """The layers' types, and their attention. Where there is a window, only sliding ones rotate."""
     norm, window = rms(s, 1e-5), s.window(4096)
     usual = attention(s, qk_norm=QKNorm(norm), qkv_bias=False, out_bias=False)
     mixers: dict[str, Mixer] = {
         FULL: usual if window is None else replace(usual, rope=None),
         SLIDING: replace(usual, window=window),
     }
-    layers = by_type(s.layer_types(_types(s, window)), mixers, mlp(s, bias=False))
-    return decoder(s, layers, norm=norm, placement=Placement.POST)
+    return s.layer_types(_types(s, window)), mixers
 
 
 def _types(s: Settings, window: int | None) -> list[str]:
@@ -37,4 +71,7 @@ def _types(s: Settings, window: int | None) -> list[str]:
     return [SLIDING if (index + 1) % every else FULL for index in range(count)]
 
 
-FAMILIES = (Family("exaone4", "EXAONE 4.0", exaone4),)
+FAMILIES = (
+    Family("exaone4", "EXAONE 4.0", exaone4),
+    Family("exaone_moe", "K-EXAONE", exaone_moe),
+)

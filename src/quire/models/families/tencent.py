@@ -1,4 +1,4 @@
-"""Hunyuan, dense and of experts."""
+"""Hunyuan, dense and of experts, and Hunyuan 3."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from quire.models.families.common import (
     Family,
     attention,
     decoder,
+    dense_by_type,
     mlp,
     rms,
     softmax_mixture,
     uniform_layers,
+    with_dense,
 )
 from quire.models.names import Names
-from quire.models.routers import SoftmaxRouter
+from quire.models.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import Settings
 
 NAMES = Names(
@@ -62,7 +64,41 @@ def _same(s: Settings, name: str, default: int) -> int:
     return s.changed(**{name: first}).integer(name, minimum=0)
 
 
+def hy_v3(s: Settings) -> LanguageModel:
+    """Norms before rotation, and DeepSeek V3's router without its groups."""
+    for always in ("qk_norm", "route_norm", "moe_router_use_sigmoid"):
+        s.only(always, True)
+    s = s.filled(head_dim=128, num_key_value_heads=8, num_experts=192, num_experts_per_tok=8)
+    norm = rms(s, 1e-5)
+    usual = attention(s, rope=s.rope(theta=11_158_840.0), qk_norm=QKNorm(norm))
+    shared = s.integer("num_shared_experts", default=1, minimum=0)
+    width = s.integer("moe_intermediate_size", "expert_hidden_dim", default=1536)
+    scale = s.number("router_scaling_factor", default=2.826)
+    experts = softmax_mixture(
+        s,
+        router=SigmoidRouter(s.integer("num_experts_per_tok"), normalise=True, scale=scale),
+        width=width,
+        shared_width=width * shared,
+    )
+    dense = dense_by_type(s, s.integer("first_k_dense_replace", default=1, minimum=0))
+    count = s.integer("num_hidden_layers")
+    ahead = s.integer("num_nextn_predict_layers", default=1, minimum=0)
+    names = Names(
+        renamed={
+            "router.gate": "gate",
+            "expert_bias": "e_score_correction_bias",
+            "shared_mlp": "shared_expert",
+            "shared_experts": "shared_expert",
+        },
+        # The layers that guess several tokens ahead.
+        unused=tuple(f"layers.{count + index}." for index in range(ahead)),
+    )
+    layers = with_dense(uniform_layers(s, usual, experts), mlp(s), dense)
+    return decoder(s, layers, names, norm=norm)
+
+
 FAMILIES = (
     Family("hunyuan_v1_dense", "Hunyuan 0.5B to 7B", hunyuan_dense),
     Family("hunyuan_v1_moe", "Hunyuan A13B", hunyuan_moe),
+    Family("hy_v3", "Hunyuan 3", hy_v3),
 )
