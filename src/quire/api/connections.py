@@ -7,12 +7,16 @@ only so many connections may be without a whole request; one more ends the oldes
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD = 128 << 10  # bytes
+_OF_OFFERS = {b"upgrade", b"http2-settings"}
+"""Headers and options of a connection by which a request offers to go on in another protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,40 @@ class ConnectionLimits:
         return min(self.head_s, self.body_s, self.write_s) / 4
 
 
+class _Parser(HttpRequestParser):
+    """A parser that takes no offer of another protocol.
+
+    Java's client offers HTTP/2 with the first request of every connection. By itself httptools
+    takes an offer for accepted, and what follows the head for that protocol's, so that uvicorn
+    would answer a request without its body.
+    """
+
+    def __init__(self, protocol: LimitedProtocol) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._protocol = protocol
+
+    @property
+    def offered(self) -> bool:
+        """Whether the head that was read offers another protocol. CONNECT is no such offer."""
+        return bool(self.should_upgrade()) and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: Any) -> None:
+        """Reads bytes that came; raises httptools' errors."""
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as end:
+            if not self.offered:
+                raise
+            self._protocol.decline(data[end.args[0] :])
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Uvicorn's protocol, which by itself waits for all of this without end."""
 
     limits = ConnectionLimits()
+
+    parser: _Parser
 
     _in_head = True
     _received = 0  # bytes of the head or body that is being read
@@ -64,6 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # uvicorn narrows the type of asyncio's own method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = _Parser(self)
         # Uvicorn's option is in whole seconds; it only hands this to `loop.call_later`.
         self.timeout_keep_alive = self.limits.idle_s  # type: ignore[assignment]
         self._since = self._unread_since = self.loop.time()
@@ -84,11 +119,30 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head and not self._ended and self._received > _MAX_HEAD:
             self.send_400_response("The head of the request is too long.")
 
+    def decline(self, rest: bytes) -> None:
+        """Reads the request whose head was read once more, without its offer of another protocol.
+
+        Args:
+            rest: what came behind its head.
+        """
+        line = b"%s %s HTTP/%s" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        head = [line, *(b"%s: %s" % each for each in _without_offer(self.headers)), b"", b""]
+        self.parser = _Parser(self)
+        self.parser.feed_data(b"\r\n".join(head) + rest)
+
     def on_headers_complete(self) -> None:
+        if self.parser.offered:
+            return
         super().on_headers_complete()
         self._in_head, self._received, self._since = False, 0, self.loop.time()
 
     def on_message_complete(self) -> None:
+        if self.parser.offered:
+            return
         super().on_message_complete()
         self._in_head, self._received, self._ended = True, 0, True
 
@@ -130,3 +184,13 @@ class LimitedProtocol(HttpToolsProtocol):
             return begun and elapsed > self.limits.head_s
         allowed = self.limits.body_s + self._received / self.limits.body_rate
         return not self.flow.read_paused and elapsed > allowed
+
+
+def _without_offer(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """A request's headers, but for those that offer another protocol."""
+    for name, value in headers:
+        if name == b"connection":
+            options = [each.strip() for each in value.split(b",")]
+            value = b", ".join(each for each in options if each.lower() not in _OF_OFFERS)
+        if name not in _OF_OFFERS:
+            yield name, value
