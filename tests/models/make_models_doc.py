@@ -106,7 +106,7 @@ _SAME_AS = {
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
     "multi_modality": "deepseek_vl` and `deepseek_vl_hybrid",
-    "mistral3": "mistral` and `ministral3",
+    "mistral3": "mistral`, `ministral3` and `mistral4",
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
     "youtu_llm": "youtu",
 }

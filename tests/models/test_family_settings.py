@@ -42,6 +42,13 @@ from tests.support.families import CONFIGS
         ("exaone_moe", {"is_moe_layer": [True] * 3}, "is_moe_layer"),
         ("exaone_moe", {"mlp_layer_types": ["none"] * 3}, "mlp_layer_types = 'none'"),
         ("glm4_moe", {"n_group": 3}, "n_routed_experts % n_group = 2"),
+        ("mistral4", {"n_group": 3}, "n_routed_experts % n_group = 2"),
+        (
+            "mistral4",
+            {"rope_parameters": {"partial_rotary_factor": 0.25, "llama_4_scaling_beta": 0.1}},
+            "partial_rotary_factor = 0.25",
+        ),
+        ("mistral4", {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta"),
     ],
 )
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
@@ -77,8 +84,8 @@ def test_the_context_that_was_trained(rope: dict[str, Any] | None, tokens: int) 
 
 @pytest.mark.parametrize("name", ["mistral3", "glm46v"])
 def test_a_text_that_the_family_does_not_have_is_refused(name: str) -> None:
-    text = CONFIGS["mistral"] | {"model_type": "mistral4"}
-    with pytest.raises(ModelError, match=r"text_config.model_type = 'mistral4'"):
+    text = CONFIGS["mistral"] | {"model_type": "mixtral"}
+    with pytest.raises(ModelError, match=r"text_config.model_type = 'mixtral'"):
         build({"model_type": name, "text_config": text})
 
 

@@ -225,6 +225,59 @@ def test_packed_weights_compute_what_they_stand_for(
     assert unpacked or ours.parameter_bytes < theirs.parameter_bytes
 
 
+@pytest.mark.parametrize("block", [None, [16, 32]], ids=str)
+def test_stacked_experts_have_scales_of_their_own(block: list[int] | None, tmp_path: Path) -> None:
+    """As transformers saves FP8: one a matrix, gates and what they open each, or one a block."""
+    method = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
+    config = qwen3_moe_config()
+    plain = random_weights(config)
+    packed = dict(plain)
+    for path in [
+        name.removesuffix(".gate_proj.weight") for name in plain if "experts.gate_" in name
+    ]:
+        gate, up = (packed.pop(f"{path}.{part}_proj.weight") for part in ("gate", "up"))
+        down = packed.pop(f"{path}.down_proj.weight")
+        for part, matrix in (("gate_up", mx.concatenate([gate, up], 1)), ("down", down)):
+            experts, rows, columns = matrix.shape
+            count = (1 + (part == "gate_up"), 1)
+            if block is not None:
+                count = (-(-rows // block[0]), -(-columns // block[1]))
+            scale = mx.random.uniform(0.01, 0.02, (experts, *count))
+            wide = mx.repeat(mx.repeat(scale, rows // count[0], 1), columns // count[1], 2)
+            codes = mx.to_fp8(matrix / wide)
+            packed[f"{path}.{part}_proj"] = codes
+            packed[f"{path}.{part}_proj_scale_inv"] = scale
+            packed[f"{path}.{part}_proj_activation_scale"] = mx.ones(experts)
+            numbers = mx.from_fp8(codes, mx.float32) * wide
+            if part == "down":
+                plain[f"{path}.down_proj.weight"] = numbers
+            else:
+                halves = mx.split(numbers, 2, axis=1)
+                plain |= zip(
+                    (f"{path}.gate_proj.weight", f"{path}.up_proj.weight"), halves, strict=True
+                )
+    folder = _write(tmp_path / "packed", config | {"quantization_config": method}, packed)
+    _as_fp8(tmp_path / "packed" / "model.safetensors")
+
+    ours, theirs = open_model(folder), open_model(_write(tmp_path / "plain", config, plain))
+
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 1), (7, 2, 1), (8,)])
+def test_scales_that_fit_no_stack_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "fp8"}}
+    weights = random_weights(config)
+    path = "model.layers.0.mlp.experts.down_proj"
+    weights[path] = mx.zeros(weights.pop(f"{path}.weight").shape, mx.uint8)
+    weights[f"{path}_scale_inv"] = mx.ones(shape)
+    folder = _write(tmp_path / "model", config, weights)
+    _as_fp8(tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"down_proj_scale_inv': .* scales fit no FP8 weight of"):
+        open_model(folder)
+
+
 @pytest.mark.parametrize(
     ("method", "scale", "named"),
     [

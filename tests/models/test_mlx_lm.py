@@ -151,6 +151,9 @@ WHOLE: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
         sliding_window=None,
     ),
+    "mistral3, Mistral Small 4": _with_text(
+        REGISTERED["mistral3, Mistral Small 4"], n_group=1, topk_group=1, rms_norm_eps=1e-6
+    ),
     "qwen3_5": _with_text(REGISTERED["qwen3_5"], full_attention_interval=3),
     "qwen3_5_moe": _with_text(REGISTERED["qwen3_5_moe"], full_attention_interval=3),
     "qwen2_vl": _with_text(REGISTERED["qwen2_vl"], **FLAT),

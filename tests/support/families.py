@@ -51,6 +51,9 @@ def _latent(**changes: Any) -> dict[str, Any]:
     )
 
 
+_SCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+"""Ministral 3's: queries grow with their position."""
+
 # Of many heads, since a key that all heads score 0 is no better than another such.
 _INDEXER = {"index_topk": 12, "index_n_heads": 8, "index_head_dim": 16}
 
@@ -269,7 +272,15 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "ministral3": config(
         "ministral3",
         head_dim=16,
-        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+        rope_parameters=_SCALED,
+    ),
+    "mistral4": config("mistral4", **_latent(q_lora_rank=24), rope_parameters=_SCALED),
+    "mistral4-groups": config(
+        "mistral4",
+        **_latent(n_routed_experts=16, n_group=4, topk_group=2, norm_topk_prob=True),
+        q_lora_rank=None,
+        attention_bias=True,
+        rope_parameters=_SCALED | {"partial_rotary_factor": 8 / 24},
     ),
     "glm_moe_dsa": config(
         "glm_moe_dsa",

@@ -22,9 +22,10 @@ log = logging.getLogger("quire.models")
 
 _BLOCK = (128, 128)
 _SUPPORTED = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
-_SCALES = (".weight_scale_inv", ".weight_scale")
+_SCALES = ("_scale_inv", ".weight_scale")
 # Of activations and caches, which are stored otherwise here.
 _SIDE = tuple(f".{name}_scale" for name in ("input", "output", "q", "k", "v", "kv"))
+_SIDE += ("activation_scale",)
 
 
 def from_foreign(
@@ -49,18 +50,17 @@ def from_foreign(
     blocks = _block_sizes(said)
     ready = {name: array for name, array in weights.items() if name not in scales}
     for name in sorted(scales):
-        path, scale = name.rpartition(".")[0], weights[name]
-        codes = ready.get(f"{path}.weight")
+        packed, scale = name.removesuffix("_inv").removesuffix("_scale"), weights[name]
+        codes = ready.get(packed)
         if codes is None or codes.dtype != mx.uint8:
             raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
-        wide = _of_each(scale, codes.shape, blocks)
-        if wide is None:
+        matrix = _unpacked(codes, scale, blocks, dtype or mx.bfloat16)
+        if matrix is None:
             raise ModelError(
                 f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
                 f"{list(codes.shape)}, whose blocks are {[*map(list, blocks or [_BLOCK])]}"
             )
-        matrix = mx.from_fp8(codes, mx.float32) * wide.astype(mx.float32)
-        ready[f"{path}.weight"] = matrix.astype(dtype or mx.bfloat16)
+        ready[packed] = matrix
     log.warning("%d tensors of FP8 are unpacked: MLX multiplies by none", len(scales))
     return ready
 
@@ -92,6 +92,28 @@ def _block_sizes(said: Values) -> list[tuple[int, int]]:
             raise where.error(key, "which is not the rows and columns of a block")
         sizes += [(size[0], size[1])] if size else []
     return sizes
+
+
+def _unpacked(
+    codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]], dtype: mx.Dtype
+) -> mx.array | None:
+    """A matrix, or a stack of experts' matrices; None where the scales do not fit it."""
+    if codes.ndim < 3:
+        wide = _of_each(scale, codes.shape, blocks)
+        if wide is None:
+            return None
+        return (mx.from_fp8(codes, mx.float32) * wide.astype(mx.float32)).astype(dtype)
+    if scale.ndim != codes.ndim or len(scale) != len(codes):
+        return None
+    if scale.shape[1:] == (2, 1):  # gates and what they open have one each
+        scale = mx.repeat(scale, codes.shape[1] // 2, axis=1)
+    parts = []
+    for each, own in zip(codes, scale, strict=True):
+        part = _unpacked(each, own, blocks, dtype)
+        if part is None:
+            return None
+        parts.append(part)
+    return mx.stack(parts)
 
 
 def _of_each(

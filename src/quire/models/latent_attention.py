@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, FullKV
+from quire.models.attention import Temperature
 from quire.models.base import Module, Step
 from quire.models.description import Rotation
 from quire.models.indexer import Indexer, KeyIndexer
@@ -40,6 +41,7 @@ class LatentAttention:
         bias: projections from the hidden size, and to it, have biases.
         indexer: chooses the keys that each query attends to; None lets it attend to all, or to
             those that the layer `chosen_by` chose. Needs a latent of the queries.
+        temperature: multiplies queries by their position; None leaves them.
     """
 
     heads: int
@@ -53,6 +55,7 @@ class LatentAttention:
     bias: bool = False
     indexer: Indexer | None = None
     chosen_by: int | None = None
+    temperature: Temperature | None = None
 
     @property
     def attribute(self) -> str:
@@ -146,6 +149,8 @@ class LatentSelfAttention(Module):
         q = self._queries(x, step, rotate).reshape(rows, kind.heads, -1)
         plain, rotated = mx.split(q, [kind.plain_dim], axis=-1)
         q = mx.concatenate([self.embed_q(plain), rotate(rotated)], axis=-1)
+        if kind.temperature is not None:
+            q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
         latent, key = mx.split(self.kv_a_proj_with_mqa(x), [kind.latent_dim], axis=-1)
         latent = self.kv_a_layernorm(latent)[:, None]  # [T, 1, latent_dim]
         k = mx.concatenate([latent, rotate(key[:, None])], axis=-1)

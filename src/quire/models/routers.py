@@ -32,7 +32,7 @@ class SoftmaxRouter:
         corrected: a bias is added to the probabilities for the choice, not for the weights.
         scale: multiplies the weights.
         groups, best_groups: experts stand in so many groups, of which so many are open to a row;
-            a group counts as much as its best expert.
+            a group counts as much as so many of its best experts as `counted` says.
     """
 
     k: int
@@ -41,11 +41,17 @@ class SoftmaxRouter:
     scale: float = 1.0
     groups: int = 1
     best_groups: int = 1
+    counted: int = 1
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
-        ranked = logits if correction is None else mx.softmax(logits, axis=-1) + correction
-        if self.best_groups < self.groups:
-            ranked = within_groups(ranked, self.groups, self.best_groups, counted=1)
+        grouped = self.best_groups < self.groups
+        ranked = logits  # in the order of probabilities, which take part in sums
+        if correction is not None or (grouped and self.counted > 1):
+            ranked = mx.softmax(logits, axis=-1)
+        if correction is not None:
+            ranked = ranked + correction
+        if grouped:
+            ranked = within_groups(ranked, self.groups, self.best_groups, self.counted)
         chosen, _ = top_experts(ranked, self.k)
         own = current_device().operations.of_rows(logits, chosen)
         if self.normalise:
@@ -81,7 +87,7 @@ class SigmoidRouter:
         if correction is None and not grouped:
             ranked = logits  # which differ where their sigmoids are all 1
         if grouped:
-            ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
+            ranked = within_groups(ranked, self.groups, self.best_groups, 2)
         chosen, _ = top_experts(ranked, self.k)
         weights = current_device().operations.of_rows(scores, chosen)
         if self.normalise:

@@ -70,6 +70,16 @@ WITH_TOOLS: tuple[Published, ...] = (
         MISTRAL_MARKS | {"[TOOL_CALLS]": 9, "[ARGS]": 32, "[THINK]": 34, "[/THINK]": 35},
     ),
     Published(
+        ("mistral4",),
+        "mistralai/Mistral-Small-4-119B-2603",
+        "mistral",
+        "[INST]{}[/INST]",
+        "",
+        "[AVAILABLE_TOOLS][/AVAILABLE_TOOLS][TOOL_CALLS]a[ARGS]",
+        {"</s>": 2},
+        MISTRAL_MARKS | {"[TOOL_CALLS]": 9, "[ARGS]": 32, "[THINK]": 34, "[/THINK]": 35},
+    ),
+    Published(
         ("mamba2",),
         "mistralai/Mamba-Codestral-7B-v0.1",
         "mistral",

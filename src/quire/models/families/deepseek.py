@@ -50,14 +50,14 @@ def deepseek_v2(s: Settings) -> LanguageModel:
     )
     first = s.integer("first_k_dense_replace", default=0, minimum=0)
     kind = latent_attention(s)
-    return _decoder(s, kind, uniform_layers(s, kind, experts), first)
+    return latent_decoder(s, kind, uniform_layers(s, kind, experts), first)
 
 
 def deepseek_v3(s: Settings) -> LanguageModel:
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3, minimum=0)
-    return _decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
+    return latent_decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
 
 
 def glm_moe_dsa(s: Settings) -> LanguageModel:
@@ -99,7 +99,7 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
         last = index if chooses else last
         kind = replace(usual, indexer=indexer) if chooses else replace(usual, chosen_by=last)
         layers.append(Layer((kind,), experts))
-    return _decoder(s, usual, tuple(layers), first)
+    return latent_decoder(s, usual, tuple(layers), first)
 
 
 def _choosing_layers(s: Settings) -> tuple[bool, ...]:
@@ -130,7 +130,7 @@ def glm4_moe_lite(s: Settings) -> LanguageModel:
     s = s.filled(routed_scaling_factor=1.8, n_shared_experts=1, rms_norm_eps=1e-5)
     s.only("mlp_layer_types", ["dense"] + ["sparse"] * (s.integer("num_hidden_layers") - 1))
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=1, minimum=0)
-    return _decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
+    return latent_decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
 
 
 def latent_attention(s: Settings) -> LatentAttention:
@@ -158,10 +158,14 @@ def _stretched(rope: RopeParameters) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-def _decoder(
-    s: Settings, kind: LatentAttention, layers: tuple[Layer, ...], first: int
+def latent_decoder(
+    s: Settings,
+    kind: LatentAttention,
+    layers: tuple[Layer, ...],
+    first: int,
+    unused: tuple[str, ...] = (),
 ) -> LanguageModel:
-    """Layers with experts, of which the first have a plain block instead."""
+    """Layers with experts, of which the first have a plain block instead. `unused`: see `Names`."""
     count, ahead = (
         len(layers),
         s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0),
@@ -169,7 +173,7 @@ def _decoder(
     names = Names(
         renamed=CORRECTION | {"shared_experts": "shared_expert"},
         # The layers that guess several tokens ahead.
-        unused=tuple(f"layers.{count + index}." for index in range(ahead)),
+        unused=unused + tuple(f"layers.{count + index}." for index in range(ahead)),
         prepare=kind.absorbed,
     )
     dense = mlp(s, bias=False)

@@ -1,10 +1,11 @@
-"""Mistral (arXiv:2310.06825), Mixtral (arXiv:2401.04088) and Ministral."""
+"""Mistral (arXiv:2310.06825), Mixtral (arXiv:2401.04088), Ministral and Mistral Small 4."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from quire.core.values import require
 from quire.models.attention import Temperature
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
@@ -19,6 +20,7 @@ from quire.models.families.common import (
     uniform_layers,
     windows,
 )
+from quire.models.families.deepseek import latent_attention, latent_decoder
 from quire.models.names import Names
 from quire.models.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
@@ -53,13 +55,18 @@ def ministral3(s: Settings) -> LanguageModel:
     """Queries grow with their position past the context of training, where YaRN stretches it."""
     stretched = s.scaling().filled(**_YARN)
     s = s.changed(rope_parameters=stretched.values, rope_scaling=None)
-    temperature = Temperature(
-        stretched.number("llama_4_scaling_beta"),
-        stretched.integer("original_max_position_embeddings"),
-    )
+    temperature = _temperature(stretched)
     usual = attention(s, qkv_bias=False, out_bias=False, window=s.window(), temperature=temperature)
     return decoder(
         s, uniform_layers(s, usual, mlp(s, bias=False)), Names(unused=_UNUSED), norm=rms(s, 1e-5)
+    )
+
+
+def _temperature(stretched: Settings) -> Temperature:
+    """Of what is said of rotations."""
+    return Temperature(
+        stretched.number("llama_4_scaling_beta"),
+        stretched.integer("original_max_position_embeddings"),
     )
 
 
@@ -75,12 +82,61 @@ _YARN: dict[str, Any] = {
 """What Ministral 3 has where its configuration says nothing."""
 
 
+def mistral4(s: Settings) -> LanguageModel:
+    """DeepSeek's latents and experts, these behind a softmax; Ministral 3's temperature."""
+    s = s.filled(**_MISTRAL4)
+    stretched = s.scaling()
+    if not stretched.values:
+        stretched = s.like(_MISTRAL4_YARN)
+    plain, rotated = s.integer("qk_nope_head_dim"), s.integer("qk_rope_head_dim")
+    # The share of a head that is rotated, which the sizes of its parts say.
+    stretched.only("partial_rotary_factor", rotated / (plain + rotated))
+    values = stretched.values | {"partial_rotary_factor": None}
+    s = s.changed(rope_parameters=values, rope_scaling=None)
+    kind = replace(latent_attention(s), temperature=_temperature(stretched))
+    groups = s.integer("n_group")
+    require("n_routed_experts % n_group", s.integer("n_routed_experts") % groups, (0,))
+    router = SoftmaxRouter(
+        s.integer("num_experts_per_tok"),
+        normalise=s.flag("norm_topk_prob"),
+        scale=s.number("routed_scaling_factor"),
+        groups=groups,
+        best_groups=s.integer("topk_group"),
+        counted=2,
+    )
+    experts = softmax_mixture(
+        s.changed(num_experts=s.integer("n_routed_experts")),
+        router=router,
+        shared_width=s.integer("moe_intermediate_size") * s.integer("n_shared_experts", minimum=0),
+    )
+    first = s.integer("first_k_dense_replace", minimum=0)
+    return latent_decoder(s, kind, uniform_layers(s, kind, experts), first, unused=_UNUSED)
+
+
+_MISTRAL4: dict[str, Any] = {
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 0,
+}
+_MISTRAL4_YARN = _YARN | {
+    "rope_theta": 1e4,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What Mistral Small 4 has where its configuration says nothing."""
+
+
 def mistral3(s: Settings) -> LanguageModel:
-    """The text of Mistral Small 3.1 and 3.2, and of Ministral 3; the vision encoder is left out."""
+    """The text of Mistral Small 3.1 to 4 and of Ministral 3; the vision encoder is left out."""
     text = text_of(s)
-    text.only("model_type", "mistral", "ministral3")
-    if text.values.get("model_type") == "ministral3":
-        return ministral3(text)
+    text.only("model_type", "mistral", "ministral3", "mistral4")
+    others = {"ministral3": ministral3, "mistral4": mistral4}
+    if other := others.get(text.word("model_type", default="mistral")):
+        return other(text)
     windowed = replace(attention(text, qkv_bias=False, out_bias=False), window=text.window(4096))
     return decoder(
         text, uniform_layers(text, windowed, mlp(text, bias=False)), Names(unused=_UNUSED)
@@ -92,5 +148,6 @@ FAMILIES = (
     Family("mixtral", "Mixtral", mixtral),
     Family("ministral", "Ministral", ministral),
     Family("ministral3", "Ministral 3, text", ministral3),
-    Family("mistral3", "Mistral Small 3.1 and 3.2, Ministral 3, text", mistral3),
+    Family("mistral3", "Mistral Small 3.1, 3.2 and 4, Ministral 3, text", mistral3),
+    Family("mistral4", "Mistral Small 4, text", mistral4),
 )
