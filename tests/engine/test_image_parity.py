@@ -42,10 +42,12 @@ from tests.support.tiny_models import (
     gemma4_ple_config,
     gemma4_vision_config,
 )
+from tests.support.unified import unified_config
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "images seen whole": gemma4_vision_config(gemma4_config(use_bidirectional_attention="vision")),
     "images read like text": gemma4_vision_config(gemma4_ple_config()),
+    "images without an encoder": unified_config(),
     "three axes, windows in the encoder": SEEING["qwen2_5_vl"],
     "three axes in turns, levels": SEEING["qwen3_vl"],
     "over recurrent layers": SEEING["qwen3_5"],
@@ -135,7 +137,7 @@ def requests(family: str) -> list[Request]:
 def as_read(family: str, request: Request) -> Request:
     """The request with its images as the family's processor makes them: to be cut, or not."""
     model_type = FAMILIES[family]["model_type"]
-    whole = model_type in ("gemma4", *TILED_WHOLE)
+    whole = model_type in ("gemma4", "gemma4_unified", *TILED_WHOLE)
 
     def item(placed: PlacedMedia) -> MediaItem:
         rows, columns = placed.item.shape
@@ -196,8 +198,9 @@ LONG_ITEMS = ("qwen2_vl", "qwen2_5_vl", "ernie4_5_vl_moe")
 def watched(family: str, seed: int, rows: int, columns: int) -> MediaItem:
     """A video's item as the family's processor makes them: of all moments, or of one."""
     kind = FAMILIES[family]["model_type"]
-    if kind == "gemma4":
-        return replace(image(seed, rows, columns), kind="video", bidirectional=family == WHOLE)
+    if kind in ("gemma4", "gemma4_unified"):
+        whole = family != "images read like text"
+        return replace(image(seed, rows, columns), kind="video", bidirectional=whole)
     if kind in TILED:
         tiles = rows * columns // 4
         return replace(image(seed, rows, columns), kind="video", shape=(tiles,))

@@ -601,7 +601,7 @@ class TestOpening:
         path.unlink()
         assert isinstance(KINDS["image"].open(tmp_path), Gemma4ImageProcessor)
 
-    @pytest.mark.parametrize("kind", ["Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"])
+    @pytest.mark.parametrize("kind", ["Gemma4ImageProcessorPil", "Gemma4UnifiedImageProcessor"])
     def test_other_names_of_the_same(self, tmp_path: Path, kind: str) -> None:
         assert KINDS["image"].open(folder(tmp_path, {"image_processor_type": kind})) is not None
 

@@ -17,7 +17,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.media.processors import KINDS, open_processors
 from quire.media.processors.base import Placeholders
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
-from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
+from quire.media.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.sound import Samples, decode, resampled
 from quire.media.source import FileLimits
@@ -203,6 +203,45 @@ class TestGemma4:
             assert np.abs(found - expected).max() < 1e-3
             mask = out["input_features_mask"][0]
             assert ours.item(samples, "p").tokens == int(mask[::2][::2].sum())
+
+
+class TestGemma4Unified:
+    def open(self, folder: Path, **changes: Any) -> Gemma4UnifiedAudioProcessor:
+        (folder / "config.json").write_text(json.dumps({"audio_config": {"hidden_size": 640}}))
+        kind = {"feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor"}
+        settings = {"feature_extractor": kind | changes}
+        (folder / "processor_config.json").write_text(json.dumps(settings))
+        found = KINDS["audio"].open(folder)
+        assert isinstance(found, Gemma4UnifiedAudioProcessor)
+        return found
+
+    def test_opening(self, tmp_path: Path) -> None:
+        ours = self.open(tmp_path)
+        assert ours.placeholders == Placeholders(258_881, (256_000,), (258_883,))
+        (part,) = ours.read(wav(tone(1)), param="p")
+        item = part.item
+        assert (item.kind, item.shape, item.tokens) == ("audio", (25, 640), 25)
+        assert not item.bidirectional
+        with pytest.raises(ModelError, match=r"feature_extractor\.feature_size = 320"):
+            self.open(tmp_path, feature_size=320)
+        with pytest.raises(RequestError, match="no samples"):
+            ours.item(np.zeros(0, np.float32), "p")
+
+    def test_features_are_those_of_transformers(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip(
+            "transformers.models.gemma4_unified.feature_extraction_gemma4_unified"
+        )
+        sizes = {"feature_size": 320, "audio_samples_per_token": 320}
+        rng = np.random.default_rng(3)
+        for changes in ({}, sizes):
+            theirs = oracle.Gemma4UnifiedAudioFeatureExtractor(**changes)
+            ours = self.open(tmp_path, **changes)
+            for length in (1, 639, 640, 641, 16_001):
+                samples = (0.1 * rng.standard_normal(length)).astype(np.float32)
+                out = theirs(samples, return_tensors="np")
+                assert out["input_features_mask"].all()
+                assert np.array_equal(ours.features(samples), out["input_features"][0])
 
 
 class TestGemma3n:

@@ -101,6 +101,7 @@ _SAME_AS = {
     "gemma3n": "gemma3n_text",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "glm46v": "glm4v` and `glm4v_moe",
     "internvl_chat": "internvl",
     "kimi_k2": "deepseek_v3",

@@ -144,6 +144,11 @@ WHOLE: dict[str, dict[str, Any]] = {
     "llama4": LLAMA4,
     "gemma3": _with_text(REGISTERED["gemma3"] | {"vocab_size": 256}, **GEMMA3),
     "gemma4": REGISTERED["gemma4"] | {"vocab_size": 256},
+    "gemma4_unified": _with_text(
+        REGISTERED["gemma4_unified"] | {"vocab_size": 256},
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+    ),
     "mistral3": _with_text(
         REGISTERED["mistral3"],
         **FLAT,

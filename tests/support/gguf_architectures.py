@@ -20,6 +20,8 @@ GGUF: dict[str, str] = {
     "gemma3_text": "gemma3",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
+    "gemma4_unified": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm": "chatglm",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",

@@ -18,6 +18,7 @@ from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiled import OTHER_DECODERS
 from tests.support.tiny_models import CONFIGS as TINY
+from tests.support.unified import unified_config
 
 
 def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +32,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "gemma3n": _around("gemma3n", DESCRIBED["gemma3n_text"]),
     "gemma3n, all": gemma3n_seeing_config(),
     "gemma4": _around("gemma4", TINY["gemma4"]()),
+    "gemma4_unified": unified_config(),
     "llama4": _around("llama4", DESCRIBED["llama4_text"]),
     "mistral3": _around("mistral3", DESCRIBED["mistral"]),
     "mistral3, Mistral Small 4": _around("mistral3", DESCRIBED["mistral4"]),

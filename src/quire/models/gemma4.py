@@ -353,9 +353,12 @@ class Gemma4(LanguageModel):
         if name.startswith("lm_head."):
             return self.lm_head is None
         if name.startswith((*_VISION, *_AUDIO)):
-            tower = self.vision_tower if name.startswith(_VISION) else self.audio_tower
+            sees = name.startswith(_VISION)
+            if (self.embed_vision if sees else self.embed_audio) is None:
+                return True
+            tower = self.vision_tower if sees else self.audio_tower
             bound = name.endswith(CLIP_BOUNDS)
-            return tower is None or (bound and not tower.args.use_clipped_linears)
+            return bound and not (tower is not None and tower.args.use_clipped_linears)
         parts = name.removeprefix("model.").split(".")
         if len(parts) < 4 or parts[0] != "layers" or parts[2] != "self_attn":
             return False

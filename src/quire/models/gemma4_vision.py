@@ -247,14 +247,7 @@ class Gemma4VisionEncoder(CutEncoder):
         return rows * columns * self.args.patch_values
 
     def rows(self, shape: tuple[int, ...]) -> int:
-        rows, columns = shape
-        square, most = self.args.pooling_kernel_size, self.args.position_embedding_size
-        said = f"An image of {rows} rows and {columns} columns of patches"
-        if min(rows, columns) < square or rows % square or columns % square:
-            raise RequestError(f"{said} cannot be cut into squares of {square} by {square}.")
-        if max(rows, columns) > most:
-            raise RequestError(f"{said} is too large: the model takes at most {most} of either.")
-        return rows * columns // square**2
+        return soft_tokens(shape, self.args.pooling_kernel_size, self.args.position_embedding_size)
 
     def pieces(self, shape: tuple[int, ...]) -> Pieces:
         rows, columns = shape
@@ -267,3 +260,22 @@ class Gemma4VisionEncoder(CutEncoder):
             yield (x,)
         soft_tokens = self.vision_tower.pooled(x, rows, columns)
         return (self.embed_vision(soft_tokens, self.vision_tower.dtype),)
+
+
+def soft_tokens(shape: tuple[int, ...], square: int, most: int) -> int:
+    """Rows that an image of so many rows and columns of patches becomes.
+
+    Args:
+        square: patches along each side of what becomes one.
+        most: patches along either side of the image.
+
+    Raises:
+        RequestError: it cannot be cut so, or is too large.
+    """
+    rows, columns = shape
+    said = f"An image of {rows} rows and {columns} columns of patches"
+    if min(rows, columns) < square or rows % square or columns % square:
+        raise RequestError(f"{said} cannot be cut into squares of {square} by {square}.")
+    if max(rows, columns) > most:
+        raise RequestError(f"{said} is too large: the model takes at most {most} of either.")
+    return rows * columns // square**2

@@ -151,7 +151,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         thinks=True,
     ),
     Published(
-        ("gemma4", "gemma4_text"),
+        ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
         "google/gemma-4-E2B-it",
         "gemma4",
         "<|turn>user\n{}<turn|>\n",

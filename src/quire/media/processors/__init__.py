@@ -18,7 +18,7 @@ from quire.media.processors.falcon import FalconImageProcessor, PerceptionImageP
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
 from quire.media.processors.gemma3n_pictures import open_siglip
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
-from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
+from quire.media.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
 from quire.media.processors.hunyuan import HunyuanImageProcessor
 from quire.media.processors.llama import LlamaImageProcessor
@@ -71,6 +71,8 @@ IMAGES: dict[str, Open] = {
     "Gemma4ImageProcessor": Gemma4ImageProcessor.open,
     "Gemma4ImageProcessorFast": Gemma4ImageProcessor.open,
     "Gemma4ImageProcessorPil": Gemma4ImageProcessor.open,
+    "Gemma4UnifiedImageProcessor": Gemma4ImageProcessor.open,
+    "Gemma4UnifiedImageProcessorFast": Gemma4ImageProcessor.open,
     "Qwen2VLImageProcessor": QwenImageProcessor.open,
     "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
     "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
@@ -106,12 +108,14 @@ IMAGES_BY_MODEL: dict[str, Open] = {
 SOUNDS: dict[str, Open] = {
     "Gemma3nAudioFeatureExtractor": Gemma3nAudioProcessor.open,
     "Gemma4AudioFeatureExtractor": Gemma4AudioProcessor.open,
+    "Gemma4UnifiedAudioFeatureExtractor": Gemma4UnifiedAudioProcessor.open,
     "WhisperFeatureExtractor": QwenAudioProcessor.open,
 }
 VIDEOS: dict[str, Open] = {
     "InternVLVideoProcessor": InternVLVideoProcessor.open,
     "LlavaOnevisionVideoProcessor": LlavaOnevisionVideoProcessor.open,
     "Gemma4VideoProcessor": Gemma4VideoProcessor.open,
+    "Gemma4UnifiedVideoProcessor": Gemma4VideoProcessor.open,
     "Ernie4_5_VLMoeVideoProcessor": ErnieVideoProcessor.open,
     "Ernie4_5_VL_MoeVideoProcessor": ErnieVideoProcessor.open,
     "Glm4vVideoProcessor": GlmVideoProcessor.open,

@@ -1,7 +1,7 @@
-"""Gemma 4: sound as the logarithms of a mel spectrogram (USM, arXiv:2303.01037).
+"""Gemma 4: sound as the logarithms of a mel spectrogram (USM, arXiv:2303.01037); of 12B as it is.
 
-The features equal those of transformers' `Gemma4AudioFeatureExtractor` for one file, but for the
-padding, of which there is none.
+The features equal those of transformers' `Gemma4AudioFeatureExtractor` and
+`Gemma4UnifiedAudioFeatureExtractor` for one file, but for the padding, of which there is none.
 """
 
 from __future__ import annotations
@@ -41,12 +41,8 @@ class Gemma4AudioProcessor(AudioProcessor):
         mel = usm.open_spectrogram(
             settings, frame_ms=20.0, lowest=0.0, highest=8000.0, overdrive=False
         )
-        placeholders = Placeholders(
-            token=config.integer("audio_token_id", default=258_881, minimum=0),
-            before=(config.integer("boa_token_id", default=256_000, minimum=0),),
-            after=(_end_token(config),),
-        )
-        return cls(placeholders, mel, floor=settings.number("mel_floor", default=1e-3, minimum=0))
+        floor = settings.number("mel_floor", default=1e-3, minimum=0)
+        return cls(_placeholders(config), mel, floor=floor)
 
     def item(self, samples: Samples, param: str) -> MediaItem:
         features = self.features(samples)
@@ -66,6 +62,46 @@ class Gemma4AudioProcessor(AudioProcessor):
         return np.log(bins + self._floor).astype(np.float32)
 
 
-def _end_token(config: Values) -> int:
-    """The token behind a sound, which the first configurations call an index."""
-    return config.integer("eoa_token_index", "eoa_token_id", default=258_883, minimum=0)
+class Gemma4UnifiedAudioProcessor(AudioProcessor):
+    """The feature extractor of Gemma 4 12B: pieces of the waveform, the last filled with silence.
+
+    Args:
+        samples: of a piece, which becomes one row.
+    """
+
+    def __init__(self, placeholders: Placeholders, rate: int, samples: int) -> None:
+        super().__init__(placeholders, rate=rate, seconds=usm.SECONDS)
+        self._samples = samples
+
+    @classmethod
+    def open(cls, settings: Values, config: Values) -> Gemma4UnifiedAudioProcessor:
+        """As `processor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for features other than this computes.
+        """
+        samples = settings.integer("audio_samples_per_token", default=640)
+        settings.neutral({"feature_size": samples, "padding_value": 0.0})
+        rate = settings.integer("sampling_rate", default=16_000)
+        return cls(_placeholders(config), rate, samples)
+
+    def item(self, samples: Samples, param: str) -> MediaItem:
+        if not len(samples):
+            raise refusal(param, "it has no samples")
+        features = self.features(samples)
+        shape = (len(features), self._samples)
+        return MediaItem.of("audio", features.tobytes(), shape, len(features), bidirectional=False)
+
+    def features(self, samples: Samples) -> npt.NDArray[np.float32]:
+        """`[samples]` -> `[rows, samples of a piece]`."""
+        filled = np.pad(samples, (0, -len(samples) % self._samples))
+        return filled.reshape(-1, self._samples).astype(np.float32)
+
+
+def _placeholders(config: Values) -> Placeholders:
+    """The tokens around a sound. The one behind it is an index in the first configurations."""
+    return Placeholders(
+        token=config.integer("audio_token_id", default=258_881, minimum=0),
+        before=(config.integer("boa_token_id", default=256_000, minimum=0),),
+        after=(config.integer("eoa_token_index", "eoa_token_id", default=258_883, minimum=0),),
+    )

@@ -27,6 +27,7 @@ from quire.models.families.vision import tiled_vision_model, vision_transformer,
 from quire.models.feed_forward import MLP
 from quire.models.gemma3n import Gemma3n
 from quire.models.gemma4 import Gemma4
+from quire.models.gemma4_unified import Gemma4Unified
 from quire.models.names import Names
 from quire.models.projectors import PoolingProjector
 from quire.models.settings import FULL, SLIDING, Settings
@@ -120,6 +121,10 @@ def _mixers(s: Settings, usual: Attention) -> dict[str, Mixer]:
     }
 
 
+def _unified(s: Settings) -> LanguageModel:
+    return Gemma4Unified.from_config(s.values)
+
+
 FAMILIES = (
     Family("gemma", "Gemma", gemma),
     Family("gemma2", "Gemma 2", gemma2),
@@ -129,4 +134,6 @@ FAMILIES = (
     Family("gemma3n_text", "Gemma 3n, text", lambda s: Gemma3n.from_config(s.values)),
     Family("gemma4", "Gemma 4, text, images, video, sound", lambda s: Gemma4.from_config(s.values)),
     Family("gemma4_text", "Gemma 4, text", lambda s: Gemma4.from_config(s.values)),
+    Family("gemma4_unified", "Gemma 4 12B, text, images, video, sound", _unified),
+    Family("gemma4_unified_text", "Gemma 4 12B, text", _unified),
 )
