@@ -1,4 +1,4 @@
-"""References for families that transformers lacks, made of parts that it has."""
+"""References for families with SigLIP's encoder, of transformers or made of parts that it has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
 from quire.core.media import MediaItem, PlacedMedia
-from tests.models.oracle import draw_anew
+from tests.models.oracle import draw_anew, save_random
 from tests.support.seeing import PATCH
 
 
@@ -105,6 +105,26 @@ def phi4_siglip(config: dict[str, Any], folder: Path) -> Reference:
         return found
 
     return Reference(text, rows)
+
+
+def lfm2_vl(config: dict[str, Any], folder: Path) -> Reference:
+    """All of it is in transformers."""
+    whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        down, across = item.shape
+        squares = _pixels(item).reshape(down // 2, across // 2, 2, 2, -1).swapaxes(1, 2)
+        pixels = squares.reshape(1, down * across, -1)  # patches row by row
+        with torch.no_grad():
+            found = whole.get_image_features(
+                pixels,
+                spatial_shapes=torch.tensor([item.shape]),
+                pixel_attention_mask=torch.ones(pixels.shape[:2], dtype=torch.long),
+            )
+        (picture,) = found.pooler_output
+        return torch.as_tensor(picture)
+
+    return Reference(whole, rows)
 
 
 def _decoder(config: dict[str, Any], model_type: str) -> Any:

@@ -1,4 +1,4 @@
-"""Youtu-VL and Phi-4-reasoning-vision against parts of transformers and in company; other names."""
+"""LFM2-VL, Youtu-VL and Phi-4 with pictures against transformers and in company; other names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
     def find(name: str) -> Both:
         if name not in known:
             folder = Path(tmp_path_factory.mktemp(name))
-            build = getattr(siglip_oracle, name.replace("-", "_"))
+            build = getattr(siglip_oracle, CONFIGS[name]["model_type"].replace("-", "_"))
             known[name] = build(CONFIGS[name], folder), open_model(str(folder))
         return known[name]
 
@@ -104,7 +104,16 @@ def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LoadedMode
     return open_model(str(folder))
 
 
+_LFM2_VL = (
+    ("visual.merger.post_layernorm.", "vision_tower.vision_model.post_layernorm."),
+    ("visual.merger.norm.", "multi_modal_projector.layer_norm."),
+    ("visual.merger.", "multi_modal_projector."),
+    ("visual.", "vision_tower.vision_model."),
+    (".pos_embed.", ".embeddings.position_embedding."),
+)
 _CONVERTED = {
+    "lfm2_vl": _LFM2_VL,
+    "lfm2_vl-experts": _LFM2_VL,
     "youtu_vl": (
         ("visual.", "vision_tower."),
         ("merger.norm.", "merger.ln_q."),

@@ -40,6 +40,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "falcon_ocr": FUSED,
     "falcon_perception": PERCEPTION,
     "hunyuan_vl": HUNYUAN,
+    "lfm2-vl": SIGLIP["lfm2_vl"] | {"model_type": "lfm2-vl"},
     "moondream3": MOONDREAM,
     "mllama": CROSSING,
     "youtu_llm": DESCRIBED["youtu"] | {"model_type": "youtu_llm"},

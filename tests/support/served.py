@@ -159,6 +159,18 @@ FAMILIES: dict[str, Served] = {
         {"image": 16, "audio": 20},
         {"image": "<|image_pad|>", "audio": "<|audio_pad|>"},
     ),
+    "lfm2_vl": Served(
+        SIGLIP["lfm2_vl"],
+        _pictures(
+            "Lfm2VlImageProcessorFast",
+            min_image_tokens=4,
+            max_image_tokens=8,
+            max_pixels_tolerance=1.5,
+            tile_size=16,
+        ),
+        {"image": 6 * 4 + 6},
+        {"image": "<|image_pad|>"},
+    ),
     "glm4v": Served(
         CONFIGS["glm4v"],
         {

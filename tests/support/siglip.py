@@ -30,7 +30,38 @@ _TOWER = {
     "num_attention_heads": 4,
 }
 
+_LFM2: dict[str, Any] = {
+    key: value for key, value in _TEXT.items() if key not in ("rms_norm_eps", "hidden_act")
+} | {
+    "model_type": "lfm2",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_auto_adjust_ff_dim": False,
+}
+_LFM2_VL: dict[str, Any] = {
+    "model_type": "lfm2_vl",
+    "image_token_id": IMAGE,
+    "projector_hidden_size": 96,
+    "text_config": _LFM2,
+    "vision_config": _TOWER | {"patch_size": PATCH, "num_patches": 25, "vision_use_head": False},
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
+    "lfm2_vl": _LFM2_VL,
+    "lfm2_vl-experts": _LFM2_VL
+    | {
+        "projector_use_layernorm": False,
+        "projector_bias": False,
+        "text_config": _LFM2
+        | {
+            "model_type": "lfm2_moe",
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+        },
+    },
     "youtu_vl": _TEXT
     | {
         "model_type": "youtu_vl",

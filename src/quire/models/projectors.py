@@ -87,8 +87,11 @@ class Layers(Module):
         self.linear_2 = nn.Linear(width // 2 if kind.gated else width, outputs, bias=kind.bias)
 
     def __call__(self, x: mx.array) -> mx.array:
+        return self.project(squares(x, self._kind.square).flatten(3).flatten(1, 2))
+
+    def project(self, x: mx.array) -> mx.array:
+        """Squares `[..., inputs]` -> `[..., outputs]`."""
         kind = self._kind
-        x = squares(x, kind.square).flatten(3).flatten(1, 2)
         if kind.norm is not None:
             x = self.norm(x)
         x = self.linear_1(x)

@@ -34,6 +34,7 @@ _MODULES = (
     "kyutai",
     "lg",
     "liquid",
+    "liquid_vl",
     "llama_vision",
     "llava",
     "mamba",

@@ -39,6 +39,9 @@ VISUAL = {
     # Phi-4's
     "vision_tower.vision_tower.vision_model.": "",
     "mm_projector.": "merger.",
+    # LFM2-VL's
+    "vision_tower.vision_model.": "",
+    "multi_modal_projector.": "merger.",
 }
 """What checkpoints call the encoder's parts, and what they are here."""
 SEEN = ("image", "video")

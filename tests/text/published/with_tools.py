@@ -368,7 +368,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|assistant|>": 151337},
     ),
     Published(
-        ("lfm2", "lfm2_moe"),
+        ("lfm2", "lfm2_moe", "lfm2_vl", "lfm2-vl"),
         "LiquidAI/LFM2-1.2B",
         "lfm2",
         CHATML,

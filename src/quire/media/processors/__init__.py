@@ -21,6 +21,7 @@ from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProce
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
 from quire.media.processors.hunyuan import HunyuanImageProcessor
+from quire.media.processors.lfm import LfmImageProcessor
 from quire.media.processors.llama import LlamaImageProcessor
 from quire.media.processors.llava import (
     LlavaImageProcessor,
@@ -53,6 +54,10 @@ IMAGES: dict[str, Open] = {
     "DeepseekVLHybridImageProcessorPil": HybridImageProcessor.open,
     "VLMImageProcessor": open_multi_modality,
     "internvl_chat": open_internvl_chat,
+    "Lfm2VlImageProcessor": LfmImageProcessor.open,
+    "Lfm2VlImageProcessorFast": LfmImageProcessor.open,
+    "lfm2_vl": LfmImageProcessor.open,
+    "lfm2-vl": LfmImageProcessor.open,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
     "GotOcr2ImageProcessor": open_dynamic,

@@ -27,6 +27,29 @@ from quire.media.video import Frame, VideoInfo
 _FRAMES = 8
 
 
+def most_alike(height: int, width: int, size: int, minimum: int, maximum: int) -> tuple[int, int]:
+    """Rows and columns of so many tiles: those that are most like the picture's shape.
+
+    Of equal shapes the largest of which the picture fills half.
+
+    Args:
+        size: pixels on a tile's side.
+    """
+    grids = [
+        (down, across)
+        for across in range(1, maximum + 1)
+        for down in range(1, maximum + 1)
+        if minimum <= down * across <= maximum
+    ]
+    best, difference = (1, 1), float("inf")
+    for down, across in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        found = abs(width / height - across / down)
+        filled = height * width > 0.5 * size**2 * down * across
+        if found < difference or (found == difference and filled):
+            best, difference = (down, across), found
+    return best
+
+
 @dataclass(frozen=True, slots=True)
 class Cutting:
     """How many tiles a picture becomes, and how many rows a tile.
@@ -57,24 +80,8 @@ class Cutting:
         return cls(tiles, (tiles.patches // square) ** 2, minimum, maximum)
 
     def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
-        """Rows and columns of at most so many tiles: those that are most like the picture's shape.
-
-        Of equal shapes the largest of which the picture fills half.
-        """
-        minimum, area = min(self.minimum, maximum), height * width
-        grids = [
-            (down, across)
-            for across in range(1, maximum + 1)
-            for down in range(1, maximum + 1)
-            if minimum <= down * across <= maximum
-        ]
-        best, difference = (1, 1), float("inf")
-        for down, across in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            found = abs(width / height - across / down)
-            filled = area > 0.5 * self.tiles.size**2 * down * across
-            if found < difference or (found == difference and filled):
-                best, difference = (down, across), found
-        return best
+        """Rows and columns of at most so many tiles, see `most_alike`."""
+        return most_alike(height, width, self.tiles.size, min(self.minimum, maximum), maximum)
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> list[PIL.Image.Image]:
         """The tiles of a picture, and all of it as one if there are several.

@@ -20,11 +20,12 @@ from quire.media.processors.base import (
 )
 from quire.media.source import Detail, refusal
 
-_FILTERS = (
+FILTERS = (
     PIL.Image.Resampling.LANCZOS,
     PIL.Image.Resampling.BILINEAR,
     PIL.Image.Resampling.BICUBIC,
 )
+"""How pictures may be resized, as `resample` numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Tiles:
         if tower not in TOWER_COLOURS:
             raise vision.error("model_type", f"not one of {', '.join(TOWER_COLOURS)}")
         number = settings.values.get("resample", filter)
-        if number not in _FILTERS:
+        if number not in FILTERS:
             raise settings.error("resample", "not one of 1, 2 and 3")
         check_pixels(settings, TOWER_COLOURS[tower], resample=number)
         found = cls(
