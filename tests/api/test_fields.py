@@ -139,6 +139,11 @@ WRONG = [
     ({"logit_bias": {"99999999": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "above_max_value"),
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    (
+        {"messages": [{"role": "user", "content": "What is it?", "images": ["aGk="]}]},
+        "messages[0].images",
+        "invalid_value",
+    ),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "above_max_value"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),

@@ -149,6 +149,8 @@ def test_every_protocol_takes_the_others_names_of_a_limit(serve: Serve, path: st
 @pytest.mark.parametrize("path", BODIES)
 def test_what_happens_anyway_is_not_named(serve: Serve, path: str) -> None:
     asked = {"cache_prompt": True, "skip_special_tokens": True, "min_tokens": 0, "ttl": None}
+    if path == "chat/completions":
+        asked["top_logprobs"] = 0
     assert passed(post(serve(), path, **asked)) == []
 
 
@@ -280,6 +282,27 @@ def test_history_of_other_servers_passes(serve: Serve) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}], **EPHEMERAL}
     assert passed(post(served, "messages", messages=[message])) == []
     assert len(served.engine.requests) == 3
+
+
+@pytest.mark.parametrize("arguments", [{"arguments": None}, {"arguments": ""}, {}])
+def test_a_call_of_another_server_without_arguments(
+    serve: Serve, arguments: dict[str, Any]
+) -> None:
+    served = serve()
+    function = {"name": "f", **arguments}
+    messages = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "1", "images": []},
+    ]
+    assert passed(post(served, "chat/completions", messages=messages)) == []
+    items = [
+        {"type": "function_call", "call_id": "c", **function},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ]
+    assert passed(post(served, "responses", input=[*ASK, *items])) == []
+    for request in served.engine.requests:
+        assert "<|tool_call>call:f{}<tool_call|>" in served.tokenizer.decode(request.prompt)
 
 
 def test_all_names_pass_where_the_operator_says_so(serve: Serve) -> None:

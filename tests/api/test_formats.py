@@ -88,6 +88,31 @@ def test_formats_of_other_servers(
     assert not meets(grammar, not_met)
 
 
+ONE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "met", "not_met"),
+    [
+        ({"type": "json_object", "schema": ONE}, '{"a": 1}', "{}"),
+        ({"type": "json_object", "schema": {"required": ["a"]}}, '{"a": 1}', "1"),
+        ({"type": "json_object", "schema": None}, "{}", "1"),
+        ({"type": "json_schema", "schema": ONE}, '{"a": 1}', "{}"),
+        ({"type": "json_schema", "name": "x", "strict": True, "schema": ONE}, '{"a": 1}', "{}"),
+    ],
+)
+def test_a_schema_beside_the_type_of_the_format(
+    serve: Serve, fields: dict[str, Any], met: str, not_met: str
+) -> None:
+    served = serve()
+    answer = post(served, "chat/completions", response_format=fields)
+    assert answer.status_code == 200, answer.text
+    grammar = served.engine.requests[0].grammar
+    assert grammar is not None
+    assert meets(grammar, met)
+    assert not meets(grammar, not_met)
+
+
 def test_a_choice_or_a_call(serve: Serve) -> None:
     served = serve()
     answer = post(served, "chat/completions", guided_choice=["a", "b/c"], tools=[CALL])
@@ -112,6 +137,11 @@ def test_a_choice_or_a_call(serve: Serve) -> None:
         ({"guided_grammar": "start: x"}, "guided_grammar", "invalid_schema"),
         ({"grammar": "root ::= ("}, "guided_grammar", "invalid_schema"),
         ({"structured_outputs": {"json": "x"}}, "structured_outputs.json", "invalid_schema"),
+        (
+            {"response_format": {"type": "json_schema", "schema": ONE, "strickt": True}},
+            "response_format.json_schema.strickt",
+            "unknown_parameter",
+        ),
         ({"guided_choice": []}, "guided_choice", "array_below_min_length"),
         ({"guided_grammar": LARK, "tools": [CALL]}, "guided_grammar", "unsupported_parameter"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),

@@ -281,7 +281,9 @@ async def test_data_urls() -> None:
     policy = FetchPolicy(max_bytes=len(BYTES))
     encoded = base64.b64encode(BYTES).decode()
     url = f"data:image/png;base64,{encoded}"
-    assert await fetch(url, policy, param="x") == BYTES
+
+    for each in (url, url.replace("data", "DATA").replace("base64", "BASE64", 1)):
+        assert await fetch(each, policy, param="x") == BYTES
     assert await fetch("data:,a%20b", policy, param="x") == b"a b"
     assert await code_of(url, FetchPolicy(max_bytes=len(BYTES) - 1)) == "media_too_large"
     assert await code_of("data:;base64,a", policy) == "media_invalid"

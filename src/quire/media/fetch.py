@@ -103,7 +103,7 @@ def _decode_data(url: str, policy: FetchPolicy) -> bytes:
     head, comma, body = url[len("data:") :].partition(",")
     if not comma:
         raise _Refused("the data URL has no comma", "invalid")
-    if "base64" not in head.split(";")[1:]:
+    if "base64" not in head.lower().split(";")[1:]:
         data = _unquoted(body)
     elif len(body) * 3 // 4 > policy.max_bytes * (3 if "%" in body else 1) + 3:
         raise _too_large(policy)

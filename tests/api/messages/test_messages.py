@@ -200,6 +200,7 @@ def test_thoughts_come_back(serve: Serve, thinking: Any, kind: str) -> None:
         (THINK, {"thinking": "I hate the weather."}),
         (THINK, {"signature": "q1.AAAA"}),
         (THINK, {"signature": "naïve"}),
+        (THINK, {"signature": ""}),
         ({"type": "adaptive", "display": "omitted"}, {"signature": "EqQBCgIYAhIM.abc"}),
         ({"type": "disabled"}, {"data": "q1.x.eJw"}),
     ],
@@ -224,6 +225,16 @@ def test_thoughts_that_do_not_verify_are_left_out_and_named(
                 tools=[TOOL],
                 thinking={**thinking, "block_binding": {"prefix_mismatch_behavior": "error"}},
             )
+
+
+def test_thoughts_of_a_server_that_signs_none_are_left_out(serve: Serve) -> None:
+    served = serve(THOUGHT + CALL)
+    messages = _answered(served, THINK)
+    del messages[1]["content"][0]["signature"]
+    message = create(served, messages=messages, tools=[TOOL])
+    assert "weather." not in prompt_of(served).split("<|turn>model")[1]
+    (dropped,) = message.to_dict()["input_transformations"]
+    assert (dropped["type"], dropped["path"]) == ("thinking_dropped", "messages.1.content.0")
 
 
 def test_a_signing_key_outlives_the_server(serve: Serve) -> None:

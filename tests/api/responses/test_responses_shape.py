@@ -206,6 +206,31 @@ def test_tools_that_nobody_runs_are_not_claimed(serve: Serve) -> None:
     assert "web_search" not in served.tokenizer.decode(served.engine.requests[-1].prompt)
 
 
+def test_a_conversation_that_searched_the_web_elsewhere_goes_on(serve: Serve) -> None:
+    served = serve("Yes.")
+    user = {"role": "user", "content": "And now?"}
+    items: Any = [
+        user,
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search"}},
+        {"role": "assistant", "content": "Found it."},
+        {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "aGk="},
+        user,
+    ]
+    url = f"{served.url}/v1/responses"
+    answer = HTTP.post(url, json={"input": items})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-quire-ignored-fields"] == "input[1], input[3]"
+    plain = HTTP.post(url, json={"input": [items[0], items[2], items[4]]})
+    assert "x-quire-ignored-fields" not in plain.headers
+    # They are kept, and told of once.
+    more = {"input": [user], "previous_response_id": answer.json()["id"]}
+    assert "x-quire-ignored-fields" not in HTTP.post(url, json=more).headers
+    listed = HTTP.get(f"{url}/{answer.json()['id']}/input_items?order=asc").json()["data"]
+    assert [each["type"] for each in listed][1::2] == ["web_search_call", "image_generation_call"]
+    first, second, _ = (request.prompt for request in served.engine.requests)
+    assert first == second
+
+
 JS = "<|tool_call>call:functions__exec{input:<|\"|>text('hi')<|\"|>}<tool_call|>"
 FIND = '<|tool_call>call:tool_search{query:<|"|>add<|"|>}<tool_call|>'
 FOUND = "<|tool_call>call:mcp__sums__add{a:2}<tool_call|>"

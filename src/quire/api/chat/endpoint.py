@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +22,7 @@ from quire.api.shared.content import Message, begins_answer, custom_input, to_te
 from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
-from quire.api.shared.formats import FormatFields, any_object
+from quire.api.shared.formats import FormatFields
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
 from quire.api.shared.render import (
     ChatLogprobs,
@@ -73,9 +73,10 @@ class TextFormat(Wire):
 
 
 class JsonObjectFormat(Wire):
-    """Any JSON object."""
+    """Any JSON object, or as llama.cpp has it, one that meets a schema."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class JsonSchema(Wire):
@@ -89,10 +90,19 @@ class JsonSchema(Wire):
 
 
 class JsonSchemaFormat(Wire):
-    """JSON that meets a schema."""
+    """JSON that meets a schema, which may also stand beside `type`, as llama.cpp and OpenAI's
+    responses have it."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, value: object) -> object:
+        if not isinstance(value, dict) or "schema" not in value or "json_schema" in value:
+            return value
+        beside = {name: each for name, each in value.items() if name != "type"}
+        return {"type": value.get("type"), "json_schema": {"name": "schema", **beside}}
 
 
 ResponseFormat = Annotated[
@@ -159,7 +169,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         Raises:
             RequestError: fields that contradict each other or this server's limits.
         """
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError(
                 "'top_logprobs' needs 'logprobs' to be true.",
                 param="top_logprobs",
@@ -201,13 +211,13 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     def _format(self) -> AnswerFormat | None:
         """What `response_format` asks for."""
         match self.response_format:
-            case JsonObjectFormat():
-                return any_object("response_format")
+            case JsonObjectFormat(schema_=schema):
+                schema = {"type": "object", **(schema or {})}
             case JsonSchemaFormat(json_schema=named):
-                schema = compact(named.schema_ if named.schema_ is not None else {}).decode()
-                return AnswerFormat("json_schema", schema, "response_format")
+                schema = named.schema_ or {}
             case _:
                 return None
+        return AnswerFormat("json_schema", compact(schema).decode(), "response_format")
 
 
 class ChatChunks:

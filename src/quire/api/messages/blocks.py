@@ -156,11 +156,14 @@ class ToolReferenceBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """Earlier reasoning, or none but its signature, in which it is then sealed."""
+    """Earlier reasoning, or none but its signature, in which it is then sealed.
+
+    Servers that sign nothing leave the signature out: what they thought does not verify here.
+    """
 
     type: Literal["thinking"]
     thinking: str
-    signature: str
+    signature: str = ""
 
 
 class RedactedThinkingBlock(ContentBlock):

@@ -18,6 +18,7 @@ from quire.api.responses.prompt import Translator
 from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
 from quire.api.responses.schema import (
     CountRequest,
+    HostedCallItem,
     HostedTool,
     MessageItem,
     PromptFields,
@@ -227,6 +228,9 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     items = [each.read() for each in conversation]
     tools, translator = toolbox(fields, items), Translator(context.seal)
     note_ignored(request.scope, tools.left_out)
+    asked = enumerate(items[len(previous) :])
+    hosted = [f"input[{index}]" for index, item in asked if isinstance(item, HostedCallItem)]
+    note_ignored(request.scope, hosted)
     if fields.text is not None:
         note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
     messages = translator.messages(fields.instructions, items, len(new))

@@ -15,6 +15,7 @@ from quire.api.responses.schema import (
     FilePart,
     FunctionCallItem,
     FunctionTool,
+    HostedCallItem,
     ImagePart,
     Item,
     MessageItem,
@@ -97,8 +98,8 @@ class Translator:
                 return self._output(item.call_id, _parts(item.output, f"{param}.output"), param)
             case SearchOutputItem():
                 return self._output(item.call_id, _told(item.tools), param)
-            case AdditionalToolsItem():
-                return None  # they stand with the request's own
+            case AdditionalToolsItem() | HostedCallItem():
+                return None  # tools stand with the request's own
             case _:  # references have been resolved
                 raise AssertionError(item)
 

@@ -105,7 +105,7 @@ class FunctionCallItem(History):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] | None = None
     id: str | None = None
     namespace: str | None = None
     caller: Caller | None = None
@@ -160,6 +160,20 @@ class ReasoningItem(History):
     content: list[TextPart] | None = None
     encrypted_content: str | None = None
     status: Status | None = None
+
+
+class HostedCallItem(History):
+    """What a tool of OpenAI's servers did, in a conversation that began there.
+
+    The model is not told of it: what was found stands in the answer behind it. The client is told
+    of it as of fields without effect.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["web_search_call", "image_generation_call"]
+    id: str | None = None
+    status: str | None = None
 
 
 class ReferenceItem(History):
@@ -291,6 +305,8 @@ Item = Annotated[
     | Annotated[SearchOutputItem, Tag("@tool_search_output")]
     | Annotated[AdditionalToolsItem, Tag("@additional_tools")]
     | Annotated[ReasoningItem, Tag("@reasoning")]
+    | Annotated[HostedCallItem, Tag("@web_search_call")]
+    | Annotated[HostedCallItem, Tag("@image_generation_call")]
     | Annotated[ReferenceItem, Tag("@item_reference")],
     Discriminator(_tag_item),
 ]

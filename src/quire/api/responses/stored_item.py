@@ -36,6 +36,8 @@ _PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "additional_tools": "at",
+    "web_search_call": "ws",
+    "image_generation_call": "ig",
 }
 _INPUT = "input_text"
 
@@ -93,8 +95,8 @@ def _filled(item: Item) -> dict[str, Any]:
     match item:
         case MessageItem(role=role, content=content):
             filled["content"] = _parts(content, "output_text" if role == "assistant" else _INPUT)
-        case FunctionCallItem(arguments=dict() as arguments):
-            filled["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        case FunctionCallItem(arguments=dict() | None as arguments):
+            filled["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
         case CallOutputItem(output=list() as output):
             filled["output"] = _parts(output, _INPUT)
         case ReasoningItem(summary=summary, content=content):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.shared.media_parts import URL_PARTS, UrlPart, media_part
@@ -93,6 +93,15 @@ WrittenPart = Annotated[
 WrittenContent = TextOrList[WrittenPart]
 
 
+def _nowhere(value: object) -> None:
+    if value not in (None, []):
+        raise ValueError("pictures are parts of 'content', of the type 'image_url'")
+
+
+Images = Annotated[None, BeforeValidator(_nowhere)]
+"""Where Ollama's own API has a message's pictures: an answer without them would be a wrong one."""
+
+
 class SystemMessage(History):
     """What the operator asks for."""
 
@@ -107,13 +116,15 @@ class UserMessage(History):
     role: Literal["user"]
     content: Content
     name: str | None = None
+    images: Images = None
 
 
 class CalledFunction(History):
-    """A call's name and the JSON text of its arguments; some clients send the object itself."""
+    """A call's name and the JSON text of its arguments; some clients send the object itself, or
+    none where a server told them of none."""
 
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] | None = None
 
 
 class FunctionCall(History):
@@ -187,6 +198,7 @@ class ToolMessage(History):
     content: Content
     tool_call_id: str
     name: str | None = None
+    images: Images = None
 
 
 Message = Annotated[
@@ -320,7 +332,7 @@ def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[st
     return {"id": call_id, "type": "function", "function": function}
 
 
-def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
+def read_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     """A call's arguments as an object, whatever the model wrote: the conversation has to go on.
 
     Of an object that was cut off, what there is of it; an empty text is an empty object. What is
@@ -328,7 +340,7 @@ def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
     """
     if isinstance(arguments, dict):
         return arguments
-    if not arguments.strip():
+    if arguments is None or not arguments.strip():
         return {}
     try:
         read = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
