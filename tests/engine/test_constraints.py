@@ -8,7 +8,14 @@ import pytest
 
 from quire.constraints.masks import mask_of
 from quire.core.config import EngineConfig
-from quire.core.request import FinishReason, GrammarSpec, Output, Request, SamplingParams
+from quire.core.request import (
+    FinishReason,
+    GrammarSpec,
+    Output,
+    Request,
+    SamplingParams,
+    ThinkingBudget,
+)
 from quire.demo import MODEL_DIR
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.engine import Engine
@@ -93,3 +100,32 @@ def test_an_answer_grows_to_its_least_length(engine: Engine) -> None:
     found = answer(engine, long)
     assert likely not in found.token_ids[:5]
     assert len(found.token_ids) > 5 or found.finish is FinishReason.LENGTH
+
+
+def test_bound_answers_are_the_same_alone_and_in_company(engine: Engine) -> None:
+    prompt = tuple(Tokenizer.open(MODEL_DIR).encode("Hello.", add_special_tokens=True))
+    regex = [None, "[a-z]{3,30}", "([0-9] ?){20}", "(yes|no)", "(?s:.*)"]
+    grammars = [None if each is None else GrammarSpec("regex", each) for each in regex]
+    requests = [
+        Request(
+            f"{number}",
+            prompt,
+            SamplingParams(temperature=1.0, seed=number, frequency_penalty=0.5 * (number % 2)),
+            max_tokens=24,
+            min_tokens=3 * (number % 3),
+            stop_token_ids=ENDS,
+            grammar=grammars[number % len(grammars)],
+            thinking=ThinkingBudget(2, (), (300, 301)) if number in (5, 10) else None,
+        )
+        for number in range(12)
+    ]
+    alone = {each.id: answer(engine, each).token_ids for each in requests}
+    together: dict[str, tuple[int, ...]] = {each.id: () for each in requests}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            together[output.request_id] += output.token_ids
+    assert together == alone
+    assert all(together[str(number)][2:4] == (300, 301) for number in (5, 10))

@@ -103,7 +103,6 @@ def test_a_long_prompt_holds_nobody_up(engine: Engine) -> None:
 def test_a_token_waits_as_long_for_a_chunk_whether_a_grammar_binds_it_or_not(
     engine: Engine, bound: bool
 ) -> None:
-    """A bound row sits out every other step, which alone reads what two steps would."""
     asked(engine, "warm", LONG, 1)
     until(engine, "warm")
     grammar = GrammarSpec("regex", "[a-z]{400,800}") if bound else None
@@ -113,3 +112,11 @@ def test_a_token_waits_as_long_for_a_chunk_whether_a_grammar_binds_it_or_not(
     waits = [sum(cost for cost, _ in until(engine, "stream")) for _ in range(30)]
     assert max(waits) < 2.3 * STEP_S
     assert median(waits) > 1.5 * STEP_S, "no prompt was read beside the stream"
+
+
+def test_a_bound_row_gets_a_token_of_every_step(engine: Engine) -> None:
+    """Its mask is made of the token before, while the step that draws the next one runs."""
+    for name, grammar in (("free", None), ("bound", GrammarSpec("regex", "[a-z]{400,800}"))):
+        asked(engine, name, SHORT, 200, grammar)
+    until(engine, "bound")
+    assert all(stepped(engine)[1] == {"free", "bound"} for _ in range(40))

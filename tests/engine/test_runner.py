@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire.cache.blocks import PoolKey, Resize
+from quire.constraints.masks import mask_of
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
 from quire.engine.decode.whole import Computed
@@ -106,6 +108,28 @@ def test_a_token_that_no_host_has_read_is_the_next_input(runner: Runner, answer:
     runner.launch(None)
     assert step is not None
     assert runner.collect(step).tokens[1].tokens == (answer[1],)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_mask_may_come_when_the_step_has_begun(
+    runner: Runner, answer: list[int], flushed: bool
+) -> None:
+    other = next(token for token in range(9) if token != answer[1])
+    for masks, wanted in (
+        ({1: mask_of((other,), 9)}, other),
+        ({1: None}, answer[1]),
+        ({}, answer[1]),
+    ):
+        runner.launch(resized(rows(PROMPT)))
+        plan = StepPlan((replace(rows((), 40, unread=1), awaits_mask=True),))
+        step = runner.launch(pickle.loads(pickle.dumps(plan)))
+        if flushed:
+            runner.flush()
+        runner.draw(masks)
+        runner.flush()
+        runner.launch(None)
+        assert step is not None
+        assert runner.collect(step).tokens[1].tokens == (wanted,)
 
 
 def test_rows_that_are_drafts_are_all_sampled(runner: Runner, answer: list[int]) -> None:

@@ -21,7 +21,7 @@ from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, Ste
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Sequence, SequenceParts
 from tests.support.blocks import kept_blocks, live_blocks
 from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
 
@@ -94,8 +94,10 @@ class Simulation:
 
     # -- driving -------------------------------------------------------------------------------
 
-    def add(self, request: Request, format: KVFormat = PLAIN) -> None:
-        self.scheduler.add(request, format)
+    def add(
+        self, request: Request, format: KVFormat = PLAIN, parts: SequenceParts | None = None
+    ) -> None:
+        self.scheduler.add(request, format, parts)
         self.answers[request.id] = []
 
     def sequence(self, name: str) -> Sequence:
@@ -134,6 +136,8 @@ class Simulation:
             outputs = self.scheduler.take_outputs()
         else:
             outputs = self.scheduler.update(*self._before)
+        if plan is not None:
+            self._check_masks(plan)
         self._before = following
         for output in outputs:
             assert output.request_id not in self.ended, "an output after the end"
@@ -191,6 +195,18 @@ class Simulation:
             if following < len(rows.tokens):
                 right = right and rows.tokens[following] == tokens[-1]
         return tuple(tokens)
+
+    def _check_masks(self, plan: StepPlan) -> None:
+        """What a `Counting` constraint allows is how many tokens came before."""
+        masks = self.scheduler.masks(plan)
+        for rows in plan.sequences:
+            sequence = self.scheduler._by_number.get(rows.number)
+            if sequence is None:
+                assert rows.number not in masks, "one that has ended needs no mask"
+            elif sequence.constraint is not None and rows.sampled:
+                mask = masks[rows.number] if rows.awaits_mask else rows.sampling[0].mask
+                assert mask is not None
+                assert mask[0] == rows.end - sequence.progress.prompt_length, "the mask is another"
 
     def _execute_changes(self, changes: Iterable[Change]) -> None:
         for change in changes:

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.constraints.masks import TokenMask
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.sequence import SequenceParts
 from tests.scheduler.simulation import GROUPS, PAGE, PLAIN, SEALED, Simulation, Tables
 from tests.support.scripted_disk import ScriptedDisk
 
@@ -73,14 +76,17 @@ arrivals = st.builds(
 )
 
 
-class Obedient:
-    """A token constraint that allows everything, but wants to see each token first."""
+class Counting:
+    """A token constraint whose mask says how many tokens it has seen."""
 
-    def mask(self) -> None:
-        return None
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def mask(self) -> TokenMask:
+        return np.array([self._seen], dtype=np.uint32)
 
     def accept(self, token: int) -> None:
-        pass
+        self._seen += 1
 
 
 class Guessing:
@@ -173,10 +179,9 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
                 simulation.add(request)
             continue
         prompts.append(prompt)
-        simulation.add(request, arrival.format)
-        if arrival.guided:
-            simulation.sequence(name).constraint = Obedient()
-        elif arrival.cut is not None:
+        guide = Counting() if arrival.guided else None
+        simulation.add(request, arrival.format, SequenceParts(constraint=guide))
+        if guide is None and arrival.cut is not None:
             cuts.setdefault(now + arrival.cut[0], []).append((name, arrival.cut[1]))
         if arrival.drafts is not None:
             sequence = simulation.sequence(name)
@@ -273,14 +278,16 @@ def test_a_request_that_is_cut_back_goes_on_from_there(kind: str, format: KVForm
 def test_what_cannot_be_cut_is_refused() -> None:
     simulation = Simulation(GROUPS["full"], 4000)
     simulation.add(Request("r", (1, 2, 3), max_tokens=20))
+    simulation.add(
+        Request("bound", (1, 2), max_tokens=20), parts=SequenceParts(constraint=Counting())
+    )
     for _ in range(6):
         simulation.step()
     for length in (2, 30):
         with pytest.raises(ValueError, match="cut back"):
             simulation.scheduler.truncate("r", length)
-    simulation.sequence("r").constraint = Obedient()
     with pytest.raises(ValueError, match="constraint"):
-        simulation.scheduler.truncate("r", 4)
+        simulation.scheduler.truncate("bound", 4)
 
 
 def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,13 +308,13 @@ def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(PrefillBudget, "prompt_budget", is_asked)
     monkeypatch.setattr(PrefillBudget, "begin", begins)
     simulation = Simulation(GROUPS["full"], 4000)
-    simulation.add(Request("waits", (1, 2, 3), max_tokens=20))
-    simulation.sequence("waits").constraint = Obedient()
+    guesses = SequenceParts(proposer=Guessing(simulation, "waits", 1))
+    simulation.add(Request("waits", (1, 2, 3), max_tokens=20), parts=guesses)
     simulation.step()
     simulation.add(Request("reads", tuple(range(40)), max_tokens=1))
     simulation.run()
     assert (0, True) in asked
-    assert (1, False) in asked
+    assert any(rows and not sits_out for rows, sits_out in asked)
     assert asked == begun
 
 

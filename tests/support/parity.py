@@ -108,7 +108,8 @@ def with_media(
 def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 28, seed: int = 0) -> list[Request]:
     """Greedy requests with unrelated prompts of the given lengths.
 
-    Of `LENGTHS` answers of 28 tokens go past a page (from 40), and past the window (from 5).
+    Of `LENGTHS` answers of 28 tokens go past a page (from 40), and past the window (from 5). The
+    second one's least length makes its tokens wait for masks.
     """
     rng = random.Random(seed)
     return [
@@ -117,6 +118,7 @@ def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 28, seed: int = 0) -
             tuple(rng.randrange(3, 250) for _ in range(length)),
             SamplingParams(temperature=0),
             max_tokens=tokens,
+            min_tokens=tokens if number == 1 else 0,
         )
         for number, length in enumerate(lengths)
     ]

@@ -218,6 +218,8 @@ class Engine:
         result = self._runner.collect(before)
         self._observe_duration(before)
         outputs = self._scheduler.update(before.plan, result)
+        if plan is not None and plan.awaits_masks:
+            self._runner.draw(self._scheduler.masks(plan))
         self._faults = 0
         return outputs
 

@@ -16,6 +16,7 @@ from quire.cache.blocks import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
+from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
@@ -41,6 +42,13 @@ class SampledRow(NamedTuple):
     position: int
 
 
+class Undrawn(NamedTuple):
+    """Logits `[R, vocab]`, and what the sampler is told of each row."""
+
+    logits: mx.array
+    rows: list[RowSampling]
+
+
 @dataclass
 class LaunchedStep:
     """A step whose graph is built, and perhaps running.
@@ -48,6 +56,7 @@ class LaunchedStep:
     Attributes:
         sampling: the sequences that the rows of `sampled` belong to, in order.
         places: by sequence number, the first of its rows of `sampled`.
+        undrawn: what `sampled` is drawn from, until all masks are known.
         vectors: by sequence number.
         features: bytes of those that it completes, by item.
         whole: whether its layers are one operation, which MLX does not see writing to the pools.
@@ -59,6 +68,7 @@ class LaunchedStep:
     plan: StepPlan
     sampling: list[ScheduledSequence] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
+    undrawn: Undrawn | None = None
     sampled: Sampled | None = None
     vectors: dict[int, mx.array] = field(default_factory=dict)
     features: Mapping[MediaKey, int] = field(default_factory=dict)
@@ -143,6 +153,25 @@ class Runner:
             self._begin(step)
         self._running = step
         return step
+
+    def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
+        """Draws the tokens of the step that has begun, whose plan left some masks open.
+
+        Args:
+            masks: by sequence number; rows of others that awaited one are drawn without.
+        """
+        step = self._running
+        assert step is not None
+        assert step.undrawn is not None, "no step waits for masks"
+        logits, rows = step.undrawn
+        step.undrawn = None
+        for each in step.sampling:
+            if (mask := masks.get(each.number)) is not None:
+                place = step.places[each.number]
+                rows[place] = replace(rows[place], mask=mask)
+        drawn = _drawn(step, logits, rows)
+        if self._flushed:
+            mx.async_eval(drawn)
 
     def flush(self) -> None:
         """Starts computing what is left of the step that has begun."""
@@ -280,9 +309,20 @@ class Runner:
             if unread and previous is not None and each.sampling[-1].history is not None:
                 place = places[each.number]
                 rows[-1] = replace(rows[-1], pending=previous[place : place + 1])
-        step.sampled = sampled = sample(logits, rows)
-        parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
-        step.roots = [part for part in parts if part is not None] + step.roots
+        if step.plan.awaits_masks:
+            step.undrawn = Undrawn(logits, rows)
+            step.roots.insert(0, logits)
+        else:
+            _drawn(step, logits, rows)
+
+
+def _drawn(step: LaunchedStep, logits: mx.array, rows: list[RowSampling]) -> list[mx.array]:
+    """What the step's tokens are drawn into; added to its roots."""
+    step.sampled = sampled = sample(logits, rows)
+    parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+    drawn = [part for part in parts if part is not None]
+    step.roots = drawn + step.roots
+    return drawn
 
 
 def _rows_of(each: ScheduledSequence) -> list[SampledRow]:

@@ -87,6 +87,8 @@ class ScheduledSequence:
         completes: whether the last row is the last one that the task needs.
         sampling: what the sampler is told of each sampled row. Where there are more than one, the
             tokens of all of these rows but the first are drafts.
+        awaits_mask: whether the mask of its sampled row depends on the token that is on the device.
+            The sampler is told it when the host has read that token (`Scheduler.masks`).
         media: the items that stand in some of the rows.
         snapshots: (group, slot) that also gets the recurrent state after the last row.
         drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
@@ -105,6 +107,7 @@ class ScheduledSequence:
     pooled: int = 0
     completes: bool = False
     sampling: tuple[RowSampling, ...] = ()
+    awaits_mask: bool = False
     task: Task = field(default_factory=Generate)
     media: tuple[PlacedMedia, ...] = ()
     snapshots: tuple[tuple[int, int], ...] = ()
@@ -184,6 +187,11 @@ class StepPlan:
     ended: tuple[int, ...] = ()
     forgotten: tuple[MediaKey, ...] = ()
     encoding: tuple[EncoderWork, ...] = ()
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether its tokens can be drawn only when those of the step before have been read."""
+        return any(each.awaits_mask for each in self.sequences)
 
     @property
     def decode_rows(self) -> int:

@@ -151,7 +151,9 @@ class Planner:
             drafts: tuple[int, ...] = ()
             if sequence.proposer is not None:
                 drafts = self._propose(sequence, sum(rows.count for rows in plan))
-            rows = PlannedRows(sequence, start, count + len(drafts), True, drafts)
+            rows = PlannedRows(
+                sequence, start, count + len(drafts), True, drafts, sequence.awaits_mask
+            )
             if self._make_room(rows, plan):
                 plan.append(rows)
 
@@ -416,8 +418,8 @@ def _one_format(sequences: list[Sequence]) -> KVFormat | None:
 
 
 def _sits_out(sequence: Sequence) -> bool:
-    """Whether the host must read the last token before it can say what may follow."""
-    return bool(sequence.progress.pending and (sequence.constraint or sequence.proposer))
+    """Whether the host must read the last token before it can guess what follows."""
+    return bool(sequence.progress.pending and sequence.proposer)
 
 
 def _generates(sequence: Sequence, behind: int) -> bool:

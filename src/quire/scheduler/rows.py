@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.cache.blocks import Block
 from quire.core.media import PlacedMedia
@@ -19,6 +19,7 @@ class PlannedRows:
     Attributes:
         last: whether they end with the last token that is known, or with a draft.
         drafts: tokens of the last rows that are guesses.
+        awaits_mask: see `ScheduledSequence`.
         snapshots: slots that also get the recurrent state after the last row.
     """
 
@@ -27,6 +28,7 @@ class PlannedRows:
     count: int
     last: bool
     drafts: tuple[int, ...] = ()
+    awaits_mask: bool = False
     snapshots: list[Block] = field(default_factory=list)
 
     @property
@@ -62,6 +64,7 @@ class PlannedRows:
             pooled=self._pooled(),
             completes=self.last,
             sampling=self._sampling(),
+            awaits_mask=self.awaits_mask,
             task=request.task,
             media=self._media(),
             snapshots=tuple((slot.pool.group, slot.id) for slot in self.snapshots),
@@ -73,7 +76,8 @@ class PlannedRows:
         if not self.samples:
             return ()
         known, drafts = self.sequence.progress.tokens, self.drafts
-        return self.sequence.row.rows(known, self.end - len(drafts), drafts)
+        rows = self.sequence.row.rows(known, self.end - len(drafts), drafts)
+        return tuple(replace(row, mask=None) for row in rows) if self.awaits_mask else rows
 
     def _pooled(self) -> int:
         task = self.sequence.request.task

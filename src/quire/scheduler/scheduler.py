@@ -16,6 +16,7 @@ from dataclasses import replace
 from quire.cache.block_manager import BlockManager
 from quire.cache.reuse import MissKind
 from quire.cache.specs import KVGroup
+from quire.constraints.masks import TokenMask
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
@@ -206,6 +207,16 @@ class Scheduler:
             elif sequence.progress.generated == 0 and rows.end < sequence.progress.prompt_length:
                 self._outbox.append(replace(_output(sequence, None), read=rows.end))
         return self.take_outputs()
+
+    def masks(self, plan: StepPlan) -> dict[int, TokenMask | None]:
+        """By number, what may come next for those of a plan that awaited it.
+
+        Ask when the step before has been taken in. Of those that it ended nothing is wanted: they
+        are not there.
+        """
+        awaiting = (each.number for each in plan.sequences if each.awaits_mask)
+        known = ((number, self._by_number.get(number)) for number in awaiting)
+        return {number: each.row.mask for number, each in known if each is not None}
 
     def take_outputs(self) -> list[Output]:
         """What requests got since the last call, endings included."""

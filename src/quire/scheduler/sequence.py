@@ -272,3 +272,8 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether what may come next depends on a token that the host has not read yet."""
+        return self.constraint is not None and self.progress.pending > 0
