@@ -41,6 +41,12 @@ from tests.support.families import CONFIGS
         ("hy_v3", {"mlp_layer_types": ["sparse"]}, "1 mlp_layer_types for 3 layers"),
         ("exaone_moe", {"is_moe_layer": [True] * 3}, "is_moe_layer"),
         ("exaone_moe", {"mlp_layer_types": ["none"] * 3}, "mlp_layer_types = 'none'"),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
+        ("apertus", {"post_norm": True}, "post_norm = True"),
+        ("laguna", {"gating": "none"}, "gating = 'none'"),
+        ("laguna", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
+        ("laguna", {"moe_router_score_func": "sqrtsoftplus"}, "moe_router_score_func"),
+        ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
         ("glm4_moe", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         ("mistral4", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         (
@@ -54,6 +60,31 @@ from tests.support.families import CONFIGS
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
         build(CONFIGS[name] | changes)
+
+
+def test_mimo_as_it_is_published() -> None:
+    """By the keys of its own code; a window there does not count the query."""
+    ours = CONFIGS["mimo_v2_flash"]
+    left_out = ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window")
+    published = {name: value for name, value in ours.items() if name not in left_out} | {
+        "hybrid_layer_pattern": [0, 1, 1],
+        "moe_layer_freq": [0, 1, 1],
+        "sliding_window_size": 23,
+        "layernorm_epsilon": 1e-5,
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 50000.0,
+        "swa_rope_theta": 10000.0,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 24,
+        "swa_v_head_dim": 16,
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "attention_value_scale": 0.707,
+    }
+    descriptions = [getattr(build(each), "description", None) for each in (ours, published)]
+    assert descriptions[0] is not None
+    assert descriptions[0] == descriptions[1]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,11 @@ def _latent(**changes: Any) -> dict[str, Any]:
 _SCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 """Ministral 3's: queries grow with their position."""
 
+_BY_TYPE: dict[str, Any] = {
+    FULL: {"rope_type": "default", "rope_theta": 50000.0},
+    SLIDING: ROPE["rope_parameters"],
+}
+
 # Of many heads, since a key that all heads score 0 is no better than another such.
 _INDEXER = {"index_topk": 12, "index_n_heads": 8, "index_head_dim": 16}
 
@@ -199,6 +204,61 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     ),
     "seed_oss": config("seed_oss", head_dim=16, attention_out_bias=True),
     "arcee": config("arcee", mlp_bias=True),
+    "apertus": config("apertus", head_dim=16, hidden_act="xielu", **LLAMA3),
+    "mellum": config(
+        "mellum",
+        **EXPERTS,
+        head_dim=16,
+        sliding_window=24,
+        layer_types=MIXED,
+        rope_parameters=_BY_TYPE,
+    ),
+    "mellum-dense": config(
+        "mellum",
+        **EXPERTS,
+        head_dim=16,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        layer_types=[FULL] * 3,
+        rope_parameters=_BY_TYPE,
+    ),
+    "laguna": config(
+        "laguna",
+        **EXPERTS,
+        head_dim=16,
+        sliding_window=24,
+        layer_types=MIXED,
+        num_attention_heads_per_layer=[4, 2, 4],
+        shared_expert_intermediate_size=48,
+        moe_routed_scaling_factor=2.5,
+        moe_router_logit_softcapping=2.0,
+        rope_parameters=_BY_TYPE | {FULL: YARN | {"partial_rotary_factor": 0.5}},
+    ),
+    "laguna-elements": config(
+        "laguna",
+        **EXPERTS,
+        head_dim=16,
+        gating="per-element",
+        attention_bias=True,
+        layer_types=[FULL] * 3,
+        rope_parameters=_BY_TYPE,
+    ),
+    "mimo_v2_flash": config(
+        "mimo_v2_flash",
+        **ROUTED | {"n_shared_experts": None, "n_group": 2, "topk_group": 1},
+        head_dim=24,
+        v_head_dim=16,
+        num_key_value_heads=1,
+        sliding_window=24,
+        layer_types=[FULL, SLIDING, SLIDING],
+        rope_parameters={
+            kind: each | {"partial_rotary_factor": 0.334} for kind, each in _BY_TYPE.items()
+        },
+    ),
+    "olmo": config("olmo", clip_qkv=1.5),
+    "gpt_neox": config("gpt_neox", hidden_act="gelu", num_key_value_heads=4, intermediate_size=256),
+    "gpt_neox-serial": config(
+        "gpt_neox", use_parallel_residual=False, attention_bias=False, num_key_value_heads=4
+    ),
     "afmoe": config(
         "afmoe",
         **EXPERTS,

@@ -73,19 +73,17 @@ class OutputGate:
     Attributes:
         by_head: a weight for each head, not one for each of its values.
         softplus: of the weights, which are sigmoids otherwise.
-        bias: the projection has one.
     """
 
     by_head: bool = False
     softplus: bool = False
-    bias: bool = False
 
-    def module(self, hidden_size: int, heads: int, head_dim: int) -> nn.Linear:
+    def module(self, hidden_size: int, heads: int, value_dim: int) -> nn.Linear:
         """From the rows that attention reads; see `of` for the weights."""
-        return nn.Linear(hidden_size, heads * (1 if self.by_head else head_dim), bias=self.bias)
+        return nn.Linear(hidden_size, heads * (1 if self.by_head else value_dim), bias=False)
 
     def of(self, projected: mx.array, heads: int) -> mx.array:
-        """The weights, `[T, heads, 1 or head_dim]`."""
+        """The weights, `[T, heads, 1 or value_dim]`."""
         split = projected.reshape(len(projected), heads, -1)
         if not self.softplus:
             return mx.sigmoid(split)
@@ -103,6 +101,8 @@ class Attention:
         chunk: queries see what is in their chunk of so many tokens; None is all.
         output_gate: the queries' projection carries, head by head, a gate for the output.
         own_gate: a gate for the output has its own projection.
+        value_dim: size of a head's value, where it is not that of its key.
+        value_scale: multiplies the values.
         softcap: bounds the logits by a hyperbolic tangent.
         sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
         clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
@@ -127,6 +127,8 @@ class Attention:
     clip: float | None = None
     temperature: Temperature | None = None
     bidirectional_media: bool = False
+    value_dim: int = 0
+    value_scale: float = 1.0
 
     @property
     def attribute(self) -> str:
@@ -138,11 +140,12 @@ class Attention:
 
     @property
     def spec(self) -> AttentionSpec:
+        heads, dim, value_dim = self.kv_heads, self.head_dim, self.value_dim
         if self.chunk is not None:
-            return ChunkedKV(self.kv_heads, self.head_dim, self.chunk)
+            return ChunkedKV(heads, dim, self.chunk, value_dim=value_dim)
         if self.window is None:
-            return FullKV(self.kv_heads, self.head_dim, self.bidirectional_media)
-        return WindowKV(self.kv_heads, self.head_dim, self.window, self.bidirectional_media)
+            return FullKV(heads, dim, self.bidirectional_media, value_dim=value_dim)
+        return WindowKV(heads, dim, self.window, self.bidirectional_media, value_dim=value_dim)
 
     @property
     def plain_heads(self) -> bool:
@@ -164,18 +167,19 @@ class SelfAttention(Module):
         super().__init__()
         self._kind, self._layer = kind, layer
         width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+        value_dim = kind.value_dim or kind.head_dim
         gated = 2 if kind.output_gate else 1
         self.q_proj = nn.Linear(hidden_size, gated * width, bias=kind.qkv_bias)
         self.k_proj = nn.Linear(hidden_size, kv_width, bias=kind.qkv_bias)
-        self.v_proj = nn.Linear(hidden_size, kv_width, bias=kind.qkv_bias)
-        self.o_proj = nn.Linear(width, hidden_size, bias=kind.out_bias)
+        self.v_proj = nn.Linear(hidden_size, kind.kv_heads * value_dim, bias=kind.qkv_bias)
+        self.o_proj = nn.Linear(kind.heads * value_dim, hidden_size, bias=kind.out_bias)
         if kind.qk_norm is not None:
             self.q_norm = kind.qk_norm.module(kind.heads, kind.head_dim)
             self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
         if kind.sinks:
             self.sinks = mx.zeros(kind.heads)
         if kind.own_gate is not None:
-            self.g_proj = kind.own_gate.module(hidden_size, kind.heads, kind.head_dim)
+            self.g_proj = kind.own_gate.module(hidden_size, kind.heads, value_dim)
         self._parts: tuple[HeadPart, ...] = ()
         """Queries, keys and values, where nothing else is done to them; once asked for."""
 
@@ -194,7 +198,9 @@ class SelfAttention(Module):
         if kind.temperature is not None:
             q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
         sinks = self.get("sinks")
-        # [T, heads, head_dim]
+        if kind.value_scale != 1:
+            v = v * kind.value_scale
+        # [T, heads, value_dim]
         out = step.attend(self._layer, q, k, v, scale=kind.scale, softcap=kind.softcap, sinks=sinks)
         if gate is not None:
             out = out * mx.sigmoid(gate)
@@ -244,8 +250,8 @@ class SelfAttention(Module):
         return q, k
 
     def _values(self, v: mx.array) -> mx.array:
-        """By head: `[T, heads, head_dim]`."""
-        return self._clipped(v).reshape(len(v), self._kind.kv_heads, self._kind.head_dim)
+        """By head: `[T, heads, value_dim]`."""
+        return self._clipped(v).reshape(len(v), self._kind.kv_heads, -1)
 
     def _clipped(self, x: mx.array) -> mx.array:
         clip = self._kind.clip

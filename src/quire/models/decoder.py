@@ -114,6 +114,14 @@ class ParallelLayer(DecoderLayer):
         return self._add(x, self._mix(y, step, rotate) + self._feed(y, step))
 
 
+class BesideLayer(DecoderLayer):
+    """Both blocks read the same rows, each by its own norm."""
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+        mixed = self._mix(self.input_layernorm(x), step, rotate)
+        return self._add(x, mixed + self._feed(self.post_attention_layernorm(x), step))
+
+
 class GatedLayer(DecoderLayer):
     """Cross-attention beside a decoder that was there before (arXiv:2407.21783, section 7).
 
@@ -141,6 +149,7 @@ _LAYERS: dict[Placement, type[DecoderLayer]] = {
     Placement.POST: PostNormLayer,
     Placement.SANDWICH: SandwichLayer,
     Placement.PARALLEL: ParallelLayer,
+    Placement.BESIDE: BesideLayer,
     Placement.GATED: GatedLayer,
 }
 

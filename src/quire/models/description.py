@@ -26,6 +26,7 @@ class Placement(Enum):
     POST = "after each block, before it is added"
     SANDWICH = "before and after each block"
     PARALLEL = "once, before both blocks, which are added together"
+    BESIDE = "before each block, both of which read what comes in"
     GATED = "before each block, whose output a learned gate weighs; for rows that attend to media"
 
 

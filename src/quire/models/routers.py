@@ -71,6 +71,7 @@ class SigmoidRouter:
         scale: multiplies the weights.
         groups, best_groups: experts stand in so many groups, of which so many are open to a row;
             a group counts as much as its two best experts.
+        softcap: bounds the logits by a hyperbolic tangent; 0 leaves them.
     """
 
     k: int
@@ -79,8 +80,11 @@ class SigmoidRouter:
     groups: int = 1
     best_groups: int = 1
     corrected: bool = True
+    softcap: float = 0.0
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
+        if self.softcap:
+            logits = mx.tanh(logits / self.softcap) * self.softcap
         scores = mx.sigmoid(logits)
         grouped = self.best_groups < self.groups
         ranked = scores if correction is None else scores + correction

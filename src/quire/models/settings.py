@@ -144,11 +144,14 @@ class Settings(Values):
                 return where.integer(key)
         return None
 
-    def rope_by_type(self, full: float, sliding: float) -> tuple[RopeParameters, RopeParameters]:
+    def rope_by_type(
+        self, full: float, sliding: float, partial: float = 1.0
+    ) -> tuple[RopeParameters, RopeParameters]:
         """The rotations of full and of sliding layers, of which only the full may be stretched.
 
         Args:
             full, sliding: theta of each where the configuration has none.
+            partial: the share of a head that both rotate, where it has none.
         """
         by_kind, parts = self.nested("rope_parameters", needed=False), []
         if not by_kind.has(FULL):
@@ -159,7 +162,9 @@ class Settings(Values):
         for kind, theta in ((FULL, full), (SLIDING, sliding)):
             longest = self.values.get("max_position_embeddings")
             part = by_kind.nested(kind, needed=False).filled(
-                rope_theta=theta, original_max_position_embeddings=longest
+                rope_theta=theta,
+                original_max_position_embeddings=longest,
+                partial_rotary_factor=partial,
             )
             parts.append(RopeParameters.from_dict(part.values))
         return parts[0], parts[1]

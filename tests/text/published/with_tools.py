@@ -251,6 +251,15 @@ WITH_TOOLS: tuple[Published, ...] = (
         thinks=True,
     ),
     Published(
+        ("mimo_v2_flash",),
+        "XiaomiMiMo/MiMo-V2-Flash",
+        "qwen3_coder",
+        CHATML,
+        CHATML_ANSWER,
+        FUNCTIONS,
+    ),
+    Published(("laguna",), "poolside/Laguna-XS.2", "glm4"),
+    Published(
         ("afmoe",),
         "arcee-ai/Trinity-Mini",
         "qwen3",

@@ -1,12 +1,14 @@
-"""OLMo 2 (arXiv:2501.00656), OLMo 3 and OLMoE (arXiv:2409.02060)."""
+"""OLMo (arXiv:2402.00838), OLMo 2 (arXiv:2501.00656), OLMo 3 and OLMoE (arXiv:2409.02060)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import mlx.core as mx
+
 from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer, Placement
+from quire.models.description import Mixer, Norm, Placement
 from quire.models.families.common import (
     Family,
     attention,
@@ -17,7 +19,27 @@ from quire.models.families.common import (
     softmax_mixture,
     uniform_layers,
 )
+from quire.models.names import Names, Weights
 from quire.models.settings import FULL, SLIDING, Settings
+
+
+def olmo(s: Settings) -> LanguageModel:
+    """Norms have no weights; ones stand for them."""
+    layers = uniform_layers(s, attention(s, clip=_clip(s)), mlp(s, bias=False))
+    size = s.integer("hidden_size")
+
+    def with_ones(weights: Weights) -> Weights:
+        names = [f"layers.{index}.{norm}" for index in range(len(layers)) for norm in _BEFORE]
+        return weights | {f"{name}.weight": mx.ones(size) for name in (*names, "norm")}
+
+    return decoder(s, layers, Names(prepare=with_ones), norm=Norm(1e-5, centred=True))
+
+
+_BEFORE = ("input_layernorm", "post_attention_layernorm")
+
+
+def _clip(s: Settings) -> float | None:
+    return s.number("clip_qkv") if s.has("clip_qkv") else None
 
 
 def olmo2(s: Settings) -> LanguageModel:
@@ -43,8 +65,7 @@ def olmo3(s: Settings) -> LanguageModel:
 
 def olmoe(s: Settings) -> LanguageModel:
     norm = rms(s, 1e-5)
-    clip = s.number("clip_qkv") if s.has("clip_qkv") else None
-    usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS), clip=clip)
+    usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS), clip=_clip(s))
     return decoder(
         s,
         uniform_layers(s, usual, softmax_mixture(s, width=s.integer("intermediate_size"))),
@@ -53,6 +74,7 @@ def olmoe(s: Settings) -> LanguageModel:
 
 
 FAMILIES = (
+    Family("olmo", "OLMo", olmo),
     Family("olmo2", "OLMo 2", olmo2),
     Family("olmo3", "OLMo 3", olmo3),
     Family("olmoe", "OLMoE", olmoe),

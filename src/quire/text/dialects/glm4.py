@@ -1,7 +1,7 @@
 """GLM 4.5 and later: `<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>`.
 
-Source: the chat template of zai-org/GLM-4.5. Values carry no type: strings come as they are,
-everything else as JSON, so the tool's schema decides.
+Source: the chat template of zai-org/GLM-4.5; of Laguna, the parser "poolside_v1" of vLLM. Values
+carry no type: strings come as they are, everything else as JSON, so the tool's schema decides.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _LAYOUT = Layout(
 GLM4 = Dialect(
     name="glm4",
     recognises=lambda template, model_type: (
-        KEY in template or model_type.startswith(("glm4_moe", "glm_moe"))
+        KEY in template or model_type.startswith(("glm4_moe", "glm_moe", "laguna"))
     ),
     build=partial(Machine, _LAYOUT),
     reasoning=THINK,

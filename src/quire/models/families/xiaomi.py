@@ -1,0 +1,97 @@
+"""MiMo V2 Flash (arXiv:2601.02780)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.attention import Attention
+from quire.models.base import LanguageModel
+from quire.models.description import Mixer
+from quire.models.families.common import (
+    CORRECTION,
+    Family,
+    attention,
+    by_type,
+    decoder,
+    dense_by_type,
+    mlp,
+    rms,
+    sigmoid_mixture,
+    with_dense,
+)
+from quire.models.names import Names
+from quire.models.rope import RopeParameters
+from quire.models.settings import FULL, SLIDING, Settings
+
+
+def mimo_v2_flash(s: Settings) -> LanguageModel:
+    """Sliding layers have twice the keys and values of full ones, and sinks."""
+    s = _renamed(s)
+    norm, count = rms(s, 1e-5), s.integer("num_hidden_layers")
+    full = _attention(s)
+    every = [FULL if index == 0 or (index + 1) % 6 == 0 else SLIDING for index in range(count)]
+    mixers: dict[str, Mixer] = {FULL: full, SLIDING: _sliding(s, full)}
+    experts = by_type(s.layer_types(every), mixers, sigmoid_mixture(s))
+    names = Names(
+        renamed=CORRECTION | {"attention_sink_bias": "sinks", "shared_experts": "shared_expert"},
+        unused=("mtp.",),
+    )
+    layers = with_dense(experts, mlp(s, bias=False), dense_by_type(s, 1))
+    return decoder(s, layers, names, norm=norm)
+
+
+def _renamed(s: Settings) -> Settings:
+    """The keys of the published file by those of the transformers library."""
+    pattern, blocks = s.integers("hybrid_layer_pattern"), s.value("moe_layer_freq")
+    if pattern:
+        s = s.filled(layer_types=[SLIDING if each == 1 else FULL for each in pattern])
+    if isinstance(blocks, list):
+        s = s.filled(mlp_layer_types=["sparse" if each == 1 else "dense" for each in blocks])
+    if s.has("layernorm_epsilon"):
+        s = s.filled(rms_norm_eps=s.number("layernorm_epsilon"))
+    if s.has("sliding_window_size"):  # of tokens before the query
+        s = s.changed(sliding_window=s.integer("sliding_window_size") + 1)
+    return s.filled(head_dim=192, v_head_dim=128, num_key_value_heads=4, num_experts_per_tok=8)
+
+
+def _attention(s: Settings) -> Attention:
+    """Of full layers."""
+    rope, _ = _rotations(s)
+    scale = s.number("attention_value_scale", default=1.0 if _null(s) else 0.707)
+    return attention(
+        s,
+        rope=rope,
+        out_bias=False,
+        value_dim=s.integer("v_head_dim"),
+        value_scale=scale,
+        sinks=s.flag("add_full_attention_sink_bias", default=False),
+    )
+
+
+def _null(s: Settings) -> bool:
+    return "attention_value_scale" in s.values and s.values["attention_value_scale"] is None
+
+
+def _sliding(s: Settings, full: Attention) -> Attention:
+    _, rope = _rotations(s)
+    head_dim = s.integer("swa_head_dim", default=full.head_dim)
+    return replace(
+        full,
+        heads=s.integer("swa_num_attention_heads", default=full.heads),
+        kv_heads=s.integer("swa_num_key_value_heads", default=2 * full.kv_heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        value_dim=s.integer("swa_v_head_dim", default=full.value_dim),
+        rope=rope,
+        window=s.window(129),
+        sinks=s.flag("add_swa_attention_sink_bias", default=True),
+    )
+
+
+def _rotations(s: Settings) -> tuple[RopeParameters, RopeParameters]:
+    """Of full and of sliding layers."""
+    partial = s.number("partial_rotary_factor", default=0.334)
+    return s.rope_by_type(5e6, s.number("swa_rope_theta", default=1e4), partial)
+
+
+FAMILIES = (Family("mimo_v2_flash", "MiMo V2 Flash", mimo_v2_flash),)
