@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire.cache.blocks import PoolKey, Resize
-from quire.constraints.masks import mask_of
+from quire.constraints.masks import TokenMask, mask_of
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
 from quire.engine.decode.whole import Computed
@@ -110,21 +110,18 @@ def test_a_token_that_no_host_has_read_is_the_next_input(runner: Runner, answer:
     assert runner.collect(step).tokens[1].tokens == (answer[1],)
 
 
-@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("long_s", [0.0, 1e9], ids=["first layer only", "whole"])
 def test_a_mask_may_come_when_the_step_has_begun(
-    runner: Runner, answer: list[int], flushed: bool
+    runner: Runner, answer: list[int], long_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("quire.engine.runner._LONG_S", long_s)
     other = next(token for token in range(9) if token != answer[1])
-    for masks, wanted in (
-        ({1: mask_of((other,), 9)}, other),
-        ({1: None}, answer[1]),
-        ({}, answer[1]),
-    ):
+    forced: dict[int, TokenMask | None] = {1: mask_of((other,), 9)}
+    for masks, wanted in ((forced, other), ({1: None}, answer[1]), ({}, answer[1])):
         runner.launch(resized(rows(PROMPT)))
         plan = StepPlan((replace(rows((), 40, unread=1), awaits_mask=True),))
         step = runner.launch(pickle.loads(pickle.dumps(plan)))
-        if flushed:
-            runner.flush()
+        assert runner._flushed == (long_s > 0)
         runner.draw(masks)
         runner.flush()
         runner.launch(None)
