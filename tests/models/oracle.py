@@ -94,7 +94,9 @@ def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
     noise = torch.randn_like(weight)
     if name.endswith("conv1d.weight"):
         return 0.6 * noise
-    if name.endswith("linear_attn.A_log"):  # a state that lasts for more than a token or two
+    if name.endswith(
+        ("linear_attn.A_log", "forget_gate.A_log")
+    ):  # a state that lasts for more than a token or two
         return -2.0 + 0.5 * noise
     if ".conv2d" in name or (".timm_model." in name and weight.ndim == 4):
         return 1.5 * noise * weight[0].numel() ** -0.5

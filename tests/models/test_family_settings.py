@@ -11,6 +11,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.loader import context_length, trained_length
 from quire.models.registry import build
 from tests.support.families import CONFIGS
+from tests.support.family_shapes import FULL
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,16 @@ from tests.support.families import CONFIGS
         ("laguna", {"moe_router_score_func": "sqrtsoftplus"}, "moe_router_score_func"),
         ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
         ("glm4_moe", {"n_group": 3}, "n_routed_experts % n_group = 2"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope = False"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "= 'softmax'"),
+        ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("kimi_linear", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"full_attn_layers": [3, 4], "kda_layers": [1, 2, 4]}},
+            r"linear_attn_config.kda_layers = \[1, 2, 4\], which with full_attn_layers is",
+        ),
+        ("kimi_linear-groups", {"layer_types": [FULL]}, "1 layer_types for 3 layers"),
         ("mistral4", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         (
             "mistral4",
@@ -92,6 +103,7 @@ def test_mimo_as_it_is_published() -> None:
     [
         ("mamba2", {"max_position_embeddings": None}, 1 << 20),
         ("mamba2", {"max_position_embeddings": 2048}, 2048),
+        ("kimi_linear", {"max_position_embeddings": None}, 512),
         ("ministral3", {"max_position_embeddings": 64}, 256),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from quire.models.base import named_parameters
 from quire.models.gated_delta import GatedDelta, GatedDeltaNet, gated_delta
+from quire.models.kimi_delta import channel_delta
 from tests.models.solo import SoloStep
 
 HIDDEN = 32
@@ -102,3 +103,37 @@ def test_the_rule_token_by_token(t: int) -> None:
         state = state + (beta[:, i, :, None] * error)[..., None] * keys
         assert mx.max(mx.abs(y[:, i] - (state * queries).sum(axis=-1))).item() < 1e-5
     assert mx.max(mx.abs(after - state)).item() < 1e-5
+
+
+@pytest.mark.parametrize("t", [1, 16])
+def test_channels_that_forget_alike_are_a_head_that_does(t: int) -> None:
+    n, heads, key_dim, value_dim = 2, 4, 16, 8
+    draws = mx.random.split(mx.random.key(2), 6)
+    q, k = (mx.random.normal((n, t, heads, key_dim), key=each) / 4 for each in draws[:2])
+    v = mx.random.normal((n, t, heads, value_dim), key=draws[2])
+    decay = mx.random.uniform(0.5, 1.0, (n, t, heads), key=draws[3])
+    beta = mx.random.uniform(shape=(n, t, heads), key=draws[4])
+    state = mx.random.normal((n, heads, value_dim, key_dim), key=draws[5])
+
+    kept = mx.broadcast_to(decay[..., None], k.shape)
+    got = channel_delta(q, k, v, kept, beta, state)
+
+    for ours, theirs in zip(got, gated_delta(q, k, v, mx.log(decay), beta, state), strict=True):
+        assert mx.max(mx.abs(ours - theirs)).item() < 1e-5
+
+
+def test_channels_give_the_same_bits_wherever_a_prompt_is_cut() -> None:
+    n, t, heads, dim = 2, 9, 3, 16
+    draws = mx.random.split(mx.random.key(3), 6)
+    q, k, v = (mx.random.normal((n, t, heads, dim), key=each) / 4 for each in draws[:3])
+    kept = mx.random.uniform(0.5, 1.0, (n, t, heads, dim), key=draws[3])
+    beta = mx.random.uniform(shape=(n, t, heads), key=draws[4])
+    state = mx.random.normal((n, heads, dim, dim), key=draws[5])
+    rows = (q, k, v, kept, beta)
+
+    whole, after = channel_delta(*rows, state)
+    first, state = channel_delta(*(each[:, :4] for each in rows), state)
+    rest, state = channel_delta(*(each[:, 4:] for each in rows), state)
+
+    assert mx.array_equal(mx.concatenate([first, rest], axis=1), whole).item()
+    assert mx.array_equal(state, after).item()

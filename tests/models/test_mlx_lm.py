@@ -73,6 +73,7 @@ NOT_THERE = {
     "mellum-dense": "mlx-lm has no dense layers",
     "laguna-elements": "mlx-lm has gates of heads only",
     "gpt_oss": "mlx-lm reads it packed only",
+    "kimi_linear-groups": "mlx-lm's queries have no latent",
     "llama4_text": "mlx-lm's has no experts; its `llama4` is held below",
     "llama4_text-several": "mlx-lm's has no experts; its `llama4` is held below",
     "qwen2_moe": "mlx-lm has no dense layers",

@@ -56,6 +56,13 @@ def _state_spaces(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def _channels(**changes: Any) -> dict[str, Any]:
+    """Kimi Linear's layers, without what it has no use for: it rotates nothing."""
+    own = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+    shape = config("kimi_linear", num_key_value_heads=4, moe_intermediate_size=32, **own)
+    return {name: value for name, value in shape.items() if name != "rope_parameters"} | changes
+
+
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_next": config(
         "qwen3_next",
@@ -68,6 +75,37 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         linear_value_head_dim=16,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
+    ),
+    "kimi_linear": _channels(
+        num_hidden_layers=4,
+        linear_attn_config={
+            "full_attn_layers": [3],
+            "kda_layers": [1, 2, 4],
+            "num_heads": 3,
+            "head_dim": 16,
+            "short_conv_kernel_size": 3,
+        },
+        num_experts=8,
+        num_experts_per_token=2,
+        num_shared_experts=2,
+        first_k_dense_replace=0,
+        moe_renormalize=True,
+        mla_use_nope=True,
+        head_dim=8,
+        model_max_length=512,
+    ),
+    "kimi_linear-groups": _channels(
+        layer_types=[FULL, LINEAR, FULL],
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        linear_num_heads=2,
+        linear_head_dim=16,
+        num_local_experts=16,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        q_lora_rank=24,
+        attention_bias=True,
+        norm_topk_prob=False,
     ),
     "granitemoehybrid": config(
         "granitemoehybrid", **_hybrid(num_local_experts=0, shared_intermediate_size=128)

@@ -128,8 +128,8 @@ class GatedDeltaNet(Module):
         keys = s.key_heads * s.key_dim
         q, k, v = mx.split(mixed, [keys, 2 * keys], axis=-1)
         return gated_delta(
-            _unit(q.reshape(n, t, s.key_heads, s.key_dim)) * s.key_dim**-0.5,
-            _unit(k.reshape(n, t, s.key_heads, s.key_dim)),
+            unit(q.reshape(n, t, s.key_heads, s.key_dim)) * s.key_dim**-0.5,
+            unit(k.reshape(n, t, s.key_heads, s.key_dim)),
             v.reshape(n, t, s.value_heads, s.value_dim),
             -mx.exp(gates.log_rates.astype(mx.float32)) * step_size,
             mx.sigmoid(gates.betas),
@@ -137,7 +137,7 @@ class GatedDeltaNet(Module):
         )
 
 
-def _unit(x: mx.array) -> mx.array:
+def unit(x: mx.array) -> mx.array:
     """`x / sqrt(sum(x ** 2) + eps)` over the last axis, by the fused norm."""
     dim = x.shape[-1]
     normed: mx.array = mx.fast.rms_norm(x, None, _NORM_EPS / dim)

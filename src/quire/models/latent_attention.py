@@ -38,6 +38,7 @@ class LatentAttention:
         latent_dim: size of what is cached of keys and values, less the rotated part.
         query_latent_dim: size of the queries' latent; None projects them directly.
         scale: multiplies the logits.
+        rope: None leaves the rotated parts as they are.
         bias: projections from the hidden size, and to it, have biases.
         indexer: chooses the keys that each query attends to; None lets it attend to all, or to
             those that the layer `chosen_by` chose. Needs a latent of the queries.
@@ -51,7 +52,7 @@ class LatentAttention:
     latent_dim: int
     query_latent_dim: int | None
     scale: float
-    rope: RopeParameters
+    rope: RopeParameters | None
     bias: bool = False
     indexer: Indexer | None = None
     chosen_by: int | None = None
@@ -62,8 +63,8 @@ class LatentAttention:
         return "self_attn"
 
     @property
-    def rotation(self) -> Rotation:
-        return self.rotated_dim, self.rope
+    def rotation(self) -> Rotation | None:
+        return None if self.rope is None else (self.rotated_dim, self.rope)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -120,6 +121,10 @@ class PackedHeadLinear(PackedExpertLinear):
         return y.swapaxes(0, 1)
 
 
+def _unrotated(x: mx.array) -> mx.array:
+    return x
+
+
 class LatentSelfAttention(Module):
     """Computes a `LatentAttention`."""
 
@@ -143,9 +148,11 @@ class LatentSelfAttention(Module):
         self.unembed_out = HeadLinear(kind.heads, latent, kind.value_dim)
         self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
+        if rotate is None:
+            rotate = _unrotated
         q = self._queries(x, step, rotate).reshape(rows, kind.heads, -1)
         plain, rotated = mx.split(q, [kind.plain_dim], axis=-1)
         q = mx.concatenate([self.embed_q(plain), rotate(rotated)], axis=-1)

@@ -45,6 +45,7 @@ _MODULES = (
     "minimax",
     "mistral",
     "moondream",
+    "moonshot",
     "nvidia",
     "openai",
     "openbmb",

@@ -347,7 +347,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         DEEPSEEK_MARKS | {"</think>": 128799},
     ),
     Published(
-        ("kimi_k2",),
+        ("kimi_k2", "kimi_linear"),
         "moonshotai/Kimi-K2-Instruct",
         "kimi_k2",
         "<|im_user|>user<|im_middle|>{}<|im_end|>",

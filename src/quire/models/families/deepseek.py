@@ -90,7 +90,7 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
         heads=s.integer("index_n_heads"),
         dim=s.integer("index_head_dim", default=128),
         rotated_dim=usual.rotated_dim,
-        halves=usual.rope.interleaved and not s.flag("indexer_rope_interleave"),
+        halves=s.flag("rope_interleave", default=True) and not s.flag("indexer_rope_interleave"),
         limit=s.integer("index_topk", default=2048),
     )
     layers = []

@@ -1,0 +1,154 @@
+"""Kimi Delta Attention (arXiv:2510.26692): a gated delta net whose channels forget by themselves.
+
+A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
+and each token replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.models.base import Module, RecurrentSegment, Step
+from quire.models.gated_delta import unit
+from quire.models.norm import RMSNorm
+from quire.models.recurrent import CausalConv, in_sequence, over_segments
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """A delta net that forgets by channel.
+
+    Attributes:
+        head_dim: size of a head's query, key and value, and of what its gates are made from.
+        kernel: how many tokens the convolution sees, the current one included.
+        eps: of the norm of the output.
+    """
+
+    heads: int
+    head_dim: int
+    kernel: int
+    eps: float
+
+    @property
+    def attribute(self) -> str:
+        return "self_attn"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the recurrence."""
+
+    @property
+    def width(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def spec(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs, and a matrix a head."""
+        return RecurrentState(
+            (
+                ("conv", (self.kernel - 1, 3 * self.width), ""),
+                ("delta", (self.heads, self.head_dim, self.head_dim), "float32"),
+            )
+        )
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return KimiDeltaAttention(self, hidden_size, layer)
+
+
+class KimiDeltaAttention(Module):
+    """Computes a `KimiDelta`."""
+
+    def __init__(self, kind: KimiDelta, hidden: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        width = kind.width
+        self.q_proj = nn.Linear(hidden, width, bias=False)
+        self.k_proj = nn.Linear(hidden, width, bias=False)
+        self.v_proj = nn.Linear(hidden, width, bias=False)
+        self.conv1d = CausalConv(3 * width, kind.kernel)
+        self.f_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
+        self.f_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+        self.dt_bias = mx.ones(width)
+        self.A_log = mx.zeros(kind.heads)
+        self.b_proj = nn.Linear(hidden, kind.heads, bias=False)
+        self.g_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
+        self.g_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+        self.o_norm = RMSNorm(kind.head_dim, eps=kind.eps)
+        self.o_proj = nn.Linear(width, hidden, bias=False)
+
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        segments = step.recurrent(self._layer)
+        order = in_sequence(segments)
+        x = x[order]
+        qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        kept, betas = self._kept(x), mx.sigmoid(self.b_proj(x).astype(mx.float32))
+        y = over_segments(
+            segments,
+            lambda segment, part: self._advance(segment, qkv[part], kept[part], betas[part]),
+        )
+        gate = mx.sigmoid(self.g_b_proj(self.g_a_proj(x)).astype(mx.float32))
+        y = self.o_norm(y).reshape(x.shape[0], -1) * gate
+        out: mx.array = self.o_proj(y.astype(x.dtype))
+        return out[mx.argsort(order)]
+
+    def _kept(self, x: mx.array) -> mx.array:
+        """What each channel keeps of its state: `[T, hidden]` -> `[T, heads, head_dim]`."""
+        wide = self.f_b_proj(self.f_a_proj(x)).astype(mx.float32) + self.dt_bias
+        steps = mx.logaddexp(wide, 0.0).reshape(x.shape[0], self._kind.heads, -1)
+        return mx.exp(-mx.exp(self.A_log.astype(mx.float32))[:, None] * steps)
+
+    def _advance(
+        self, segment: RecurrentSegment, qkv: mx.array, kept: mx.array, betas: mx.array
+    ) -> mx.array:
+        """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, heads, head_dim]`."""
+        n, t, heads, dim = segment.n, segment.t, self._kind.heads, self._kind.head_dim
+        window = mx.concatenate([segment.read("conv"), qkv.reshape(n, t, -1)], axis=1)
+        segment.write("conv", window[:, t:])
+        mixed = self.conv1d(window, silu=True).astype(mx.float32).reshape(n, t, 3 * heads, dim)
+        q, k, v = mx.split(mixed, 3, axis=2)
+        y, state = channel_delta(
+            unit(q) * dim**-0.5,
+            unit(k),
+            v,
+            kept.reshape(n, t, heads, dim),
+            betas.reshape(n, t, heads),
+            segment.read("delta"),
+        )
+        segment.write("delta", state)
+        return y.flatten(0, 1)
+
+
+def channel_delta(
+    q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """For each token: forget, compare the value at `k` with `v`, correct it by `beta`, read at `q`.
+
+    Args:
+        q, k: `[n, t, heads, key_dim]`.
+        v: `[n, t, heads, value_dim]`.
+        kept: `[n, t, heads, key_dim]`, in (0, 1); multiplies each column of the state.
+        beta: `[n, t, heads]`, in (0, 1).
+        state: `[n, heads, value_dim, key_dim]`, float32.
+
+    Returns:
+        `[n, t, heads, value_dim]` and the state after the last token.
+    """
+    # Token by token, so that its last bits do not depend on where a prompt is cut; MLX's fused
+    # delta rule forgets by head alone.
+    written = k * beta[..., None]
+    rows = (mx.split(each, each.shape[1], axis=1) for each in (q, k, written, kept))
+    values = mx.split(v[..., None], v.shape[1], axis=1)
+    outputs = []
+    for query, key, change, left, value in zip(*rows, values, strict=True):
+        # Rows stand over the columns of a state, `[n, heads, 1, key_dim]`.
+        state = state * left.swapaxes(1, 2)
+        error = value.squeeze(1) - (state * key.swapaxes(1, 2)).sum(axis=-1, keepdims=True)
+        state = state + error * change.swapaxes(1, 2)
+        outputs.append((state * query.swapaxes(1, 2)).sum(axis=-1))
+    return mx.stack(outputs, axis=1), state
