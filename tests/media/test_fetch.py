@@ -281,7 +281,6 @@ async def test_data_urls() -> None:
     policy = FetchPolicy(max_bytes=len(BYTES))
     encoded = base64.b64encode(BYTES).decode()
     url = f"data:image/png;base64,{encoded}"
-
     for each in (url, url.replace("data", "DATA").replace("base64", "BASE64", 1)):
         assert await fetch(each, policy, param="x") == BYTES
     assert await fetch("data:,a%20b", policy, param="x") == b"a b"

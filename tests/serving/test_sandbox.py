@@ -117,10 +117,24 @@ def test_what_the_grammar_cannot_enforce_is_named() -> None:
             "secret": {"type": "string", "format": "password"},
             "map": {"type": "object", "propertyNames": {"minLength": 2}},
             "link": {"type": "string", "format": "iri"},
+            "count": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+            "other": {"$ref": "#/$defs/other"},
+            "kind": {"oneOf": [{"const": "a"}, {"const": "b"}]},  # no text is both
+            "either": {
+                "properties": {"a": {}, "b": {}},
+                "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+                "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+            },
         },
-        "$defs": {"uniqueItems": {"type": "null"}},
+        "$defs": {
+            "uniqueItems": {"type": "null"},
+            "other": {"oneOf": [{"type": "string"}, {"pattern": "^a"}]},
+        },
     }
-    said = ("tags: uniqueItems", "price: pattern", "map: propertyNames", "link: format")
+    said = (
+        *("$defs.other: oneOf", "tags: uniqueItems", "price: pattern", "map: propertyNames"),
+        *("link: format", "count: oneOf", "either: oneOf"),
+    )
 
     async def play(made: GrammarSandbox) -> None:
         assert (await made.build(wanted(schema))).unenforced == said

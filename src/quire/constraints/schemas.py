@@ -32,7 +32,8 @@ _UNENFORCED = frozenset(
     | {"then", "else", "dependentRequired", "dependentSchemas", "dependencies"}
     | {"unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef"}
 )
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_DEFINING = ("$defs", "definitions")
+_NAMED = frozenset({"properties", "patternProperties", *_DEFINING})
 """Keywords whose value maps names to schemas."""
 _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 """Keywords whose value is a list of schemas."""
@@ -60,12 +61,18 @@ class Prepared:
 
 
 def prepare(
-    schema: Any, param: str, compiles: Callable[[str], bool], *, close: bool = False
+    schema: Any,
+    param: str,
+    is_pattern: Callable[[str], bool],
+    compiles: Callable[[dict[str, Any]], bool],
+    *,
+    close: bool = False,
 ) -> Prepared:
     """The part of a schema that a grammar can enforce.
 
     Args:
-        compiles: whether a regular expression can be a grammar.
+        is_pattern: whether a regular expression can be a grammar.
+        compiles: whether a schema can.
         close: see `closed`.
 
     Raises:
@@ -76,8 +83,12 @@ def prepare(
         raise _refused(param, "a schema is a JSON object")
     _check_values(schema, param)
     _check_chain(schema, param)
-    relaxing = _Relaxing(compiles)
-    relaxed = relaxing.schema(closed(schema) if close else schema, "")
+    schema = closed(schema) if close else schema
+    relaxing = _Relaxing(is_pattern, compiles)
+    relaxing.definitions = {
+        key: relaxing.within(key, schema[key], "") for key in _DEFINING if key in schema
+    }
+    relaxed = relaxing.schema(schema, "")
     return Prepared(relaxed, tuple(dict.fromkeys(relaxing.unenforced)))
 
 
@@ -171,7 +182,7 @@ def _check_chain(schema: Any, param: str) -> None:
             raise _refused(param, f"its references make a chain of more than {MAX_CHAIN} objects")
         reference = node.get("$ref") if isinstance(node, Mapping) else None
         inner = (
-            [node[key] for key in node if key not in ("$defs", "definitions")]
+            [node[key] for key in node if key not in _DEFINING]
             if isinstance(node, Mapping)
             else list(_children(node))
         )
@@ -197,7 +208,10 @@ def target(reference: str, root: Any) -> Any:
 
 @dataclass(slots=True)
 class _Relaxing:
-    compiles: Callable[[str], bool]
+    is_pattern: Callable[[str], bool]
+    compiles: Callable[[dict[str, Any]], bool]
+    definitions: dict[str, Any] = field(default_factory=dict)
+    """Of the whole schema, for what refers to them."""
     unenforced: list[str] = field(default_factory=list)
     known: dict[str, bool] = field(default_factory=dict)
 
@@ -210,10 +224,27 @@ class _Relaxing:
                 if self._is_reported(key, value):
                     self.unenforced.append(f"{path or '#'}: {key}")
             else:
-                kept[key] = self._value(key, value, path)
-        return kept
+                kept[key] = self.within(key, value, path)
+        return self._either(kept, path) if "oneOf" in kept else kept
 
-    def _value(self, key: str, value: Any, path: str) -> Any:
+    def _either(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """The same with any of the schemas of which one alone should be met, where no grammar can
+        tell one from the others."""
+        if self.compiles(self.definitions | schema):
+            return schema
+        rest = {key: value for key, value in schema.items() if key != "oneOf"}
+        either = {"anyOf": schema["oneOf"]}
+        relaxed = (
+            {**rest, "allOf": [*rest.get("allOf", ()), either]}
+            if "anyOf" in rest
+            else rest | either
+        )
+        if not self.compiles(self.definitions | relaxed):
+            return schema  # and the compiler says why
+        self.unenforced.append(f"{path or '#'}: oneOf")
+        return relaxed
+
+    def within(self, key: str, value: Any, path: str) -> Any:
         if key in _NAMED and isinstance(value, dict):
             return {
                 name: self.schema(inner, _join(path, key, name))
@@ -227,7 +258,7 @@ class _Relaxing:
         return value
 
     def _fits(self, pattern: str, path: str) -> bool:
-        if self._compiles(pattern):
+        if self._known(pattern):
             return True
         self.unenforced.append(f"{path or '#'}: patternProperties")
         return False
@@ -236,7 +267,7 @@ class _Relaxing:
         if key == "format":
             return value not in FORMATS if isinstance(value, str) else False
         if key == "pattern" and isinstance(value, str):
-            return not self._compiles(value)
+            return not self._known(value)
         return key in _UNENFORCED
 
     @staticmethod
@@ -252,13 +283,13 @@ class _Relaxing:
             case _:
                 return True
 
-    def _compiles(self, pattern: str) -> bool:
+    def _known(self, pattern: str) -> bool:
         if pattern not in self.known:
-            self.known[pattern] = self.compiles(pattern)
+            self.known[pattern] = self.is_pattern(pattern)
         return self.known[pattern]
 
 
 def _join(path: str, key: str, name: str) -> str:
-    if key in ("$defs", "definitions"):
+    if key in _DEFINING:
         return f"{key}.{name}"
     return f"{path}.{name}" if path else name

@@ -114,14 +114,21 @@ class GrammarBuilder:
     def _schema(
         self, schema: Any, field: str, *, close: bool = False
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        def compiles(pattern: str) -> bool:
+        def is_pattern(pattern: str) -> bool:
             text = json.dumps({"type": "string", "pattern": pattern})
             known = compiles_as_pattern(pattern)
             if known and _MANY.search(pattern):
                 self._rehearse(GrammarSpec("json_schema", text), field)
             return known
 
-        prepared = prepare(schema, field, compiles, close=close)
+        def compiles(part: dict[str, Any]) -> bool:
+            try:
+                check_grammar(GrammarSpec("json_schema", json.dumps(part)), field)
+            except RequestError:
+                return False
+            return True
+
+        prepared = prepare(schema, field, is_pattern, compiles, close=close)
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 
