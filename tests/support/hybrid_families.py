@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.family_shapes import EXPERTS, FULL, LINEAR, config
+from tests.support.family_shapes import EXPERTS, FULL, LINEAR, SLIDING, config
 
 
 def _hybrid(**changes: Any) -> dict[str, Any]:
@@ -174,5 +174,31 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         num_dense_layers=1,
         norm_eps=1e-5,
         routed_scaling_factor=1.5,
+    ),
+    "lfm3": config(
+        "lfm3",
+        num_hidden_layers=6,
+        head_dim=16,
+        rope_parameters=None,
+        sliding_window=32,
+        conv_L_cache=7,
+        norm_eps=1e-5,
+        tie_word_embeddings=True,
+    ),
+    "lfm3-plain": config(
+        "lfm3",
+        layer_types=["conv", SLIDING, FULL],
+        head_dim=32,
+        sliding_window=32,
+        conv_L_cache=3,
+        conv_bias=True,
+        attention_bias=True,
+        norm_eps=1e-5,
+        use_sandwich_norm=False,
+        use_attention_gate=False,
+        rope_parameters={
+            FULL: {"rope_type": "default", "rope_theta": 5e5},
+            SLIDING: {"rope_type": "default", "rope_theta": 2e4},
+        },
     ),
 }

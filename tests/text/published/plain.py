@@ -47,6 +47,7 @@ PLAIN: tuple[Published, ...] = (
         "Assistant:",
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
+    Published(("lfm3",), "LiquidAI/LFM3-1.7B", "none", ends={"<|im_end|>": 124900}),
     Published(
         ("internlm2",),
         "internlm/internlm2_5-7b-chat",

@@ -1,12 +1,12 @@
-"""LFM2, dense and of experts (arXiv:2511.23404)."""
+"""LFM2, dense and of experts (arXiv:2511.23404), and LFM3."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import QKNorm
+from quire.models.attention import OutputGate, QKNorm
 from quire.models.base import LanguageModel
-from quire.models.description import FeedForward, Layer, Mixer, Norm
+from quire.models.description import FeedForward, Layer, Mixer, Norm, Placement
 from quire.models.families.common import (
     Family,
     attention,
@@ -19,7 +19,7 @@ from quire.models.families.common import (
 from quire.models.feed_forward import MLP
 from quire.models.names import Names
 from quire.models.routers import SigmoidRouter
-from quire.models.settings import FULL, Settings
+from quire.models.settings import FULL, SLIDING, Settings
 from quire.models.short_conv import ShortConv
 
 CONV = "conv"
@@ -36,6 +36,7 @@ _PARTS = {
     "q_layernorm": "q_norm",
     "k_layernorm": "k_norm",
     "expert_bias": "e_score_correction_bias",
+    "self_attn.gate_proj": "self_attn.g_proj",
 }
 
 
@@ -84,6 +85,41 @@ def _layers(s: Settings, block: FeedForward) -> tuple[Layer, ...]:
     return by_type(types, mixers, block)
 
 
+def lfm3(s: Settings) -> LanguageModel:
+    s = s.filled(head_dim=128, rope_parameters=_ROTATIONS)
+    norm, gated = _norm(s), s.flag("use_attention_gate", default=True)
+    full, sliding = s.rope_by_type(1e6, 1e4)
+    gate = OutputGate(by_head=True) if gated else None
+    seen = attention(s, rope=full, qk_norm=QKNorm(norm), own_gate=gate)
+    width, kernel = s.integer("hidden_size"), s.integer("conv_L_cache", default=7)
+    mixers: dict[str, Mixer] = {
+        FULL: seen,
+        SLIDING: replace(seen, rope=sliding, window=s.window(256)),
+        CONV: ShortConv(width, kernel, s.flag("conv_bias", default=False)),
+    }
+    count = s.integer("num_hidden_layers")
+    usual = [FULL if n % 4 == 2 else CONV if n % 4 or not n else SLIDING for n in range(count)]
+    types = s.layer_types(usual, (FULL, SLIDING, CONV))
+    layers = by_type(types, mixers, MLP(s.integer("intermediate_size"), "silu"))
+    if s.flag("use_sandwich_norm", default=True):
+        names = Names(renamed=_PARTS | _AROUND, prepare=channels_last)
+        return decoder(s, layers, names, norm=norm, tied=True, placement=Placement.SANDWICH)
+    names = Names(renamed=_PARTS, prepare=channels_last)
+    return decoder(s, layers, names, norm=norm, tied=True)
+
+
+_ROTATIONS = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
+_AROUND = {
+    "post_operator_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffn_norm": "post_feedforward_layernorm",
+}
+"""Parts of names where there are norms before and after each block."""
+
+
 def _norm(s: Settings) -> Norm:
     return Norm(s.number("norm_eps", default=1e-5, minimum=0.0))
 
@@ -97,4 +133,5 @@ def _decoder(s: Settings, layers: tuple[Layer, ...]) -> LanguageModel:
 FAMILIES = (
     Family("lfm2", "LFM2", lfm2),
     Family("lfm2_moe", "LFM2-8B-A1B", lfm2_moe),
+    Family("lfm3", "LFM3", lfm3),
 )
