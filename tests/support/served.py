@@ -20,6 +20,7 @@ from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiled import TILE
 from tests.support.tiny_models import AUDIO, END_AUDIO, IMAGE, VIDEO, write_model
 from tests.support.tiny_models import VOCABULARY as OWN_VOCABULARY
+from tests.support.unified import SAMPLES, unified_config
 from tests.text.made import byte_level
 
 VOCABULARY = 512
@@ -128,6 +129,7 @@ _GEMMA3N["vision_config"] |= {"vocab_offset": VOCABULARY - 16}
 _GEMMA3N["audio_config"] |= {"vocab_offset": VOCABULARY - 8}
 _EARS = {"feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": 16}
 _EYES = {"image_processor_type": "SiglipImageProcessorFast", "size": {"height": 128, "width": 128}}
+_SQUARES = {"patch_size": PATCH, "pooling_kernel_size": 2, "max_soft_tokens": 70}
 _CLIP_COLOURS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -170,6 +172,30 @@ FAMILIES: dict[str, Served] = {
         ),
         {"image": 6 * 4 + 6},
         {"image": "<|image_pad|>"},
+    ),
+    "gemma4_unified": Served(
+        unified_config(max_position_embeddings=1024),
+        {
+            "processor_config.json": {
+                "image_processor": {
+                    "image_processor_type": "Gemma4UnifiedImageProcessor",
+                    **_SQUARES,
+                },
+                "video_processor": {
+                    "video_processor_type": "Gemma4UnifiedVideoProcessor",
+                    "num_frames": 2,
+                    **_SQUARES,
+                },
+                "feature_extractor": {
+                    "feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor",
+                    "feature_size": SAMPLES,
+                    "audio_samples_per_token": SAMPLES,
+                    "sampling_rate": 400,
+                },
+            }
+        },
+        {"image": 60, "video": 2 * 63, "audio": 26},
+        {"image": "<|image_pad|>", "video": "<|video_pad|>", "audio": "<|audio_pad|>"},
     ),
     "glm4v": Served(
         CONFIGS["glm4v"],
