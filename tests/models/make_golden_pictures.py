@@ -20,7 +20,7 @@ from tests.models.test_gemma3n_pictures import (
     rows_of_timm,
     shown,
 )
-from tests.support.families import gemma3n_seeing_config
+from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.tiny_models import random_weights
 
 

@@ -21,7 +21,7 @@ from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
 from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ
-from tests.support.families import gemma3n_config
+from tests.support.gemma3n import gemma3n_config
 from tests.support.parity import SCENARIOS, TOLERANCE, alone, answered, assert_same, prompts
 from tests.support.seeing import Prompt
 from tests.support.tiny_models import random_weights

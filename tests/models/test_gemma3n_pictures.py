@@ -17,7 +17,7 @@ from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
 from tests.support.agreement import differ
-from tests.support.families import gemma3n_config, gemma3n_seeing_config
+from tests.support.gemma3n import gemma3n_config, gemma3n_seeing_config
 from tests.support.parity import TOLERANCE, answered
 from tests.support.seeing import prompt
 from tests.support.tiny_models import random_weights

@@ -6,8 +6,9 @@ from typing import Any
 
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS as DESCRIBED
-from tests.support.families import HELD_AGAINST_MLX_LM, gemma3n_seeing_config
+from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.fused import CONFIG as FUSED
+from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.crossing import PATCH as CROSSED_PATCH
 from tests.support.crossing import SIDE
-from tests.support.families import gemma3n_seeing_config
+from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.seeing import BEGIN, BEGIN_AUDIO, BINS, CONFIGS, END, PATCH
 from tests.support.siglip import CONFIGS as SIGLIP

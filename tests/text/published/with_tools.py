@@ -31,6 +31,17 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|start_header_id|>": 128006, "<|end_header_id|>": 128007, "<|python_tag|>": 128010},
     ),
     Published(
+        ("cwm",),
+        "facebook/cwm",
+        "qwen3",
+        "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n<think>\n",
+        "<tool: name></tool>",
+        {"<|eot_id|>": 128008, "<|end_of_text|>": 128001},
+        {"<|start_header_id|>": 128006, "<|end_header_id|>": 128007},
+        thinks=True,
+    ),
+    Published(
         ("llama4", "llama4_text"),
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
         "llama3",

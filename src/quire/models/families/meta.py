@@ -1,8 +1,9 @@
-"""Llama 2 to 4, text (arXiv:2307.09288, arXiv:2407.21783; Llama 4's model card)."""
+"""Llama 2 to 4, text (arXiv:2307.09288, arXiv:2407.21783; Llama 4's model card), and CWM."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.core.errors import ModelError
 from quire.models.attention import Attention, QKNorm, Temperature
@@ -12,22 +13,47 @@ from quire.models.families.common import (
     Family,
     activation,
     attention,
+    by_type,
     decoder,
     mlp,
     rms,
     uniform_layers,
+    windows,
 )
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
 from quire.models.names import Names, Weights
 from quire.models.routers import SigmoidRouter
-from quire.models.settings import FULL, Settings
+from quire.models.settings import FULL, SLIDING, Settings
 
 CHUNKED = "chunked_attention"
 
 
 def llama(s: Settings) -> LanguageModel:
     return decoder(s, uniform_layers(s, attention(s), mlp(s)))
+
+
+def cwm(s: Settings) -> LanguageModel:
+    """Code World Model (arXiv:2510.02387): all but every fourth layer slide."""
+    s = s.filled(num_key_value_heads=8, head_dim=128)
+    if not s.scaling().values:
+        s = s.changed(rope_parameters=_CWM_ROPE)
+    usual = attention(s, rope=s.rope(theta=1e6), qkv_bias=False, out_bias=False)
+    types = s.layer_types(
+        [SLIDING if i % 4 else FULL for i in range(s.integer("num_hidden_layers"))]
+    )
+    return decoder(s, by_type(types, windows(s, usual, 8192), mlp(s)), norm=rms(s, 1e-5))
+
+
+_CWM_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What CWM has where its configuration says nothing."""
 
 
 def llama4(s: Settings) -> LanguageModel:
@@ -108,6 +134,7 @@ def _rows_first(weights: Weights) -> Weights:
 
 
 FAMILIES = (
+    Family("cwm", "Code World Model", cwm),
     Family("llama", "Llama 2, 3, 3.1, 3.2 text, 3.3", llama),
     Family("llama4", "Llama 4, text", llama4),
     Family("llama4_text", "Llama 4, text", llama4_text),
