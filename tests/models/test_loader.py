@@ -86,6 +86,15 @@ def test_dtype_by_name(tmp_path: Path) -> None:
         open_model(str(folder), dtype="int4")
 
 
+def test_norms_without_weights_are_of_the_type_of_the_others(tmp_path: Path) -> None:
+    config = FAMILY_CONFIGS["olmo"]
+    weights = random_weights(config)
+    published = {name: array for name, array in weights.items() if "norm" not in name}
+    folder = write_model(tmp_path, config, weights=published)
+    for dtype in ("bfloat16", "float16", "float32"):
+        assert open_model(str(folder), dtype=dtype).dtype == dtype
+
+
 def test_what_corrects_the_choice_of_experts_stays_wide(tmp_path: Path) -> None:
     folder = write_model(tmp_path, FAMILY_CONFIGS["glm4_moe"])
     places = named_parameters(open_model(str(folder), dtype="bfloat16").model)

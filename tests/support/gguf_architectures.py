@@ -49,6 +49,7 @@ GGUF: dict[str, str] = {
     "mixtral": "llama",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
+    "olmo": "olmo",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "olmoe": "olmoe",

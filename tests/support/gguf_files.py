@@ -47,7 +47,7 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
 }
 _PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee", "bailingmoe", "mistral3")
-_PERMUTED += ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+_PERMUTED += ("olmo", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _KEYS = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -57,6 +57,7 @@ _KEYS = {
     "num_key_value_heads": "attention.head_count_kv",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
+    "clip_qkv": "attention.clamp_kqv",
     "head_dim": "attention.key_length",
     "sliding_window": "attention.sliding_window",
     "num_local_experts": "expert_count",

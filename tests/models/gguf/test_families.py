@@ -61,6 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "attention.value_length_mla": 24,
         },
     ),
+    "olmo": ({}, {"attention.layer_norm_epsilon": 1e-5}),
     "gpt_oss": ({}, {}),
     "granitemoehybrid": ({}, {}),
     "granitemoehybrid-experts": ({"position_embedding_type": None}, EXPERTS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -24,22 +25,21 @@ from quire.models.settings import FULL, SLIDING, Settings
 
 
 def olmo(s: Settings) -> LanguageModel:
-    """Norms have no weights; ones stand for them."""
+    """Norms learn nothing: checkpoints have no weights of theirs."""
     layers = uniform_layers(s, attention(s, clip=_clip(s)), mlp(s, bias=False))
-    size = s.integer("hidden_size")
-
-    def with_ones(weights: Weights) -> Weights:
-        names = [f"layers.{index}.{norm}" for index in range(len(layers)) for norm in _BEFORE]
-        return weights | {f"{name}.weight": mx.ones(size) for name in (*names, "norm")}
-
-    return decoder(s, layers, Names(prepare=with_ones), norm=Norm(1e-5, centred=True))
+    prepare = partial(_with_norms, hidden_size=s.integer("hidden_size"), layers=len(layers))
+    return decoder(s, layers, Names(prepare=prepare), norm=Norm(1e-5, centred=True))
 
 
-_BEFORE = ("input_layernorm", "post_attention_layernorm")
+def _with_norms(weights: Weights, *, hidden_size: int, layers: int) -> Weights:
+    """Ones for all norms, in the type of the checkpoint's weights."""
+    floats = (each.dtype for each in weights.values() if mx.issubdtype(each.dtype, mx.floating))
+    one = mx.ones(hidden_size, dtype=next(floats, mx.float32))
+    norms = [f"layers.{i}.{part}_layernorm" for i in range(layers) for part in _NORMED]
+    return {f"model.{name}.weight": one for name in (*norms, "norm")} | weights
 
 
-def _clip(s: Settings) -> float | None:
-    return s.number("clip_qkv") if s.has("clip_qkv") else None
+_NORMED = ("input", "post_attention")
 
 
 def olmo2(s: Settings) -> LanguageModel:
@@ -71,6 +71,10 @@ def olmoe(s: Settings) -> LanguageModel:
         uniform_layers(s, usual, softmax_mixture(s, width=s.integer("intermediate_size"))),
         norm=norm,
     )
+
+
+def _clip(s: Settings) -> float | None:
+    return s.number("clip_qkv") if s.has("clip_qkv") else None
 
 
 FAMILIES = (

@@ -165,6 +165,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "nemotron": Architecture(configs.plain("nemotron", hidden_act="relu2"), change=_LESS_ONE),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
+    "olmo": Architecture(configs.olmo, change=_HALVES),
     "olmo2": Architecture(configs.olmo2),
     "olmoe": Architecture(configs.olmoe),
     "phi2": Architecture(configs.phi),
@@ -197,7 +198,6 @@ REFUSED: Mapping[str, str] = {
     "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
     "minicpm3": "the first two generations of MiniCPM are served, as 'minicpm'",
     "mamba": "Mamba 2 is served, as 'mamba2'",
-    "olmo": "OLMo 2 and 3 are served, as 'olmo2'",
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
     "exaone": "EXAONE 4 is served, as 'exaone4'",
 }

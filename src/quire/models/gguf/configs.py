@@ -58,6 +58,10 @@ def olmoe(gguf: GGUF) -> Config:
     return mixture | width | clip | {"model_type": "olmoe", "norm_topk_prob": False}
 
 
+def olmo(gguf: GGUF) -> Config:
+    return {"model_type": "olmo", "clip_qkv": gguf.get("attention.clamp_kqv")}
+
+
 def olmo2(gguf: GGUF) -> Config:
     if not gguf.get("attention.sliding_window"):
         return {"model_type": "olmo2"}
