@@ -76,7 +76,8 @@ class Generation:
         sampling: `seed` is the first choice's; the others' are derived from it.
         n: choices a prompt.
         keep_alive_s: how long the model stays loaded afterwards; None leaves that as it is.
-        max_tokens: None is the operator's default, or all that the context has room for.
+        max_tokens: None is the operator's default, or all that the context has room for. 0 reads
+            the prompts, so that later ones find them in the cache, and answers nothing.
         min_tokens: before which no end token comes.
         format: what the answer must meet.
         show_reasoning: whether the reasoning is part of the answer that the client gets.

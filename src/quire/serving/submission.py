@@ -117,6 +117,7 @@ class Submission:
             dialect.parser(prompt.tokens, spec.offered_tools, self._vocabulary),
             StopMatcher(stops),
             one_call=not spec.parallel_tool_calls,
+            silent=spec.max_tokens == 0,
         )
 
     def _request(self, prepared: Prepared, prompt: Prompt, grammar: GrammarSpec | None) -> Request:
@@ -139,7 +140,7 @@ class Submission:
             prompt=tokens,
             media=prompt.media,
             sampling=spec.sampling,
-            max_tokens=max_tokens,
+            max_tokens=max(max_tokens, 1),  # the engine knows no less; see `OutputStream`
             min_tokens=spec.min_tokens,
             stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
             kv_format=spec.kv_format,

@@ -38,6 +38,7 @@ class OutputStream:
         parser: the dialect's, made for this request.
         stops: the stop matcher, made for this request.
         one_call: the answer ends with its first tool call.
+        silent: the prompt is read and nothing is answered; what the engine writes is passed over.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class OutputStream:
         "_owned",
         "_parser",
         "_reasoning",
+        "_silent",
         "_stop",
         "_stopped",
         "_stops",
@@ -63,7 +65,9 @@ class OutputStream:
         stops: StopMatcher,
         *,
         one_call: bool = False,
+        silent: bool = False,
     ) -> None:
+        self._silent = silent
         self._detokenizer = detokenizer
         self._parser = parser
         self._owned = parser.owned
@@ -99,8 +103,9 @@ class OutputStream:
             return []
         self._last = output
         events: list[Event] = []
-        last = len(output.token_ids) - 1
-        for index, token_id in enumerate(output.token_ids):
+        tokens = () if self._silent else output.token_ids
+        last = len(tokens) - 1
+        for index, token_id in enumerate(tokens):
             logprobs = output.logprobs[index] if output.logprobs else None
             stop_token = index == last and output.finish is FinishReason.STOP
             self._token(token_id, logprobs, events, stop_token=stop_token)
@@ -109,7 +114,8 @@ class OutputStream:
         if output.error is not None or output.finish is FinishReason.ERROR:
             events.append(self._fail(output.error))
         elif output.finish is not None:
-            self._finish(output.finish, events)
+            ended_itself = self._silent and output.finish is FinishReason.STOP
+            self._finish(FinishReason.LENGTH if ended_itself else output.finish, events)
         return events
 
     def _token(

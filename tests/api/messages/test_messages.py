@@ -288,6 +288,26 @@ def test_why_an_answer_was_cut_off(serve: Serve, stream: bool) -> None:
     assert message.usage.output_tokens == 2
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("text", ["one two", "", THOUGHT])
+def test_a_prompt_is_read_into_the_cache_and_not_answered(
+    serve: Serve, stream: bool, text: str
+) -> None:
+    served = serve(text)
+    message = (streamed if stream else create)(served, max_tokens=0)
+    assert (message.content, message.stop_reason) == ([], "max_tokens")
+    assert message.usage.output_tokens == 0
+    assert message.usage.input_tokens == len(served.engine.requests[0].prompt)
+    served.settle()
+    assert served.engine.tickets[0].over
+
+
+def test_an_error_of_a_prompt_that_is_only_read(serve: Serve) -> None:
+    served = serve(lambda _: Script(error=Failure("No memory.", 503, "server_error")))
+    with pytest.raises(InternalServerError, match="No memory"):
+        create(served, max_tokens=0)
+
+
 def _asked(serve: Serve) -> Served:
     served = serve()
     create(served)

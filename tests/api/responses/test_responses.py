@@ -260,6 +260,23 @@ def test_an_answer_that_was_cut_off(serve: Serve, stream: bool) -> None:
     assert response.usage.output_tokens == 3
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prompt_is_read_into_the_cache_and_not_answered(serve: Serve, stream: bool) -> None:
+    served = serve("one two three")
+    options = {"prewarm": True, "mode": "implicit"}
+    response = (streamed if stream else create)(served, prompt_cache_options=options)
+    assert (response.status, response.output, response.incomplete_details) == (
+        "completed",
+        [],
+        None,
+    )
+    assert response.usage.output_tokens == 0
+    after = create(served, input="Go on.", previous_response_id=response.id)
+    assert after.output_text == "one two three"
+    answered = create(served, prompt_cache_options={**options, "prewarm": False})
+    assert answered.output_text == "one two three"
+
+
 def test_an_answer_that_must_meet_a_schema(serve: Serve) -> None:
     served = serve('{"n": 4}')
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -29,6 +29,7 @@ from quire.api.shared.schema import (
     tag_by_role,
     tag_by_type,
 )
+from quire.core.sampling_params import MOST_TOKENS
 
 
 class UserMessage(History):
@@ -218,7 +219,9 @@ class CountRequest(Wire):
 class MessagesRequest(CountRequest, DecodingFields):
     """Every field of Anthropic's schema: honoured, refused by name, or without effect."""
 
-    max_tokens: TokenCount
+    max_tokens: int = Field(
+        ge=0, le=MOST_TOKENS, description="0 reads the prompt into the cache and answers nothing"
+    )
     stream: bool | None = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
         default=None, max_length=64

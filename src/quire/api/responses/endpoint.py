@@ -65,6 +65,7 @@ class _ReadRequest:
         store: whether to keep the response.
         summary: whether the client sees reasoning.
         sealed: whether it gets them to carry.
+        prewarms: whether nothing is answered.
     """
 
     prepared: Prepared
@@ -76,6 +77,7 @@ class _ReadRequest:
     stream: bool
     summary: bool
     sealed: bool
+    prewarms: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         stream=fields.stream is True,
         summary=_summary(fields.reasoning) is not None,
         sealed=_includes(fields, "reasoning.encrypted_content"),
+        prewarms=_prewarms(fields),
     )
 
 
@@ -150,6 +153,7 @@ class Responses:
                 summary=asked.summary,
                 seal=context.seal if asked.sealed else None,
                 keep=keep,
+                prewarms=asked.prewarms,
             )
         )
         if asked.stream:
@@ -297,7 +301,7 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
     check_stream_options(fields.stream_options, stream=fields.stream)
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
-        "max_tokens": fields.max_output_tokens,
+        "max_tokens": 0 if _prewarms(fields) else fields.max_output_tokens,
         **decoding(
             context,
             fields,
@@ -305,6 +309,11 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
             logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
         ),
     }
+
+
+def _prewarms(fields: ResponsesRequest) -> bool:
+    """Whether the prompt is to be read and not answered."""
+    return fields.prompt_cache_options is not None and fields.prompt_cache_options.prewarm is True
 
 
 def _includes(fields: ResponsesRequest, what: str) -> bool:

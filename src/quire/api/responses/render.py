@@ -51,6 +51,7 @@ class ResponseSettings:
         constant: the part of the response that stays as it begins, as JSON.
         seal: seals reasoning, if the request asks for `reasoning.encrypted_content`.
         keep: told of the response in pieces, and of its items, when it has ended well.
+        prewarms: nothing is answered, as was asked for.
     """
 
     constant: bytes
@@ -59,6 +60,7 @@ class ResponseSettings:
     summary: bool
     seal: Seal | None
     keep: Callable[[Sequence[bytes], Sequence[StoredItem]], None]
+    prewarms: bool = False
 
     def body(self, status: str, **changed: Any) -> Merged:
         """The whole response."""
@@ -169,9 +171,10 @@ class ResponseEvents:
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
         """The end; an answer that said nothing says so in an empty message."""
-        cut_off = end.reason in (FinishReason.LENGTH, FinishReason.LOOP)
+        silent = self._responding.prewarms
+        cut_off = end.reason in (FinishReason.LENGTH, FinishReason.LOOP) and not silent
         status = "incomplete" if cut_off else "completed"
-        if not self._spoken and not cut_off:
+        if not self._spoken and not cut_off and not silent:
             yield from self._open(self._message)
         yield from self._close(status)
         body = self._responding.body(

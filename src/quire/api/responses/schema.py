@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from quire.api.shared.content import AudioPart, FunctionName
 from quire.api.shared.media_parts import URL_PARTS, ImageDetail, SoftTokens, UrlPart
 from quire.api.shared.schema import (
+    CacheOptions,
     DecodingFields,
     History,
     StreamOptions,
@@ -442,6 +443,6 @@ class ResponsesRequest(PromptFields, DecodingFields):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: str | None = None
     user: str | None = None

@@ -255,6 +255,13 @@ def check_stream_options(options: StreamOptions | None, *, stream: bool | None) 
         )
 
 
+class CacheOptions(History):
+    """OpenAI's `prompt_cache_options`. Every prompt is kept while there is room, as if none were
+    given; responses can ask for one to be read and not answered."""
+
+    prewarm: bool | None = None
+
+
 class DecodingFields(Wire):
     """How tokens are drawn and kept, in every generating endpoint, whatever its protocol has.
 
