@@ -10,7 +10,7 @@ from quire.core.errors import ModelError
 from quire.models.decoder import DecoderModel
 from quire.models.loader import context_length, trained_length
 from quire.models.registry import build
-from tests.support.families import CONFIGS
+from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.family_shapes import FULL
 
 
@@ -48,6 +48,13 @@ from tests.support.family_shapes import FULL
         ("laguna", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
         ("laguna", {"moe_router_score_func": "sqrtsoftplus"}, "moe_router_score_func"),
         ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
+        ("step3p5", {"sink": True}, "sink = True"),
+        ("step3p5", {"moe_layers_enum": "1,x"}, "moe_layers_enum = '1,x'"),
+        ("step3p5", {"swiglu_limits": ["x"]}, "swiglu_limits"),
+        ("step3p5", {"rope_theta": [-1.0]}, "rope_theta"),
+        ("cohere2_moe", {"expert_selection_fn": "top"}, "expert_selection_fn = 'top'"),
+        ("cohere2_moe", {"mlp_layer_types": ["dense"]}, "1 mlp_layer_types for 4 layers"),
+        ("olmo_hybrid", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("glm4_moe", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope = False"),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "= 'softmax'"),
@@ -70,7 +77,7 @@ from tests.support.family_shapes import FULL
 )
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
-        build(CONFIGS[name] | changes)
+        build((CONFIGS | HELD_AGAINST_MLX_LM)[name] | changes)
 
 
 def test_mimo_as_it_is_published() -> None:

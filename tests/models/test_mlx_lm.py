@@ -45,6 +45,7 @@ NEEDED = {
 """Keys that mlx-lm's argument classes ask for and new configurations do not have."""
 
 NEEDED_BY: dict[str, dict[str, Any]] = {
+    "minicpm3": {"rope_scaling": {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}},
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "gpt_neox": {"rotary_emb_base": 10000.0, "rotary_pct": 0.25},
     "mimo_v2_flash": {
@@ -87,6 +88,29 @@ def _known(name: str) -> bool:
     return importlib.util.find_spec(f"mlx_lm.models.{model_type}") is not None
 
 
+def _olmo_hybrid(path: Path) -> None:
+    """Names and convolutions as published: transformers writes others, and three of equal size."""
+    parts = {
+        "attention_layer_norm": "input_layernorm",
+        "feedforward_layer_norm": "post_attention_layernorm",
+    }
+    weights = mx.load(str(path))
+    assert isinstance(weights, dict)
+    mx.eval(weights)
+    named = {
+        ".".join(parts.get(part, part) for part in name.split(".")): array
+        for name, array in weights.items()
+    }
+    for name in [name for name in named if name.endswith(".q_conv1d.weight")]:
+        paths = [name.replace(".q_conv1d.", f".{part}_conv1d.") for part in "qkv"]
+        whole = mx.concatenate([named[each] for each in paths])
+        at = 0
+        for each in paths:
+            rows = len(named[each.replace("conv1d", "proj")])
+            named[each], at = whole[at : at + rows], at + rows
+    mx.save_safetensors(str(path), named, {"format": "pt"})
+
+
 def _save(model: nn.Module, folder: Path, config: dict[str, Any], **more: Any) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config | more))
@@ -109,6 +133,8 @@ def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
     original = tmp_path / "original"
     reference = oracle.save_random(AutoConfig.for_model(**deepcopy(given)), original)
     config = json.loads((original / "config.json").read_text())
+    if config["model_type"] == "olmo_hybrid":
+        _olmo_hybrid(original / "model.safetensors")
     needed = NEEDED | deepcopy(given) | NEEDED_BY.get(given["model_type"], {})
     if config["model_type"] == "deepseek_v2":  # mlx-lm wants its published rotation
         needed["rope_scaling"] = {"type": "yarn", "factor": 40, "mscale_all_dim": 0.7}

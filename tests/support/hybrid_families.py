@@ -153,6 +153,21 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         mamba_d_state=8,
         mamba_dt_rank=6,
     ),
+    "olmo_hybrid": config(
+        "olmo_hybrid",
+        layer_types=[LINEAR, FULL, LINEAR],
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
+    "olmo_hybrid-unrotated": config(
+        "olmo_hybrid",
+        layer_types=[LINEAR, LINEAR, FULL],
+        linear_key_head_dim=16,
+        linear_allow_neg_eigval=False,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+    ),
     "lfm2": config(
         "lfm2",
         layer_types=["conv", FULL, "conv"],

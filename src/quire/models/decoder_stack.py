@@ -59,8 +59,8 @@ def _layer(index: int, layer: Layer, module: Any, ropes: Mapping[Rotation, Rope]
     norm, block = _weight(module.post_attention_layernorm), module.mlp
     mlp = experts = None
     if isinstance(fed := layer.feed_forward, MLP):
-        if not fed.gated:
-            raise UnsupportedModel("MLPs without a gate")
+        if not fed.gated or fed.limit:
+            raise UnsupportedModel("MLPs without a gate, or with a bounded one")
         mlp = StackMLP(
             norm,
             packed(block.gate_proj, "gate_proj"),
@@ -110,7 +110,14 @@ def _attention(
 def _experts(kind: Mixture, module: Any, norm: mx.array) -> StackExperts:
     router = kind.router
     known = isinstance(router, SoftmaxRouter) and not router.corrected
-    if not known or kind.shared_width or kind.bias or kind.clamp or kind.weighted_input:
+    if (
+        not known
+        or kind.shared_width
+        or kind.bias
+        or kind.clamp
+        or kind.weighted_input
+        or kind.limit
+    ):
         raise UnsupportedModel("experts otherwise than behind a plain softmax")
     assert isinstance(router, SoftmaxRouter)
     if router.best_groups < router.groups or not kind.gated or kind.latent_dim:

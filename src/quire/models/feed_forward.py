@@ -17,16 +17,19 @@ class MLP:
 
     Attributes:
         width: values between the layers.
+        limit: bounds both factors of a gate, see `limited_gate`; 0 leaves them.
     """
 
     width: int
     activation: str
     gated: bool = True
     bias: bool = False
+    limit: float = 0.0
 
     def module(self, hidden_size: int) -> Module:
-        make = GatedMLP if self.gated else PlainMLP
-        return make(hidden_size, self.width, self.activation, self.bias)
+        if not self.gated:
+            return PlainMLP(hidden_size, self.width, self.activation, self.bias)
+        return GatedMLP(hidden_size, self.width, self.activation, self.bias, self.limit)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class GatedDelta:
     Attributes:
         kernel: how many tokens the convolution sees, the current one included.
         eps: of the norm of the output.
+        most_correction: what the share of a value that is corrected approaches. Beyond 1 the state
+            may change its sign (arXiv:2411.12537).
     """
 
     key_heads: int
@@ -38,6 +40,7 @@ class GatedDelta:
     value_dim: int
     kernel: int
     eps: float
+    most_correction: float = 1.0
 
     @property
     def attribute(self) -> str:
@@ -111,9 +114,11 @@ class GatedDeltaNet(Module):
             steps.reshape(n, t, -1), betas.reshape(n, t, -1), self.A_log, self.dt_bias
         )
         state = segment.read("delta")
-        advanced = current_device().operations.gated_delta(
-            mixed, gates, state, s.key_heads, _NORM_EPS
-        )
+        advanced = None
+        if s.most_correction == 1:  # as the device's kernels have it
+            advanced = current_device().operations.gated_delta(
+                mixed, gates, state, s.key_heads, _NORM_EPS
+            )
         y, state = advanced or self._spelled_out(mixed, gates, state)
         segment.write("delta", state)
         return y.reshape(n * t, s.value_heads, s.value_dim)
@@ -132,7 +137,7 @@ class GatedDeltaNet(Module):
             unit(k.reshape(n, t, s.key_heads, s.key_dim)),
             v.reshape(n, t, s.value_heads, s.value_dim),
             -mx.exp(gates.log_rates.astype(mx.float32)) * step_size,
-            mx.sigmoid(gates.betas),
+            mx.sigmoid(gates.betas) * s.most_correction,
             state,
         )
 
@@ -153,7 +158,7 @@ def gated_delta(
         q, k: `[n, t, key_heads, key_dim]`; each serves consecutive value heads.
         v: `[n, t, value_heads, value_dim]`.
         log_decay: `[n, t, value_heads]`, at most 0; its exponential multiplies the state.
-        beta: `[n, t, value_heads]`, in (0, 1).
+        beta: `[n, t, value_heads]`, in (0, 2).
         state: `[n, value_heads, value_dim, key_dim]`, float32.
 
     Returns:

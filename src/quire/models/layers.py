@@ -101,18 +101,39 @@ def clamped_gate(alpha: float, limit: float) -> Gate:
     return current_device().fused(gate)
 
 
+def limited_gate(activation: str, limit: float) -> Gate:
+    """Step 3.5's `activation(x) * y`, the first factor at most `limit`, y also at least minus."""
+    low, high = mx.array(-limit), mx.array(limit)
+    function = ACTIVATIONS[activation]
+
+    def gate(x: mx.array, y: mx.array) -> mx.array:
+        return (mx.minimum(function(x), high) * mx.clip(y, low, high)).astype(x.dtype)
+
+    return current_device().fused(gate)
+
+
 class GatedMLP(Module):
-    """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202)."""
+    """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202).
+
+    Args:
+        limit: of `limited_gate`; 0 is none.
+    """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        bias: bool = False,
+        limit: float = 0.0,
     ) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
-        self._gate = GATES[activation]
+        self._gate = limited_gate(activation, limit) if limit else GATES[activation]
         self._activation = activation
+        self._limited = limit > 0
         self._matrices: GatedMatrices | None = None
         """Once they have been asked for."""
 
@@ -121,7 +142,8 @@ class GatedMLP(Module):
         if self._matrices is None:
             gate, up = matrix_of(self.gate_proj), matrix_of(self.up_proj)
             self._matrices = GatedMatrices(gate, up, matrix_of(self.down_proj), self._activation)
-        y = current_device().operations.gated_mlp(x, self._matrices)
+        operations = current_device().operations
+        y = None if self._limited else operations.gated_mlp(x, self._matrices)
         if y is None:
             y = self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
         return y

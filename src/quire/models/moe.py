@@ -18,7 +18,7 @@ from quire.device.device import current_device
 from quire.device.operations import ExpertMatrices, GatedExperts, PackedWeight, Packing
 from quire.models.base import Module
 from quire.models.feed_forward import MLP
-from quire.models.layers import ACTIVATIONS, GATES, Gate, clamped_gate
+from quire.models.layers import ACTIVATIONS, GATES, Gate, clamped_gate, limited_gate
 from quire.models.routers import Router
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
@@ -210,8 +210,11 @@ class Mixture:
         width: values between the layers of an expert.
         shared_width: the same of the shared expert; 0 is none.
         shared_gate: a gate weighs the shared expert's output.
+        shared_scale: multiplies the shared expert's output.
         bias: the router and the experts' matrices have biases.
         clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
+        limit, shared_limit: bound both factors of the experts' gates, and of the shared one's, see
+            `limited_gate`; 0 leaves them.
         weighted_input: a row is weighted before its experts, not after.
         gated: experts have a gate, the shared one too.
         latent_dim: experts read and write so many values, which projections make of a row and turn
@@ -225,8 +228,11 @@ class Mixture:
     router: Router
     shared_width: int = 0
     shared_gate: bool = False
+    shared_scale: float = 1.0
     bias: bool = False
     clamp: tuple[float, float] | None = None
+    limit: float = 0.0
+    shared_limit: float = 0.0
     weighted_input: bool = False
     gated: bool = True
     latent_dim: int = 0
@@ -239,8 +245,12 @@ class Mixture:
         """The experts, which read and write `size` values."""
         if not self.gated:
             return PlainExperts(self.experts, size, self.width, self.activation)
-        gate = GATES[self.activation] if self.clamp is None else clamped_gate(*self.clamp)
-        return Experts(self.experts, size, self.width, gate, self.bias)
+        return Experts(self.experts, size, self.width, self._gate(), self.bias)
+
+    def _gate(self) -> Gate:
+        if self.clamp is not None:
+            return clamped_gate(*self.clamp)
+        return limited_gate(self.activation, self.limit) if self.limit else GATES[self.activation]
 
 
 class SparseMoE(Module):
@@ -258,7 +268,9 @@ class SparseMoE(Module):
             self.fc2_latent_proj = nn.Linear(latent, hidden_size, bias=kind.latent_bias)
         self.experts = kind.stacked(latent)
         if kind.shared_width:
-            shared = MLP(kind.shared_width, kind.activation, kind.gated, kind.latent_bias)
+            shared = MLP(
+                kind.shared_width, kind.activation, kind.gated, kind.latent_bias, kind.shared_limit
+            )
             self.shared_expert = shared.module(hidden_size)
         if kind.shared_gate:
             self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
@@ -280,7 +292,7 @@ class SparseMoE(Module):
         shared: mx.array = self.shared_expert(x)
         if self._kind.shared_gate:
             shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
-        return y + shared
+        return y + (shared if self._kind.shared_scale == 1 else shared * self._kind.shared_scale)
 
     def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """The sum of what the chosen experts make of weighted rows: `[T, hidden]`."""

@@ -68,6 +68,10 @@ class Settings(Values):
         given = {name: value for name, value in self.values.items() if value is not None}
         return self.like(defaults | given)
 
+    def null(self, name: str) -> bool:
+        """Whether a key is there without a value, where that is not the same as absent."""
+        return not self.has(name) and name in self.values
+
     def window(self, default: int | None = None) -> int | None:
         """How many tokens a query of a sliding layer sees.
 

@@ -150,6 +150,7 @@ PLAIN: tuple[Published, ...] = (
     Published(("mellum",), "JetBrains/Mellum2-12B-A2.5B-Base", "none"),
     Published(("olmo",), "allenai/OLMo-7B-hf", "none", ends={"<|endoftext|>": 50279}),
     Published(("gpt_neox",), "EleutherAI/pythia-1b", "none", ends={"<|endoftext|>": 0}),
+    Published(("minicpm3",), "openbmb/MiniCPM3-4B", "none", CHATML, CHATML_ANSWER),
     Published(("helium",), "kyutai/helium-1-2b", "none"),
     Published(("starcoder2",), "bigcode/starcoder2-15b", "none", ends={"<|endoftext|>": 0}),
     Published(

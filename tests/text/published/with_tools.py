@@ -172,7 +172,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|turn>": 105},
     ),
     Published(
-        ("olmo3",),
+        ("olmo3", "olmo_hybrid"),
         "allenai/Olmo-3-7B-Think",
         "olmo3",
         CHATML,
@@ -268,6 +268,15 @@ WITH_TOOLS: tuple[Published, ...] = (
         CHATML,
         CHATML_ANSWER,
         FUNCTIONS,
+    ),
+    Published(
+        ("step3p5",),
+        "stepfun-ai/Step-3.5-Flash",
+        "qwen3_coder",
+        CHATML,
+        CHATML_ANSWER + "<think>\n",
+        FUNCTIONS,
+        thinks=True,
     ),
     Published(("laguna",), "poolside/Laguna-XS.2", "glm4"),
     Published(
@@ -426,7 +435,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|START_OF_TURN_TOKEN|>": 255000},
     ),
     Published(
-        ("cohere2", "aya_vision"),
+        ("cohere2", "cohere2_moe", "aya_vision"),
         "CohereForAI/c4ai-command-r7b-12-2024",
         "cohere",
         COHERE,

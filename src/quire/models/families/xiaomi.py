@@ -57,7 +57,9 @@ def _renamed(s: Settings) -> Settings:
 def _attention(s: Settings) -> Attention:
     """Of full layers."""
     rope, _ = _rotations(s)
-    scale = s.number("attention_value_scale", default=1.0 if _null(s) else 0.707)
+    scale = s.number(
+        "attention_value_scale", default=1.0 if s.null("attention_value_scale") else 0.707
+    )
     return attention(
         s,
         rope=rope,
@@ -66,10 +68,6 @@ def _attention(s: Settings) -> Attention:
         value_scale=scale,
         sinks=s.flag("add_full_attention_sink_bias", default=False),
     )
-
-
-def _null(s: Settings) -> bool:
-    return "attention_value_scale" in s.values and s.values["attention_value_scale"] is None
 
 
 def _sliding(s: Settings, full: Attention) -> Attention:
