@@ -59,6 +59,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "lfm2-vl": PATCHES,
     "lfm2_vl": PATCHES,
     "lfm2_vl-experts": PATCHES,
+    "idefics3": TILES,
     "internvl_chat": TILES,
     "internvl_chat-norms": TILES,
     "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
@@ -68,6 +69,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "multi_modality-hybrid": ONE,
     "qwen3_omni_moe": PATCHES,
     "qwen3_omni_moe_thinker": PATCHES,
+    "smolvlm": TILES,
 }
 """Of two pictures, as their encoders take them."""
 FILMS: dict[str, Shape] = {

@@ -42,7 +42,7 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
     ready: Weights = {}
     for key, array in weights.items():
         if not key.startswith("visual."):
-            ready |= _text(name, key, array)
+            ready |= _text(name, key, array, conversion)
             continue
         key = key.removeprefix("visual.")
         if key.startswith("vision_tower."):
@@ -63,6 +63,10 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
         else:
             norm = "layernorm" if name == "aya_vision" else "layer_norm"
             key = key.replace("projector.norm", f"projector.{norm}")
+        if name in _IDEFICS:
+            key = key.replace("vision_tower.vision_model.", "vision_model.")
+            key = key.replace("multi_modal_projector.linear", "connector.modality_projection.proj")
+            key = key if conversion else f"model.{key}"
         if name == "deepseek_vl" and not conversion:
             key = key.replace("vision_tower.vision_model.", "vision_model.")
             key = key.replace("multi_modal_projector.linear_", "aligner.linear")
@@ -100,7 +104,13 @@ _INTERNVIT = (
 )
 
 
-def _text(name: str, key: str, array: mx.array) -> Weights:
+_IDEFICS = ("idefics3", "smolvlm")
+
+
+def _text(name: str, key: str, array: mx.array, conversion: bool) -> Weights:
+    if name in _IDEFICS and not key.startswith("lm_head."):
+        inner = key.removeprefix("model.")
+        return {f"language_model.{inner}" if conversion else f"model.text_model.{inner}": array}
     less_one = name == "gemma3" and key.endswith("norm.weight")
     return {f"language_model.{key}": array - 1.0 if less_one else array}
 

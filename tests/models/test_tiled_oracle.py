@@ -73,6 +73,8 @@ def pictures(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
     if not items:
         return {}
     name = loaded.config["model_type"]
+    if name in ("idefics3", "smolvlm"):  # all tiles of a prompt
+        return {"pixel_values": pixels(loaded, items)[None]}
     if name not in IN_GRIDS:
         return {"pixel_values": pixels(loaded, items)}
     # A padded batch, and the sizes that the grids follow from.

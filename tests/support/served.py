@@ -266,6 +266,19 @@ FAMILIES: dict[str, Served] = {
         {"image": 1},
         {"image": "<start_of_image>"},
     ),
+    "smolvlm": Served(
+        TILED["smolvlm"],
+        _pictures(
+            "SmolVLMImageProcessor",
+            image_mean=[0.5] * 3,
+            image_std=[0.5] * 3,
+            max_image_size={"longest_edge": TILE},
+            resample=1,
+            size={"longest_edge": 4 * TILE},
+        ),
+        {"image": 4 * 3 + 1},
+        {"image": "<|image_pad|>"},
+    ),
     "internvl": Served(
         TILED["internvl"],
         {

@@ -126,6 +126,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_id": IMAGE,
         "tie_word_embeddings": False,
     },
+    "idefics3": {
+        "model_type": "idefics3",
+        "text_config": _LLAMA,
+        "vision_config": _TOWER | {"hidden_act": "gelu_pytorch_tanh"},
+        "image_token_id": IMAGE,
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+    },
+    "smolvlm": {
+        "model_type": "smolvlm",
+        "text_config": _LLAMA,
+        "vision_config": _TOWER | {"model_type": "smolvlm_vision"},
+        "image_token_id": IMAGE,
+        "scale_factor": 2,
+        "tie_word_embeddings": True,
+    },
     "aya_vision": {
         "model_type": "aya_vision",
         "text_config": _TEXT

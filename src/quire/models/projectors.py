@@ -54,6 +54,29 @@ class Pooling(Module):
 
 
 @dataclass(frozen=True)
+class LinearProjector:
+    """Squares side by side through one matrix (Idefics 3, arXiv:2408.12637)."""
+
+    square: int
+
+    def module(self, inputs: int, outputs: int) -> Module:
+        return Linear(self, inputs * self.square**2, outputs)
+
+
+class Linear(Module):
+    """Computes a `LinearProjector`."""
+
+    def __init__(self, kind: LinearProjector, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self._square = kind.square
+        self.linear = nn.Linear(inputs, outputs, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.linear(squares(x, self._square).flatten(3).flatten(1, 2))
+        return y
+
+
+@dataclass(frozen=True)
 class LayersProjector:
     """Squares side by side through two layers (LLaVA 1.5, arXiv:2310.03744; InternVL; Aya).
 

@@ -29,6 +29,7 @@ _MODULES = (
     "google",
     "huggingface",
     "hunyuan_vl",
+    "idefics",
     "ibm",
     "inclusion",
     "internlm",

@@ -49,6 +49,16 @@ PLAIN: tuple[Published, ...] = (
     ),
     Published(("lfm3",), "LiquidAI/LFM3-1.7B", "none", ends={"<|im_end|>": 124900}),
     Published(
+        ("idefics3", "smolvlm"),
+        "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+        "none",
+        "User: {}<end_of_utterance>\n",
+        "Assistant:",
+        "",
+        {"<end_of_utterance>": 49279},
+        {"<fake_token_around_image>": 49189, "<image>": 49190},
+    ),
+    Published(
         ("internlm2",),
         "internlm/internlm2_5-7b-chat",
         "none",

@@ -21,6 +21,7 @@ from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProce
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
 from quire.media.processors.hunyuan import HunyuanImageProcessor
+from quire.media.processors.idefics import IdeficsImageProcessor
 from quire.media.processors.lfm import LfmImageProcessor
 from quire.media.processors.llama import LlamaImageProcessor
 from quire.media.processors.llava import (
@@ -54,6 +55,14 @@ IMAGES: dict[str, Open] = {
     "DeepseekVLHybridImageProcessorPil": HybridImageProcessor.open,
     "VLMImageProcessor": open_multi_modality,
     "internvl_chat": open_internvl_chat,
+    **dict.fromkeys(
+        (
+            f"{name}ImageProcessor{backend}"
+            for name in ("Idefics3", "SmolVLM")
+            for backend in ("", "Fast", "Pil")
+        ),
+        IdeficsImageProcessor.open,
+    ),
     "Lfm2VlImageProcessor": LfmImageProcessor.open,
     "Lfm2VlImageProcessorFast": LfmImageProcessor.open,
     "lfm2_vl": LfmImageProcessor.open,
