@@ -111,6 +111,18 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
         [("get_weather", {"city": "x", "days": 2})],
     ),
     ("qwen3_coder", "<tool_call><function=now></function></tool_call>", "", "", [("now", {})]),
+    # A closing tag that is written twice closes once; quoted calls stay whole
+    (
+        "qwen3_coder",
+        XML.replace("Tokyo\n", "Tokyo\n</parameter>\n").replace(
+            "</function>", "<parameter=days>\n2\n</parameter></parameter>\n</function>"
+        ),
+        "", "", [("get_weather", {"city": "Tokyo", "days": 2})],
+    ),
+    ("qwen3_coder", XML.replace("Tokyo", "<parameter=x>\ny\n</parameter>"), "", "",
+     [("get_weather", {"city": "<parameter=x>\ny\n</parameter>"})]),
+    ("qwen3_coder", XML.replace("Tokyo", "<parameter=x>\ny\n</parameter>\n</parameter>"), "", "",
+     [("get_weather", {"city": "<parameter=x>\ny\n</parameter>"})]),
     # Llama
     ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}', "", "", WEATHER),
     ("llama3", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Tokyo"}}', "", "",

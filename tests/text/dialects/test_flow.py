@@ -106,3 +106,13 @@ def test_a_name_that_is_no_tools_waits_for_the_whole() -> None:
     text = '<tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>'
     found = events("qwen3", encode("qwen3", [text]))
     assert [e.json for e in found if isinstance(e, ToolCallArguments)] == ['{"a": 1}']
+
+
+def test_a_closing_tag_that_is_written_twice_closes_the_flow_once() -> None:
+    call = CALLS["qwen3_coder"]
+    again = call.replace("</parameter>\n", "</parameter>\n\n</parameter>\n")
+    for text in (call, again):
+        found = events("qwen3_coder", encode("qwen3_coder", [text]))
+        pieces = [event.json for event in found if isinstance(event, ToolCallArguments)]
+        assert json.loads("".join(pieces)) == ARGUMENTS
+        assert sum(isinstance(event, ToolCallBegun) for event in found) == 1

@@ -113,13 +113,17 @@ def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -
         return Reading()
 
 
+_CLOSED = "</parameter>"
+
+
 class XmlNotation:
     """Calls as two levels of tags: a function, and in it one tag for each argument.
 
     Qwen3-Coder writes `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, MiniMax
     `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`. Neither escapes its
     values, so an argument's closing tag counts only where another argument or the call's end
-    follows. One newline on each side of a value belongs to the notation.
+    follows. One newline on each side of a value belongs to the notation. Qwen3.5 and its successors
+    write a closing tag twice at times, see `whole`.
 
     Args:
         call: the tag of a call.
@@ -131,12 +135,13 @@ class XmlNotation:
         closing = self._closing = f"</{call}>"
         argument = f"<parameter{names}[^>\\n]+>"
         following = f"(?:{argument}|{closing})"
+        self._opened = re.compile(argument)
         self._call = re.compile(rf"\s*<{call}{names}([^>\n]+)>")
         self._call_end = re.compile(rf"\s*{closing}")
         self._argument = re.compile(rf"\s*<parameter{names}([^>\n]+)>\n?")
-        self._argument_end = re.compile(rf"\n?</parameter>(?=\s*(?:{following}|$))")
+        self._argument_end = re.compile(rf"\n?{_CLOSED}(?=\s*(?:{following}|$))")
         self._next = re.compile(rf"\n?(?={following})")
-        self._certain_end = re.compile(rf"\n?</parameter>(?=\s*{following})")
+        self._certain_end = re.compile(rf"\n?{_CLOSED}(?=\s*{following})")
         self._doubtful = rf"\n?<(?:/?parameter|{closing[1:-1]})|\n?<[/a-z]{{0,10}}$|\n$"
 
     def section(self, *ends: str) -> Section:
@@ -153,8 +158,21 @@ class XmlNotation:
         tool = tools.get(_unquoted(opening.group(1))) if opening is not None else None
         if opening is None or tool is None:
             return None
-        flow = TagFlow(tool, self._argument, self._certain_end, self._doubtful)
+        flow = TagFlow(tool, self._argument, self._certain_end, self._doubtful, self.whole)
         return tool.name, None, flow, opening.end()
+
+    def whole(self, value: str) -> str:
+        """A value without what closes it once more; one that quotes calls opens what it closes."""
+        extra = value.count(_CLOSED) - len(self._opened.findall(value))
+        end = at = len(value)
+        while extra > 0:
+            while at and value[at - 1].isspace():
+                at -= 1
+            if not value.endswith(_CLOSED, 0, at):
+                break
+            end = at = at - len(_CLOSED)
+            extra -= 1
+        return value if end == len(value) else value[:end].removesuffix("\n")
 
     def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
         """The calls that `text` begins with, typed by the tools' schemas.
@@ -191,9 +209,10 @@ class XmlNotation:
             if ending is None and lenient:
                 ending = self._next.search(text, opening.end())
             if ending is None:
-                raise Unterminated(self._closing if lenient else "</parameter>")
+                raise Unterminated(self._closing if lenient else _CLOSED)
             key = _unquoted(opening.group(1))
-            arguments[key] = typed_argument(tool, key, text[opening.end() : ending.start()])
+            value = self.whole(text[opening.end() : ending.start()])
+            arguments[key] = typed_argument(tool, key, value)
             at = ending.end()
         return arguments, closing.end()
 

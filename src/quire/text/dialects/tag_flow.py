@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 from quire.text.dialects.base import Tool
 from quire.text.dialects.values import kinds, property_schema, typed_argument, write_json
@@ -19,12 +20,18 @@ class TagFlow:
         opening: of an argument; its group is the name.
         ending: of a value, with as much of what follows as makes it certain.
         doubtful: what may begin an ending, which is held.
+        whole: makes a value of what its ending was found behind, or of the held part of it.
     """
 
     def __init__(
-        self, tool: Tool, opening: re.Pattern[str], ending: re.Pattern[str], doubtful: str
+        self,
+        tool: Tool,
+        opening: re.Pattern[str],
+        ending: re.Pattern[str],
+        doubtful: str,
+        whole: Callable[[str], str] = str,
     ) -> None:
-        self._tool = tool
+        self._tool, self._whole = tool, whole
         self._opening, self._ending = opening, ending
         self._doubtful = re.compile(doubtful)
         self._text = ""
@@ -62,7 +69,7 @@ class TagFlow:
             return None
         if ending is not None:
             value, self._text, self._key = (
-                self._text[: ending.start()],
+                self._whole(self._text[: ending.start()]),
                 self._text[ending.end() :],
                 None,
             )
