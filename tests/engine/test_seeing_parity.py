@@ -60,6 +60,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "lfm2_vl": PATCHES,
     "lfm2_vl-experts": PATCHES,
     "idefics3": TILES,
+    "lfm3_vl": PATCHES,
     "internvl_chat": TILES,
     "internvl_chat-norms": TILES,
     "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
@@ -78,6 +79,7 @@ FILMS: dict[str, Shape] = {
     "glm46v, experts": (1, 8, 12, 0),
     "internvl_chat": (9,),
     "internvl_chat-norms": (9,),
+    "lfm3_vl": (2, 8, 12, 500_000),
     "llava_onevision": (5,),
     "qwen3_omni_moe": (2, 8, 12, 1_000_000),
     "qwen3_omni_moe_thinker": (2, 8, 12, 1_000_000),
@@ -85,7 +87,7 @@ FILMS: dict[str, Shape] = {
 """Of a video's item, of families that watch videos."""
 WHOLE = {"falcon_ocr", "falcon_perception", "moondream3"}
 """Families in which rows of a picture see each other."""
-RECURRENT = {"lfm2-vl", "lfm2_vl", "lfm2_vl-experts"}
+RECURRENT = {"lfm2-vl", "lfm2_vl", "lfm2_vl-experts", "lfm3_vl"}
 """Families with states, which prefixes are resumed from only where there is a snapshot."""
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
 DAILY = ("gemma3n, all", "llava_next")

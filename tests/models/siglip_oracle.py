@@ -127,6 +127,24 @@ def lfm2_vl(config: dict[str, Any], folder: Path) -> Reference:
     return Reference(whole, rows)
 
 
+def lfm3_vl(config: dict[str, Any], folder: Path) -> Reference:
+    """All of it is in transformers."""
+    whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        still = item.kind == "image"
+        grid = (1, *item.shape) if still else item.shape[:3]
+        raw = np.frombuffer(item.features, np.uint8)
+        frames = raw.reshape(int(np.prod(grid)), 1 if still else 2, PATCH, PATCH, 3)
+        frames = np.repeat(frames, 3 - frames.shape[1], axis=1).transpose(0, 4, 1, 2, 3)
+        pixels = torch.from_numpy((frames / 127.5 - 1).astype(np.float32).reshape(len(frames), -1))
+        with torch.no_grad():
+            parts = whole.get_image_features(pixels, torch.tensor([grid])).pooler_output
+        return torch.cat(list(parts))
+
+    return Reference(whole, rows)
+
+
 def _decoder(config: dict[str, Any], model_type: str) -> Any:
     keys = {key: value for key, value in deepcopy(config).items() if key != "vision_config"}
     own = transformers.AutoConfig.for_model(**keys | {"model_type": model_type})

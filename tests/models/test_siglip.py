@@ -1,4 +1,4 @@
-"""LFM2-VL, Youtu-VL and Phi-4 with pictures against transformers and in company; other names."""
+"""LFM2-VL, LFM3-VL, Youtu-VL, Phi-4 with pictures against transformers, in company; other names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
 from quire.models.loader import LoadedModel, open_model
+from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
 from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ
 from tests.support.parity import TOLERANCE, alone, answered, assert_same, in_batch, prompts
+from tests.support.seeing import film
 from tests.support.siglip import CONFIGS, cases, shown
 from tests.support.tiny_models import random_weights
 
@@ -53,6 +56,15 @@ def test_rows_of_pictures_match(both: Callable[[str], Both], name: str) -> None:
         item = shown(name, number, *grid)
         (ours,) = encoded(encoder, item)
         assert len(ours) == encoder.rows(item.shape) == item.tokens
+        assert differ(ours, reference.rows(item)) < 2e-4
+
+
+@pytest.mark.oracle
+def test_rows_of_videos_match(both: Callable[[str], Both]) -> None:
+    reference, loaded = both("lfm3_vl")
+    for number, grid in enumerate(((1, 2, 2), (3, 6, 10))):
+        item = film(number, *grid)
+        (ours,) = encoded(loaded.model.encoders["video"], item)
         assert differ(ours, reference.rows(item)) < 2e-4
 
 
@@ -111,7 +123,25 @@ _LFM2_VL = (
     ("visual.", "vision_tower.vision_model."),
     (".pos_embed.", ".embeddings.position_embedding."),
 )
+_LFM3_VL = (
+    ("visual.merger.post_layernorm.", "multi_modal_projector.layer_norm."),
+    ("visual.merger.", "multi_modal_projector."),
+    ("visual.patch_embed.norm.", "vision_tower.embedding_norm."),
+    ("visual.patch_embed.proj.", "vision_tower.patchifier."),
+    ("visual.blocks.", "vision_tower.layers."),
+    (".attn.kernel", ".conv.spatial_conv.weight"),
+    (".attn.in_proj.", ".conv.in_proj."),
+    (".attn.out_proj.", ".conv.out_proj."),
+    (".attn.q_norm.", ".self_attn.q_layernorm."),
+    (".attn.k_norm.", ".self_attn.k_layernorm."),
+    (".norm1.", ".operator_norm."),
+    (".norm2.", ".ffn_norm."),
+    (".mlp.gate_proj.", ".feed_forward.w1."),
+    (".mlp.down_proj.", ".feed_forward.w2."),
+    (".mlp.up_proj.", ".feed_forward.w3."),
+)
 _CONVERTED = {
+    "lfm3_vl": _LFM3_VL,
     "lfm2_vl": _LFM2_VL,
     "lfm2_vl-experts": _LFM2_VL,
     "youtu_vl": (
@@ -149,7 +179,8 @@ def converted(name: str, weights: Weights) -> Weights:
         if ".attn.qkv." not in key:
             ready[key] = array
             continue
-        for part, rows in zip("qkv", mx.split(array, 3), strict=True):
+        keys = (len(array) + 64) // 2  # all encoders' queries are as wide
+        for part, rows in zip("qkv", mx.split(array, [64, keys]), strict=True):
             ready[key.replace("attn.qkv", f"self_attn.{part}_proj")] = rows
     return ready
 
@@ -179,3 +210,29 @@ def test_a_file_without_the_encoder_is_served_as_text(tmp_path: Path) -> None:
     part = opened(tmp_path / "part", config, text).model
     assert not part.encoders
     assert mx.array_equal(solo_logits(part, [3, 4]), solo_logits(whole, [3, 4]))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("lfm2_vl", {"text_config": {"model_type": "llama"}}, "text_config.model_type = 'llama'"),
+        ("lfm2_vl", {"vision_feature_layer": -2}, "vision_feature_layer = -2"),
+        ("lfm2_vl", {"vision_config": {"model_type": "pixtral"}}, "vision_config.model_type"),
+        ("lfm2_vl", {"projector_hidden_act": "mish"}, "projector_hidden_act"),
+        ("lfm3_vl", {"vision_config": {"conv_kernel_size": 4}}, "conv_kernel_size % 2 = 0"),
+        ("lfm3_vl", {"vision_config": {"num_key_value_heads": 3}}, "cannot share 3"),
+        ("lfm3_vl", {"vision_config": {"layer_types": ["conv"]}}, "1 layer_types for 5 layers"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
+    parts = {
+        key: CONFIGS[name][key] | each if isinstance(each, dict) else each
+        for key, each in changes.items()
+    }
+    with pytest.raises(ModelError, match=word):
+        build(CONFIGS[name] | parts)
+
+
+def test_text_of_lfm3_vl_alone_is_served(tmp_path: Path) -> None:
+    config = {key: each for key, each in CONFIGS["lfm3_vl"].items() if key != "vision_config"}
+    assert not opened(tmp_path / "model", config, random_weights(config)).model.encoders

@@ -197,6 +197,17 @@ FAMILIES: dict[str, Served] = {
         {"image": 60, "video": 2 * 63, "audio": 26},
         {"image": "<|image_pad|>", "video": "<|video_pad|>", "audio": "<|audio_pad|>"},
     ),
+    "lfm3_vl": Served(
+        SIGLIP["lfm3_vl"],
+        {
+            **_pictures("Qwen2VLImageProcessorFast", **_PATCHES),
+            "video_preprocessor_config.json": {
+                "video_processor_type": "Qwen3VLVideoProcessor",
+                **_PATCHES,
+            },
+        },
+        {"image": 15, "video": 24},
+    ),
     "glm4v": Served(
         CONFIGS["glm4v"],
         {

@@ -1,4 +1,4 @@
-"""A small configuration of each family with SigLIP's encoder of any shape, and pictures for it."""
+"""Small configurations of families whose pictures have any shape and no places of their own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.core.media import MediaItem
-from tests.support.seeing import PATCH, Prompt, picture, prompt
-from tests.support.tiny_models import IMAGE
+from tests.support.seeing import BEGIN, END, PATCH, Prompt, picture, prompt
+from tests.support.tiny_models import IMAGE, VIDEO
 
 _TEXT: dict[str, Any] = {
     "vocab_size": 256,
@@ -48,6 +48,29 @@ _LFM2_VL: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    "lfm3_vl": {
+        "model_type": "lfm3_vl",
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": BEGIN,
+        "vision_end_token_id": END,
+        "projector_hidden_size": 96,
+        "text_config": _LFM2
+        | {
+            "model_type": "lfm3",
+            "layer_types": ["conv", "sliding_attention", "full_attention"],
+            "sliding_window": 32,
+            "head_dim": 16,
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "patch_size": PATCH,
+        },
+    },
     "lfm2_vl": _LFM2_VL,
     "lfm2_vl-experts": _LFM2_VL
     | {

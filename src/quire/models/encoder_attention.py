@@ -40,7 +40,7 @@ class Neighbours(Protocol):
     """Which rows of an item see each other."""
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-        """`[rows, heads, head_dim]` each -> the same."""
+        """`[rows, heads, head_dim]`, of keys and values with fewer heads -> as `q`."""
         ...
 
 

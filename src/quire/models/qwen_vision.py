@@ -127,6 +127,7 @@ class QwenVision:
         patch_bias: the first projection has one.
         patch_norm: its output is normalised.
         planes: it reads all of a patch's red, then green, then blue; else pixel by pixel.
+        kv_heads: heads of keys and values; 0 is as many as of queries.
         attention_bias: attention's projections have one.
         qk_norm: queries and keys are normalised by head.
         rotated: queries and keys are, by row and column.
@@ -154,6 +155,7 @@ class QwenVision:
     patch_norm: bool = False
     planes: bool = False
     singles: int = 1
+    kv_heads: int = 0
     attention_bias: bool = True
     qk_norm: bool = False
     rotated: bool = True
@@ -170,6 +172,11 @@ class QwenVision:
             raise ModelError(
                 f"config.json: {self.heads} heads of a vision encoder of width {self.hidden_size}: "
                 "a head's size is no multiple of 4"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ModelError(
+                f"config.json: {self.heads} heads of a vision encoder cannot share {self.kv_heads} "
+                "heads of keys"
             )
 
     @property
@@ -215,8 +222,10 @@ class SelfAttention(Module):
     def __init__(self, kind: QwenVision) -> None:
         super().__init__()
         self._kind = kind
-        bias = kind.attention_bias
-        self.qkv = nn.Linear(kind.hidden_size, 3 * kind.hidden_size, bias=bias)
+        bias, kv_heads = kind.attention_bias, kind.kv_heads or kind.heads
+        self._ends = [kind.heads, kind.heads + kv_heads]
+        width = (kind.heads + 2 * kv_heads) * kind.head_dim
+        self.qkv = nn.Linear(kind.hidden_size, width, bias=bias)
         self.proj = nn.Linear(kind.hidden_size, kind.hidden_size, bias=bias)
         if kind.qk_norm:
             self.q_norm = kind.norm.module(kind.head_dim)
@@ -225,7 +234,7 @@ class SelfAttention(Module):
     def __call__(self, x: mx.array, rotate: Rotate, seen: Neighbours) -> mx.array:
         """`[N, hidden]` -> `[N, hidden]`."""
         n, dim = x.shape[0], self._kind.head_dim
-        q, k, v = mx.split(self.qkv(x).reshape(n, 3 * self._kind.heads, dim), 3, axis=1)
+        q, k, v = mx.split(self.qkv(x).reshape(n, -1, dim), self._ends, axis=1)
         if self._kind.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         out = seen.attend(rotate(q), rotate(k), v, dim**-0.5)
@@ -234,12 +243,12 @@ class SelfAttention(Module):
 
 
 class Block(Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Attention, or what a family has in its place, and feed-forward, each behind a norm."""
 
-    def __init__(self, kind: QwenVision) -> None:
+    def __init__(self, kind: QwenVision, mixer: Module | None = None) -> None:
         super().__init__()
         self.norm1 = kind.norm.module(kind.hidden_size)
-        self.attn = SelfAttention(kind)
+        self.attn = SelfAttention(kind) if mixer is None else mixer
         self.norm2 = kind.norm.module(kind.hidden_size)
         self.mlp = kind.mlp.module(kind.hidden_size)
 
@@ -284,11 +293,15 @@ class VisionTower(Module):
         self.patch_embed = PatchEmbed(kind)
         if kind.table is not None:
             self.pos_embed = nn.Embedding(kind.table.side**2, kind.hidden_size)
-        self.blocks = [Block(kind) for _ in range(kind.depth)]
+        self.blocks = [self._block(index) for index in range(kind.depth)]
         self.merger = kind.merging.module(kind)
         if kind.levels:
             self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
         self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type="axial"))
+
+    def _block(self, index: int) -> Block:
+        """The layer of this number, without weights."""
+        return Block(self.kind)
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:

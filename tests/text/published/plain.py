@@ -47,7 +47,7 @@ PLAIN: tuple[Published, ...] = (
         "Assistant:",
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
-    Published(("lfm3",), "LiquidAI/LFM3-1.7B", "none", ends={"<|im_end|>": 124900}),
+    Published(("lfm3", "lfm3_vl"), "LiquidAI/LFM3-1.7B", "none", ends={"<|im_end|>": 124900}),
     Published(
         ("idefics3", "smolvlm"),
         "HuggingFaceTB/SmolVLM2-2.2B-Instruct",

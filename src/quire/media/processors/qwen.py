@@ -37,6 +37,7 @@ _EVEN = (
     "qwen3_5_moe",
     "qwen3_omni_moe_thinker",
     "paddleocr_vl",
+    "lfm3_vl",
 )
 
 

@@ -202,6 +202,7 @@ _PARTS = {
 _UNREAD = ("head.", "embeddings.packing_position_embedding.", "embeddings.position_ids")
 """Beginnings of names of what SigLIP's and PaddleOCR-VL's encoders were trained with."""
 _KERNELS = ("patch_embed.proj.weight", "merger.downsample.weight")
+_BY_CHANNEL = ".attn.kernel"
 
 
 def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) -> Weights:
@@ -217,7 +218,21 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
         if kernel is not None and kernel.ndim > 2:
             last = kernel.shape[-1] in channels
             ready[name] = (kernel if last else kernel.moveaxis(1, -1)).flatten(1)
-    return ready
+    return {
+        name: _by_channel(array) if name.endswith(_BY_CHANNEL) else array
+        for name, array in ready.items()
+    }
+
+
+def _by_channel(kernel: mx.array) -> mx.array:
+    """A convolution's kernel of each channel for itself, `[rows, columns, channels]`.
+
+    It is published with an axis more of one, after that of channels or as the last.
+    """
+    if kernel.ndim == 3:
+        return kernel
+    side = round((kernel.size // len(kernel)) ** 0.5)
+    return kernel.reshape(len(kernel), side, side).moveaxis(0, -1)
 
 
 def joined(weights: Weights) -> Weights:
