@@ -42,6 +42,11 @@ an order of their own (`desc_act`), and compressed-tensors' NVFP4, are unpacked,
 so. Of multimodal checkpoints what the table's second column names is served. A setting in
 `config.json` that a family does not compute is refused by name.
 
+A tokenizer is `tokenizer.json`, or where that is not there, Mistral's `tekken.json`, Moonshot's
+`tiktoken.model` or SentencePiece's `tokenizer.model`, of which one is made at load. With the seven
+files that mistral-common carries, tokens of 366 texts were those of mistral-common and
+SentencePiece, and tiktoken's with Moonshot's way to cut; the tests train tokenizers of their own.
+
 GGUF files, also in parts, are read with their own tokenizer and chat template. `Q4_0`, `Q4_1`,
 `Q5_0`, `Q5_1`, `Q8_0`, `Q4_K` and `Q5_K` become MLX's affine codes of the same numbers in groups of
 32, `MXFP4` becomes MLX's; other types (`Q2_K`, `Q3_K`, `Q6_K`, `IQ*`, `TQ*`) are unpacked, and the

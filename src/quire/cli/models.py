@@ -60,6 +60,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     # Imported late, since they load MLX: `quire --help` need not wait for it.
     from quire.models.gptq_awq import read_method
     from quire.models.loader import context_length
+    from quire.models.other_tokenizers import tokenizer_of
     from quire.models.quantization import check_config, foreign_method, packed_otherwise
     from quire.models.registry import build
     from quire.models.safetensors import find_shards, read_header
@@ -84,8 +85,8 @@ def inspect(folder: Path, name: str, where: str) -> Found:
                 raise ModelError(f"quantization method {method!r} is not supported")
         build(config)
         context = context_length(config)
-        if not (folder / "tokenizer.json").is_file():
-            raise ModelError("no tokenizer.json")
+        if tokenizer_of(folder) is None:
+            raise ModelError("no tokenizer.json, nor another tokenizer that Quire reads")
     except ModelError as error:
         problem = str(error).removeprefix(f"{folder}: ")
     return Found(

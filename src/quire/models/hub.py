@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.core.errors import ModelError
 
-_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
 _PART = r"(?![.-])(?:(?!--|\.\.)[\w.-])+(?<![.-])"
 _HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
 

@@ -31,6 +31,7 @@ from quire.models.linear import (
     use_device_products,
 )
 from quire.models.moe import ExpertLinear, PackedExpertLinear
+from quire.models.other_tokenizers import with_tokenizer
 from quire.models.registry import FAMILIES, build
 from quire.models.safetensors import fingerprint
 from quire.models.settings import Settings
@@ -95,7 +96,7 @@ def open_model(
     """
     if dtype and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    folder = find_folder(path_or_hub_id)
+    folder = with_tokenizer(find_folder(path_or_hub_id))
     added = None if adapter is None else Adapter.open(adapter)
     config = _read_config(folder)
     quantization.check_config(config)

@@ -14,19 +14,9 @@ from typing import Any
 
 import tokenizers
 
+from quire.core.byte_alphabet import BYTE_OF
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The printable stand-in for each byte that GPT-2 introduced, read backwards."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(rest)
-    }
-
-
-_BYTE_LEVEL = _byte_level_alphabet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class PieceRule:
         """The bytes that a token of this spelling adds."""
         if self.byte_level:
             try:
-                return bytes([_BYTE_LEVEL[character] for character in spelling])
+                return bytes([BYTE_OF[character] for character in spelling])
             except KeyError:  # an added token may be spelled in plain characters
                 return spelling.encode()
         for old, new in self.replacements:

@@ -80,7 +80,9 @@ class Tokenizer:
         folder = Path(folder)
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise ModelError(f"{folder} has no tokenizer.json")
+            raise ModelError(
+                f"{folder} has no tokenizer.json (nor another tokenizer that Quire reads)"
+            )
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception for a file it cannot parse

@@ -15,7 +15,7 @@ from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from quire.core.errors import ModelError
 from quire.models.gguf.folder import as_folder
-from quire.models.gguf.pretokenizers import PRE_TOKENIZERS
+from quire.models.pretokenizers import PRE_TOKENIZERS
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.gguf_files import write_tokenizer

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from quire.core.errors import ModelError
 from quire.models.gguf.architectures import REFUSED, config_of
 from quire.models.gguf.file import GGUF, is_first, read_gguf
 from quire.models.gguf.tokenizer import end_ids, tokenizer_files
+from quire.models.made_folder import made_folder
 
 log = logging.getLogger("quire.models")
 
@@ -108,19 +105,9 @@ def as_folder(path: Path) -> Path:
         "generation_config.json": _generation(gguf),
         **tokenizer_files(gguf),
     }
-    first = gguf.files[0].resolve()
-    place = hashlib.sha256(os.fsencode(first)).hexdigest()[:16]
     # The hub's cache names the file itself by its content.
-    folder = Path.home() / ".cache" / "quire" / "gguf" / f"{gguf.files[0].stem}-{place}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            _write(folder / name, json.dumps(content, ensure_ascii=False))
-        for file in gguf.files:
-            _link(folder / file.name, file.resolve())
-    except OSError as error:
-        raise ModelError(f"{folder}: what is in {path} cannot be written here: {error}") from error
-    return folder
+    name, links = gguf.files[0].stem, {file.name: file for file in gguf.files}
+    return made_folder("gguf", name, gguf.files[0], files, links)
 
 
 def _ends(gguf: GGUF) -> dict[str, Any]:
@@ -133,20 +120,3 @@ def _generation(gguf: GGUF) -> dict[str, Any]:
     given = {name: gguf.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
     known = {name: value for name, value in given.items() if value is not None}
     return known | {"eos_token_id": end_ids(gguf)}
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces a file in one step: another server may be reading it."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=".", delete=False
-    ) as file:
-        file.write(text)
-    Path(file.name).replace(path)
-
-
-def _link(path: Path, target: Path) -> None:
-    if path.is_symlink() and path.readlink() == target:
-        return
-    fresh = path.with_name(f".{path.name}-{os.getpid()}")
-    fresh.symlink_to(target)
-    fresh.replace(path)

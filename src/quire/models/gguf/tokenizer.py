@@ -7,7 +7,6 @@ BPE with scores (arXiv:1808.06226), whose merges follow from the scores, `t5` it
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,12 +14,21 @@ from typing import Any
 from quire.core.errors import ModelError
 from quire.models.gguf.file import GGUF
 from quire.models.gguf.metadata import OF_TOKENIZER, WHOLE, WORD, check
-from quire.models.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from quire.models.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from quire.models.tokenizer_json import (
+    Json,
+    added_token,
+    ends,
+    over_bytes,
+    over_text,
+    scored_merges,
+    unigrams,
+    whole,
+)
 
 log = logging.getLogger("quire.models")
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
-_SPACE = "\u2581"
 _IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -64,8 +72,6 @@ _GEMMA4_MARKS = frozenset(
 )
 """Special tokens that the converter marks as others, so that llama.cpp shows them."""
 
-Json = dict[str, Any]
-
 
 def tokenizer_files(gguf: GGUF) -> dict[str, Json]:
     """`tokenizer.json` and `tokenizer_config.json`.
@@ -81,18 +87,12 @@ def tokenizer_files(gguf: GGUF) -> dict[str, Json]:
         )
     tokens = _tokens(gguf)
     parts = _KINDS[kind](gguf, tokens)
-    whole: Json = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added(gguf, tokens),
-        "post_processor": _ends(gguf, tokens),
-    }
     named = {name: _text_of(gguf, tokens, key) for name, key in _IDS.items()}
     config: Json = {name: text for name, text in named.items() if text is not None}
     if templates := _templates(gguf):
         config["chat_template"] = templates
-    return {"tokenizer.json": whole | parts, "tokenizer_config.json": config}
+    file = whole(parts, _added(gguf, tokens), _ends(gguf, tokens))
+    return {"tokenizer.json": file, "tokenizer_config.json": config}
 
 
 def end_ids(gguf: GGUF) -> list[int]:
@@ -142,19 +142,17 @@ def _tokens(gguf: GGUF) -> list[str]:
 
 def _added(gguf: GGUF, tokens: list[str]) -> list[Json]:
     """The tokens that are matched whole, special or not."""
-    flags = {"single_word": False, "lstrip": False, "normalized": False}
     kinds = _key(gguf, "token_type") or []
     # Phi-3's tokens swallow the space behind them, but for those that every Llama has.
     swallow = gguf.architecture == "phi3" and _key(gguf, "model") == "llama"
     marks = _GEMMA4_MARKS if _key(gguf, "model") == "gemma4" else frozenset()
     return [
-        {
-            "id": id,
-            "content": tokens[id],
-            "special": kind != _USER_DEFINED or tokens[id] in marks,
-            "rstrip": swallow and tokens[id] not in ("<unk>", "<s>", "<|endoftext|>"),
-            **flags,
-        }
+        added_token(
+            id,
+            tokens[id],
+            special=kind != _USER_DEFINED or tokens[id] in marks,
+            rstrip=swallow and tokens[id] not in ("<unk>", "<s>", "<|endoftext|>"),
+        )
         for id, kind in enumerate(kinds)
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
@@ -173,28 +171,12 @@ def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
         "bos_token_id": bool(_key(gguf, "add_bos_token", begins)),
         "eos_token_id": bool(_key(gguf, "add_eos_token", kind == "t5")),
     }
-    used = {key: _text_of(gguf, tokens, key) for key, wanted in added.items() if wanted}
-    texts = {key: text for key, text in used.items() if text is not None}
-    if not texts:
-        return None
 
-    def piece(key: str, sequence: int) -> list[Json]:
-        return [{"SpecialToken": {"id": texts[key], "type_id": sequence}}] if key in texts else []
+    def used(key: str) -> tuple[str, int] | None:
+        text = _text_of(gguf, tokens, key) if added[key] else None
+        return None if text is None else (text, _key(gguf, key))
 
-    def around(name: str, sequence: int) -> list[Json]:
-        body = {"Sequence": {"id": name, "type_id": sequence}}
-        return [*piece("bos_token_id", sequence), body, *piece("eos_token_id", sequence)]
-
-    special = {
-        text: {"id": text, "ids": [_key(gguf, key)], "tokens": [text]}
-        for key, text in texts.items()
-    }
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
-        "special_tokens": special,
-    }
+    return ends(used("bos_token_id"), used("eos_token_id"))
 
 
 def _templates(gguf: GGUF) -> str | list[Json] | None:
@@ -227,35 +209,13 @@ def _pre(gguf: GGUF) -> PreTokenizer:
     return known
 
 
-_BPE: Json = {
-    "type": "BPE",
-    "dropout": None,
-    "unk_token": None,
-    "continuing_subword_prefix": None,
-    "end_of_word_suffix": None,
-    "fuse_unk": False,
-    "byte_fallback": False,
-    "ignore_merges": False,
-}
-
-
 def _byte_level(gguf: GGUF, tokens: list[str]) -> Json:
     pre = _pre(gguf)
     if "tokenizer.ggml.pre" not in gguf.metadata:
         log.warning(
             "%s: no tokenizer.ggml.pre: texts may be cut otherwise than in training", gguf.files[0]
         )
-    return {
-        "normalizer": {"type": "NFC"} if pre.nfc else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.components()},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
-        "model": _BPE
-        | {
-            "ignore_merges": pre.whole,
-            "vocab": {text: id for id, text in enumerate(tokens)},
-            "merges": _pairs(gguf),
-        },
-    }
+    return over_bytes({text: id for id, text in enumerate(tokens)}, _pairs(gguf), pre)
 
 
 def _pairs(gguf: GGUF) -> list[list[str]]:
@@ -282,7 +242,7 @@ def _need(gguf: GGUF, name: str) -> list[Any]:
 def _scored(gguf: GGUF, tokens: list[str]) -> Json:
     vocab = {text: id for id, text in enumerate(tokens)}
     prefix = bool(_key(gguf, "add_space_prefix", True))
-    return _over_text(gguf, tokens, _merges(vocab, _need(gguf, "scores")), prefix)
+    return _over_text(gguf, tokens, scored_merges(vocab, _need(gguf, "scores")), prefix)
 
 
 def _gemma4(gguf: GGUF, tokens: list[str]) -> Json:
@@ -290,89 +250,25 @@ def _gemma4(gguf: GGUF, tokens: list[str]) -> Json:
 
 
 def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: bool) -> Json:
-    """BPE over characters, and bytes where they are not in the vocabulary.
-
-    Args:
-        prefix: a space is put before each text.
-    """
-    spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
-    vocab = {text: id for id, text in enumerate(tokens)}
     unknown = _key(gguf, "unknown_token_id", 0)
     if not 0 <= unknown < len(tokens):
         raise ModelError(
             f"{gguf.files[0]}: tokenizer.ggml.unknown_token_id = {unknown} is none of "
             f"{len(tokens)} tokens"
         )
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
-        "pre_tokenizer": None,
-        "decoder": _text_decoder(prefix),
-        "model": _BPE
-        | {
-            "unk_token": tokens[unknown],
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
-
-
-def _text_decoder(prefix: bool) -> Json:
-    back: list[Json] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix:
-        back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {"type": "Sequence", "decoders": back}
+    return over_text(tokens, merges, unknown, prefix=prefix)
 
 
 def _unigrams(gguf: GGUF, tokens: list[str]) -> Json:
-    """Likelihoods of tokens. Bytes stand for characters that no token has, where there are any."""
-    normalizers: list[Json] = []
-    if charsmap := _key(gguf, "precompiled_charsmap"):
-        coded = base64.b64encode(bytes(each & 255 for each in charsmap)).decode()
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": coded})
-    if _key(gguf, "remove_extra_whitespaces", True):
-        runs = {"Regex": " {2,}"}
-        normalizers += [
-            {"type": "Strip", "strip_left": False, "strip_right": True},
-            {"type": "Replace", "pattern": runs, "content": _SPACE},
-        ]
-    prefix = bool(_key(gguf, "add_space_prefix", True))
-    scheme = "always" if prefix else "never"
-    scores = _need(gguf, "scores")
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": scheme,
-            "split": True,
-        },
-        "decoder": _text_decoder(prefix),
-        "model": {
-            "type": "Unigram",
-            "unk_id": _key(gguf, "unknown_token_id", 2),
-            "vocab": [list(pair) for pair in zip(tokens, scores, strict=True)],
-            "byte_fallback": any(kind == _BYTE for _, kind in _kinds(gguf, tokens)),
-        },
-    }
-
-
-def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[list[str]]:
-    """All ways to make a token of two others, the better token first."""
-    merges: list[tuple[float, int, int, str, str]] = []
-    for text, id in vocab.items():
-        cuts = ((text[:at], text[at:]) for at in range(1, len(text)))
-        known = [pair for pair in cuts if pair[0] in vocab and pair[1] in vocab]
-        for left, right in sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]])):
-            merges.append((scores[id], len(left), len(right), left, right))
-    merges.sort(key=lambda merge: merge[:3], reverse=True)
-    return [[left, right] for *_, left, right in merges]
+    charsmap = _key(gguf, "precompiled_charsmap") or []
+    return unigrams(
+        zip(tokens, _need(gguf, "scores"), strict=True),
+        _key(gguf, "unknown_token_id", 2),
+        prefix=bool(_key(gguf, "add_space_prefix", True)),
+        squeezes=bool(_key(gguf, "remove_extra_whitespaces", True)),
+        charsmap=bytes(each & 255 for each in charsmap),
+        byte_fallback=any(kind == _BYTE for _, kind in _kinds(gguf, tokens)),
+    )
 
 
 _KINDS: Mapping[str, Callable[[GGUF, list[str]], Json]] = {
