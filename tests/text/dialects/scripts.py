@@ -66,6 +66,8 @@ MARKERS = {
         "<|START_ACTION|>",
         "<|END_ACTION|>",
         "<|START_RESPONSE|>",
+        "<|START_TEXT|>",
+        "<|END_TEXT|>",
         "<|END_RESPONSE|>",
         "<|CHATBOT_TOKEN|>",
     ],

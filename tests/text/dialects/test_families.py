@@ -222,6 +222,8 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
     ("cohere", COHERE.replace("\n]", ',\n    {"tool_name": "now"}\n]'), "", "",
      [*WEATHER, ("now", {})]),
     ("cohere", "<|START_RESPONSE|>Four.<|END_RESPONSE|>", "", "Four.", []),
+    ("cohere", "<|START_THINKING|>Hm.<|END_THINKING|><|START_TEXT|>Four.<|END_TEXT|>", "Hm.",
+     "Four.", []),
     ("cohere", COMMAND_R, "", "", WEATHER),
     ("cohere", "Ok. " + COMMAND_R.replace("Action: ", "Action:"), "", "Ok.", WEATHER),
     ("cohere", COMMAND_R.replace("get_weather", "directly_answer"), "",

@@ -116,5 +116,5 @@ def _decoder(
 FAMILIES = (
     Family("cohere", "Command R, R+, Aya", cohere),
     Family("cohere2", "Command R7B, Command A", cohere2),
-    Family("cohere2_moe", "Command A+, of experts", cohere2_moe),
+    Family("cohere2_moe", "Command A+, North Mini Code", cohere2_moe),
 )

@@ -1,11 +1,12 @@
-"""Command R, R7B and A: JSON calls, announced in prose or between markers.
+"""Command R, R7B and A, North Mini Code: JSON calls, announced in prose or between markers.
 
 Source: the chat templates of CohereForAI/c4ai-command-r-v01 ("tool_use"), -r7b-12-2024 and
--a-03-2025. A call is `{"tool_name": ..., "parameters": {...}}`, in an array. Command R writes it
-after "Action:" in a ```json fence. R7B and A write it between `<|START_ACTION|>` and
-`<|END_ACTION|>`, with an index as `tool_call_id`; plans and reasoning stand between
-`<|START_THINKING|>` and `<|END_THINKING|>`, answers between `<|START_RESPONSE|>` and
-`<|END_RESPONSE|>`.
+-a-03-2025, and of CohereLabs/North-Mini-Code-1.0. A call is
+`{"tool_name": ..., "parameters": {...}}`, in an array. Command R writes it after "Action:" in a
+```json fence. The others write it between `<|START_ACTION|>` and `<|END_ACTION|>`, with an index as
+`tool_call_id`; plans and reasoning stand between `<|START_THINKING|>` and `<|END_THINKING|>`,
+answers between `<|START_RESPONSE|>` and `<|END_RESPONSE|>`, North's between `<|START_TEXT|>` and
+`<|END_TEXT|>`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def _read_fenced(body: Body, tools: Tools) -> Reading:
 
 _LAYOUT = Layout(
     reasoning=enclosing(REASONING),
-    answer=enclosing(("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    answer=enclosing(
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>")
+    ),
     sections={
         BEGIN: Section(read_json_calls, array_head, ends=frozenset({END}), begin=_BEGIN),
         ACTION: Section(_read_fenced, head_of("```json", "```\n", "[", "{"), begin=_BEGIN),
