@@ -50,6 +50,7 @@ PATCHES, TILES, ONE = ((8, 12), (4, 6)), ((9,), (4,)), ((1,), (1,))
 SHAPES: dict[str, tuple[Shape, Shape]] = {
     "deepseek_vl_hybrid": ONE,
     "ernie4_5_moe_vl": PATCHES,
+    "exaone4_5": PATCHES,
     "falcon_ocr": PATCHES,
     "falcon_perception": PATCHES,
     "gemma3n, all": ((128, 128), (128, 64)),
@@ -75,6 +76,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
 """Of two pictures, as their encoders take them."""
 FILMS: dict[str, Shape] = {
     "ernie4_5_moe_vl": (2, 8, 12, 500_000),
+    "exaone4_5": (2, 8, 12, 500_000),
     "glm46v": (1, 8, 12, 0),
     "glm46v, experts": (1, 8, 12, 0),
     "internvl_chat": (9,),

@@ -132,7 +132,7 @@ def test_the_context_that_was_trained(rope: dict[str, Any] | None, tokens: int) 
     assert trained_length({"max_position_embeddings": 256}) == 256
 
 
-@pytest.mark.parametrize("name", ["mistral3", "glm46v"])
+@pytest.mark.parametrize("name", ["mistral3", "glm46v", "exaone4_5"])
 def test_a_text_that_the_family_does_not_have_is_refused(name: str) -> None:
     text = CONFIGS["mistral"] | {"model_type": "mixtral"}
     with pytest.raises(ModelError, match=r"text_config.model_type = 'mixtral'"):

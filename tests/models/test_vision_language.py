@@ -394,6 +394,13 @@ def test_settings_that_are_not_known_are_named(changes: dict[str, Any], word: st
         random_weights(config | {"vision_config": vision})
 
 
+def test_heads_that_cannot_share_keys_are_named() -> None:
+    config = CONFIGS["exaone4_5"]
+    vision = config["vision_config"] | {"num_key_value_heads": 3}
+    with pytest.raises(ModelError, match="4 heads of a vision encoder cannot share 3"):
+        random_weights(config | {"vision_config": vision})
+
+
 def test_shapes_that_the_encoders_do_not_take_are_named(tmp_path: Path) -> None:
     config = CONFIGS["qwen2_vl"]
     encoders = opened(tmp_path / "model", config, random_weights(config)).encoders

@@ -186,6 +186,20 @@ CONFIGS["qwen3_omni_moe_thinker"] = _config(
 }
 
 
+CONFIGS["exaone4_5"] = _config(
+    "exaone4_5",
+    _TEXT
+    | {
+        "model_type": "exaone4",
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    _WIDE
+    | {"window_size": 16, "fullatt_block_indexes": [1], "num_key_value_heads": 2}
+    | {"rope_parameters": {"rope_type": "axial", "rope_theta": 5000.0}},
+)
 CONFIGS["glm46v"] = CONFIGS["glm4v"] | {"model_type": "glm46v"}
 CONFIGS["glm46v, experts"] = CONFIGS["glm4v_moe"] | {"model_type": "glm46v"}
 

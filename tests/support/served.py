@@ -256,6 +256,17 @@ FAMILIES: dict[str, Served] = {
         _pictures("Qwen2_5_VLImageProcessor", **_GLM),
         {"image": 15, "video": 280},
     ),
+    "exaone4_5": Served(
+        CONFIGS["exaone4_5"],
+        _pictures("Qwen2VLImageProcessor", **_GLM)
+        | {
+            "video_preprocessor_config.json": {
+                "video_processor_type": "Qwen2VLVideoProcessor",
+                **_GLM,
+            },
+        },
+        {"image": 15, "video": 96},
+    ),
     "ernie4_5_vl_moe": Served(
         CONFIGS["ernie4_5_vl_moe"],
         {

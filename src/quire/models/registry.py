@@ -36,6 +36,7 @@ _MODULES = (
     "jetbrains",
     "kyutai",
     "lg",
+    "lg_vl",
     "liquid",
     "liquid_vl",
     "llama_vision",

@@ -243,7 +243,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<seed:bos>": 0},
     ),
     Published(
-        ("exaone4",),
+        ("exaone4", "exaone4_5"),
         "LGAI-EXAONE/EXAONE-4.0-32B",
         "qwen3",
         "[|user|]\n{}[|endofturn|]\n",

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer, Placement
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description, Mixer, Placement
 from quire.models.families.common import (
     CORRECTION,
     Family,
@@ -14,6 +15,7 @@ from quire.models.families.common import (
     by_type,
     decoder,
     dense_by_type,
+    described,
     mlp,
     rms,
     sigmoid_mixture,
@@ -24,8 +26,13 @@ from quire.models.settings import FULL, SLIDING, Settings
 
 
 def exaone4(s: Settings) -> LanguageModel:
+    return DecoderModel(exaone4_described(s), Names())
+
+
+def exaone4_described(s: Settings) -> Description:
+    """EXAONE 4's decoder."""
     layers = by_type(*_mixers(s), mlp(s, bias=False))
-    return decoder(s, layers, norm=rms(s, 1e-5), placement=Placement.POST)
+    return described(s, layers, norm=rms(s, 1e-5), placement=Placement.POST)
 
 
 def exaone_moe(s: Settings) -> LanguageModel:

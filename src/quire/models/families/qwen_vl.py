@@ -45,7 +45,7 @@ def qwen2_vl(s: Settings) -> LanguageModel:
 
 def qwen2_5_vl(s: Settings) -> LanguageModel:
     text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6).filled(rms_norm_eps=1e-5)
-    return vision_language_model(s, described(text, qwen2_layers(text)), _vision_2_5)
+    return vision_language_model(s, described(text, qwen2_layers(text)), vision_2_5)
 
 
 def qwen3_vl(s: Settings) -> LanguageModel:
@@ -162,7 +162,8 @@ def _vision_2(v: Settings, width: int) -> QwenVision:
     )
 
 
-def _vision_2_5(v: Settings, width: int) -> QwenVision:
+def vision_2_5(v: Settings, width: int) -> QwenVision:
+    """Qwen2.5-VL's encoder."""
     v = v.filled(fullatt_block_indexes=[7, 15, 23, 31])
     usual = _usual(v, width)
     return replace(
