@@ -338,11 +338,26 @@ def test_what_nobody_expected_is_answered_and_the_connection_lives_on(serve: Ser
         assert again.extensions["network_stream"] is stream
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/models/load"])
+def test_a_compressed_body_is_told_so(serve: Serve, path: str) -> None:
+    url = serve().url + path
+    headers = {"content-type": "application/json", "content-encoding": "zstd"}
+    answer = HTTP.post(url, content=b"(\xb5/\xfd", headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding is 'zstd'" in answer.json()["error"]["message"]
+    headers["content-encoding"] = "identity"
+    answer = HTTP.post(url, content=b"{}", headers=headers)
+    assert answer.status_code == 400
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/v1/messages", "did you mean /v1/messages?"),
+        ("//v1/messages", "did you mean /v1/messages?"),
+        ("/v1//chat/completions", "did you mean /v1/chat/completions?"),
+        ("//v1//", "/v1 is the base URL"),
         ("/v1/", "/v1 is the base URL"),
         ("/v1/audio/speech", "There is no such route; /openapi.json"),
         ("/v1/v1/nothing", "There is no such route; /openapi.json"),

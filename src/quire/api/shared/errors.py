@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -163,14 +164,16 @@ class ErrorMiddleware:
 
 
 def _unknown_url(request: Request) -> str:
-    """Most who ask for no route have a base URL with `/v1` that their client adds, or without."""
-    path = request.url.path
+    """Most who ask for no route have a base URL with `/v1` that their client adds, or without, or
+    one with a slash at its end."""
+    path = re.sub("/{2,}", "/", request.url.path)
     if path.rstrip("/") == "/v1":
         return _BASE_URL
-    meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
-    scope = {**request.scope, "path": meant}
-    if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
-        return f"There is no such route; did you mean {meant}? {_BASE_URL}"
+    other = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    for meant in (path, other):
+        scope = {**request.scope, "path": meant}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return f"There is no such route; did you mean {meant}? {_BASE_URL}"
     return "There is no such route; /openapi.json lists those there are."
 
 

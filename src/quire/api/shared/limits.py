@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.core.errors import Overloaded, RequestError, TooLarge
+from quire.core.errors import Overloaded, RequestError, TooLarge, UnsupportedMediaType
 
 MAX_HEADER_BYTES = 32 << 10
 
@@ -45,10 +45,21 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def check_headers(request: Request) -> None:
-    """Raises `TooLarge` if the headers together are longer than `MAX_HEADER_BYTES`."""
+    """Looks at the headers of a request with a body.
+
+    Raises:
+        TooLarge: together they are longer than `MAX_HEADER_BYTES`.
+        UnsupportedMediaType: the body is compressed.
+    """
     size = sum(len(name) + len(value) for name, value in request.headers.raw)
     if size > MAX_HEADER_BYTES:
         raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"The body's Content-Encoding is '{coding[:40]}', which this server does not read.",
+            code="unsupported_media_type",
+        )
 
 
 def check_count(items: int, limit: int, param: str) -> None:
