@@ -57,6 +57,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "glm46v": PATCHES,
     "glm46v, experts": PATCHES,
     "hunyuan_vl": PATCHES,
+    "kimi_k25": PATCHES,
     "lfm2-vl": PATCHES,
     "lfm2_vl": PATCHES,
     "lfm2_vl-experts": PATCHES,

@@ -112,6 +112,7 @@ _SAME_AS = {
     "glm46v": "glm4v` and `glm4v_moe",
     "internvl_chat": "internvl",
     "kimi_k2": "deepseek_v3",
+    "kimi_vl": "deepseek_v3",
     "lfm2-vl": "lfm2_vl",
     "llama4": "llama4_text",
     "multi_modality": "deepseek_vl` and `deepseek_vl_hybrid",

@@ -145,6 +145,23 @@ def lfm3_vl(config: dict[str, Any], folder: Path) -> Reference:
     return Reference(whole, rows)
 
 
+def kimi_k25(config: dict[str, Any], folder: Path) -> Reference:
+    """All of it is in transformers, which saves it by published names, but for two parts."""
+    whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        down, across = item.shape
+        squares = _pixels(item).reshape(down // 2, across // 2, 2, 2, -1).swapaxes(1, 2)
+        pixels = squares.reshape(down * across, PATCH, PATCH, 3).permute(0, 3, 1, 2)
+        grid = torch.tensor([(1, *item.shape)])
+        with torch.no_grad():
+            found = whole.model.get_image_features(pixels, image_grid_thw=grid)
+        (picture,) = found.pooler_output
+        return torch.as_tensor(picture)
+
+    return Reference(whole, rows)
+
+
 def _decoder(config: dict[str, Any], model_type: str) -> Any:
     keys = {key: value for key, value in deepcopy(config).items() if key != "vision_config"}
     own = transformers.AutoConfig.for_model(**keys | {"model_type": model_type})

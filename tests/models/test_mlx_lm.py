@@ -183,6 +183,15 @@ GEMMA3 = {
     "sliding_window_pattern": 6,
     "layer_types": [SLIDING] * 5 + [FULL],
 }
+ROUTED_AS_V3 = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+}
 ONLY_EXPERTS = {"decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": []}
 
 
@@ -209,6 +218,8 @@ WHOLE: dict[str, dict[str, Any]] = {
     "mistral3, Mistral Small 4": _with_text(
         REGISTERED["mistral3, Mistral Small 4"], n_group=1, topk_group=1, rms_norm_eps=1e-6
     ),
+    "kimi_k25": _with_text(REGISTERED["kimi_k25"], **FLAT, **ROUTED_AS_V3),
+    "kimi_vl": _with_text(REGISTERED["kimi_vl"], **FLAT, **ROUTED_AS_V3, rope_parameters=None),
     "qwen3_5": _with_text(REGISTERED["qwen3_5"], full_attention_interval=3),
     "qwen3_5_moe": _with_text(REGISTERED["qwen3_5_moe"], full_attention_interval=3),
     "qwen2_vl": _with_text(REGISTERED["qwen2_vl"], **FLAT),

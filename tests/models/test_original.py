@@ -1,4 +1,4 @@
-"""InternVL and DeepSeek-VL as their authors publish them: the same as transformers' conversions.
+"""InternVL, DeepSeek-VL and Kimi as their authors publish them: the same as their conversions.
 
 Those are held against transformers by `test_tiled_oracle` and `test_hybrid_vision`.
 """
@@ -14,8 +14,10 @@ import mlx.core as mx
 import pytest
 
 from quire.core.errors import ModelError
+from quire.core.original_configs import by_usual_keys
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
+from quire.models.vision_language import VisionLanguageModel
 from tests.models.solo import solo_logits
 from tests.models.test_vision_language import assert_near, packed
 from tests.support.families import HELD_AGAINST_MLX_LM
@@ -23,6 +25,7 @@ from tests.support.hybrid import PROMPTS as HYBRID_PROMPTS
 from tests.support.original import CONFIGS, CONVERTED
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.seeing import PROMPTS, Prompt
+from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import cases
 from tests.support.tiny_models import random_weights
 
@@ -295,3 +298,84 @@ def test_ernie_with_its_authors_flat_keys(tmp_path: Path) -> None:
     assert mx.array_equal(ours, theirs)
     assert found.context_length == wanted.context_length
     assert found.config["image_token_id"] == nested["image_token_id"]
+
+
+_KIMI = {
+    "hidden_size": "vt_hidden_size",
+    "intermediate_size": "vt_intermediate_size",
+    "num_attention_heads": "vt_num_attention_heads",
+    "num_hidden_layers": "vt_num_hidden_layers",
+    "pos_emb_height": "init_pos_emb_height",
+    "pos_emb_width": "init_pos_emb_width",
+}
+
+
+def _moonshots(**changes: Any) -> dict[str, Any]:
+    """Kimi K2.5 by its publisher's keys."""
+    converted = SIGLIP["kimi_k25"]
+    vision = {_KIMI.get(key, key): value for key, value in converted["vision_config"].items()}
+    more = {"pos_emb_type": "divided_fixed", "merge_type": "sd2_tpool", "projector_ln_eps": 1e-5}
+    return {
+        "model_type": "kimi_k25",
+        "media_placeholder_token_id": converted["image_token_id"],
+        "text_config": converted["text_config"] | {"model_type": "kimi_k2"},
+        "vision_config": vision | more | changes,
+    }
+
+
+def test_kimi_with_its_publishers_keys() -> None:
+    ours, theirs = build(_moonshots()), build(SIGLIP["kimi_k25"])
+    assert isinstance(ours, VisionLanguageModel)
+    assert isinstance(theirs, VisionLanguageModel)
+    assert ours.visual is not None
+    assert theirs.visual is not None
+    assert ours.description == theirs.description
+    assert ours.visual.kind == theirs.visual.kind
+    assert by_usual_keys(_moonshots())["image_token_id"] == SIGLIP["kimi_k25"]["image_token_id"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"merge_type": "sd2"}, "vision_config.merge_type = 'sd2'"),
+        ({"init_pos_emb_width": 5}, "vision_config.pos_emb_width = 5"),
+        ({"merge_kernel_size": [3, 3]}, r"vision_config.merge_kernel_size = \[3, 3\]"),
+        ({"mm_projector_type": "mlp"}, "vision_config.mm_projector_type = 'mlp'"),
+    ],
+)
+def test_what_kimis_encoder_does_not_compute_is_refused(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelError, match=named):
+        build(_moonshots(**changes))
+
+
+def test_weights_may_be_packed_as_the_text_says(tmp_path: Path) -> None:
+    """Kimi K2.5 says it there alone: its experts are integers of compressed-tensors."""
+    config = SIGLIP["kimi_k25"]
+    weights = random_weights(config)
+    plain, stored = dict(weights), {}
+    for key, array in weights.items():
+        if ".experts." not in key:
+            stored[key] = array
+            continue
+        path, _, part = key.partition(".experts.")
+        scale = mx.max(mx.abs(array.reshape(*array.shape[:2], -1, 32)), axis=-1) / 7
+        wide = mx.repeat(scale, 32, axis=-1)
+        codes = mx.clip(mx.round(array / wide), -8, 7)
+        plain[key] = codes * wide
+        shifted = (codes + 8).astype(mx.uint32).reshape(*array.shape[:2], -1, 8)
+        words = (shifted << (4 * mx.arange(8, dtype=mx.uint32))).sum(axis=-1).view(mx.int32)
+        for expert in range(len(array)):
+            name = f"{path}.experts.{expert}.{part}"
+            stored[f"{name}_packed"] = words[expert]
+            stored[f"{name}_scale"] = scale[expert]
+            stored[f"{name}_shape"] = mx.array(array.shape[1:])
+    method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    said = config | {"text_config": config["text_config"] | {"quantization_config": method}}
+    ours, theirs = (
+        solo_logits(opened(tmp_path / str(number), each, tensors).model, [3, 4, 5, 6])
+        for number, (each, tensors) in enumerate(((said, stored), (config, plain)))
+    )
+    assert any(name.endswith("_packed") for name in stored)
+    assert mx.max(mx.abs(ours - theirs)).item() < 1e-4

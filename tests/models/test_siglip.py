@@ -167,8 +167,56 @@ _SIGLIP = (
 )
 
 
+_KIMI = (
+    ("visual.merger.post_layernorm.", "vision_tower.encoder.final_layernorm."),
+    ("visual.merger.norm.", "mm_projector.pre_norm."),
+    ("visual.merger.linear_fc1.", "mm_projector.proj.0."),
+    ("visual.merger.linear_fc2.", "mm_projector.proj.2."),
+    ("visual.pos_embed.", "vision_tower.patch_embed.pos_emb."),
+    ("visual.patch_embed.", "vision_tower.patch_embed."),
+    ("visual.", "vision_tower.encoder."),
+    (".norm1.", ".norm0."),
+    (".norm2.", ".norm1."),
+    (".attn.qkv.", ".wqkv."),
+    (".attn.proj.", ".wo."),
+    (".mlp.up_proj.", ".mlp.fc0."),
+    (".mlp.down_proj.", ".mlp.fc1."),
+)
+
+
+def moonshots(weights: Weights) -> Weights:
+    """The tensors as Moonshot publishes them, whose decoder is named as in conversions."""
+    heads, head_dim = 4, 16
+    half, quarter = head_dim // 2, head_dim // 4
+    # A pair's columns come first, then its rows, and its elements stand together.
+    places = [
+        pair + element * half
+        for frequency in range(quarter)
+        for pair in (quarter + frequency, frequency)
+        for element in (0, 1)
+    ]
+    ready: Weights = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            ready[f"language_model.{key}"] = array
+            continue
+        for ours, theirs in _KIMI:
+            key = key.replace(ours, theirs)
+        if ".wqkv." in key:
+            q, k, v = mx.split(array, 3)
+            q, k = (
+                mx.unflatten(part, 0, (heads, -1))[:, mx.array(places)].flatten(0, 1)
+                for part in (q, k)
+            )
+            array = mx.concatenate([q, k, v])
+        ready[key] = array
+    return ready
+
+
 def converted(name: str, weights: Weights) -> Weights:
     """The tensors as mlx-vlm names them; those that it publishes are what the oracle saves."""
+    if name == "kimi_k25":
+        return moonshots(weights)
     ready: Weights = {}
     for key, array in weights.items():
         if not key.startswith("visual."):

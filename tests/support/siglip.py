@@ -123,6 +123,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _TOWER | {"patch_size": 2 * PATCH, "num_patches": 9},
     },
 }
+CONFIGS["kimi_k25"] = {
+    "model_type": "kimi_k25",
+    "image_token_id": IMAGE,
+    "projection_hidden_size": 64,
+    "tie_word_embeddings": False,
+    "text_config": _TEXT
+    | {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "patch_size": PATCH,
+        "pos_emb_height": 6,
+        "pos_emb_width": 6,
+    },
+}
 EVERY_PATCH = ("phi4-siglip",)
 """Families in which each patch is a row. Theirs are twice as large on each side."""
 

@@ -1,7 +1,7 @@
 """`config.json` of models published before transformers had them, by transformers' keys.
 
 OpenGVLab's `internvl_chat` (InternVL 2 to 3.5), DeepSeek's `multi_modality` (DeepSeek-VL, and what
-Janus understands), and Baidu's `ernie4_5_moe_vl` (ERNIE 4.5 VL).
+Janus understands), Baidu's `ernie4_5_moe_vl` (ERNIE 4.5 VL), and Moonshot's `kimi_k25` (Kimi K2.5).
 """
 
 from __future__ import annotations
@@ -32,10 +32,19 @@ def by_usual_keys(config: Config) -> Config:
     Raises:
         ModelError: a value is not supported.
     """
+    config = _packing_of_all(config)
     change = _ORIGINAL.get(str(config.get("model_type")))
     if change is None or _has_transformers_keys(config):
         return config
     return config | change(Values(config))
+
+
+def _packing_of_all(config: Config) -> Config:
+    """Says of the whole how weights are packed, where only the part for text says it."""
+    key, text = "quantization_config", config.get("text_config")
+    if key in config or not isinstance(text, dict) or key not in text:
+        return config
+    return config | {key: text[key]}
 
 
 def _has_transformers_keys(config: Config) -> bool:
@@ -127,8 +136,41 @@ def _ernie(config: Values) -> Config:
     return {"image_token_id": token}
 
 
+_KIMI = {
+    "vt_hidden_size": "hidden_size",
+    "vt_intermediate_size": "intermediate_size",
+    "vt_num_attention_heads": "num_attention_heads",
+    "vt_num_hidden_layers": "num_hidden_layers",
+    "init_pos_emb_height": "pos_emb_height",
+    "init_pos_emb_width": "pos_emb_width",
+}
+"""Of Kimi K2.5's encoder."""
+
+
+def _kimi_k25(config: Values) -> Config:
+    made: Config = {}
+    if config.has("media_placeholder_token_id"):
+        made["image_token_id"] = config.value("media_placeholder_token_id")
+    if config.has("vision_config"):
+        vision = config.nested("vision_config", needed=False)
+        vision.neutral(
+            {
+                "pos_emb_type": "divided_fixed",
+                "merge_type": "sd2_tpool",
+                "mm_projector_type": "patchmerger",
+                "projector_hidden_act": "gelu",
+            }
+        )
+        given = {ours: vision.value(key) for key, ours in _KIMI.items() if vision.has(key)}
+        made["vision_config"] = {**vision.values, **given}
+        if vision.has("projector_ln_eps"):
+            made["projection_layer_norm_eps"] = vision.value("projector_ln_eps")
+    return made
+
+
 _ORIGINAL: dict[str, Callable[[Values], Config]] = {
     "ernie4_5_moe_vl": _ernie,
     "internvl_chat": _internvl_chat,
+    "kimi_k25": _kimi_k25,
     "multi_modality": _multi_modality,
 }

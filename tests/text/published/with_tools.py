@@ -367,7 +367,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         DEEPSEEK_MARKS | {"</think>": 128799},
     ),
     Published(
-        ("kimi_k2", "kimi_linear"),
+        ("kimi_k2", "kimi_k25", "kimi_linear", "kimi_vl"),
         "moonshotai/Kimi-K2-Instruct",
         "kimi_k2",
         "<|im_user|>user<|im_middle|>{}<|im_end|>",

@@ -22,6 +22,7 @@ from quire.media.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4Unif
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
 from quire.media.processors.hunyuan import HunyuanImageProcessor
 from quire.media.processors.idefics import IdeficsImageProcessor
+from quire.media.processors.kimi import KimiImageProcessor
 from quire.media.processors.lfm import LfmImageProcessor
 from quire.media.processors.llama import LlamaImageProcessor
 from quire.media.processors.llava import (
@@ -63,6 +64,9 @@ IMAGES: dict[str, Open] = {
         ),
         IdeficsImageProcessor.open,
     ),
+    "Kimi_K25ImageProcessor": KimiImageProcessor.open,
+    "KimiK25VisionProcessor": KimiImageProcessor.open,
+    "kimi_k25": KimiImageProcessor.open,
     "Lfm2VlImageProcessor": LfmImageProcessor.open,
     "Lfm2VlImageProcessorFast": LfmImageProcessor.open,
     "lfm2_vl": LfmImageProcessor.open,

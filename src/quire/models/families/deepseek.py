@@ -11,11 +11,12 @@ from dataclasses import replace
 from quire.core.errors import ModelError
 from quire.core.values import require
 from quire.models.base import LanguageModel
-from quire.models.description import Layer
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description, Layer
 from quire.models.families.common import (
     CORRECTION,
     Family,
-    decoder,
+    described,
     mlp,
     sigmoid_mixture,
     softmax_mixture,
@@ -54,10 +55,15 @@ def deepseek_v2(s: Settings) -> LanguageModel:
 
 
 def deepseek_v3(s: Settings) -> LanguageModel:
+    return DecoderModel(*deepseek_v3_described(s))
+
+
+def deepseek_v3_described(s: Settings, unused: tuple[str, ...] = ()) -> tuple[Description, Names]:
+    """The decoder. `unused`: see `Names`."""
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3, minimum=0)
-    return latent_decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
+    return latent_described(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first, unused)
 
 
 def glm_moe_dsa(s: Settings) -> LanguageModel:
@@ -158,13 +164,13 @@ def _stretched(rope: RopeParameters) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-def latent_decoder(
+def latent_described(
     s: Settings,
     kind: LatentAttention,
     layers: tuple[Layer, ...],
     first: int,
     unused: tuple[str, ...] = (),
-) -> LanguageModel:
+) -> tuple[Description, Names]:
     """Layers with experts, of which the first have a plain block instead. `unused`: see `Names`."""
     count, ahead = (
         len(layers),
@@ -177,7 +183,18 @@ def latent_decoder(
         prepare=kind.absorbed,
     )
     dense = mlp(s, bias=False)
-    return decoder(s, with_dense(layers, dense, lambda index: index < first), names)
+    return described(s, with_dense(layers, dense, lambda index: index < first)), names
+
+
+def latent_decoder(
+    s: Settings,
+    kind: LatentAttention,
+    layers: tuple[Layer, ...],
+    first: int,
+    unused: tuple[str, ...] = (),
+) -> LanguageModel:
+    """The model of what is `latent_described`."""
+    return DecoderModel(*latent_described(s, kind, layers, first, unused))
 
 
 FAMILIES = (

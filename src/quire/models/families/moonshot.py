@@ -1,4 +1,8 @@
-"""Kimi Linear (arXiv:2510.26692): delta nets that forget by channel, and latents without order."""
+"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491) and Kimi Linear (arXiv:2510.26692).
+
+The first two are DeepSeek V3's decoder, of which K2.5 sees here; the third has delta nets that
+forget by channel beside latents without order.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,35 @@ from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
+import numpy as np
 
+from quire.core.media import EVEN_COLOURS
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer
+from quire.models.decoder import DecoderModel
+from quire.models.description import Mixer, Norm
 from quire.models.families.common import (
     CORRECTION,
     Family,
+    activation,
     by_type,
     decoder,
     dense_by_type,
     mlp,
     rms,
     sigmoid_mixture,
+    text_of,
     with_dense,
 )
-from quire.models.families.deepseek import latent_attention
+from quire.models.families.deepseek import deepseek_v3_described, latent_attention
+from quire.models.families.qwen_vl import vision_language_model
+from quire.models.feed_forward import MLP
 from quire.models.kimi_delta import KimiDelta
 from quire.models.latent_attention import LatentAttention
-from quire.models.names import Names, Weights
+from quire.models.names import Names, Weights, renamed
+from quire.models.paddle_vision import PaddleMerging, PictureTower
+from quire.models.qwen_vision import QwenVision, Table
 from quire.models.settings import FULL, Settings
+from quire.models.vision_language import TextPositionsModel
 
 LINEAR = "linear_attention"
 
@@ -118,8 +132,108 @@ def _prepared(weights: Weights, latents: LatentAttention) -> Weights:
     return latents.absorbed(ready)
 
 
+def kimi_k25(s: Settings) -> LanguageModel:
+    """What the encoder makes of a picture; those of videos are not served."""
+    text = text_of(s)
+    text.only("model_type", "deepseek_v3", "kimi_k2")
+    description, names = deepseek_v3_described(text)
+    names = replace(names, renamed={**names.renamed, "model.blocks": "model.layers"})
+    norm = Norm(
+        s.number("projection_layer_norm_eps", default=1e-5, minimum=0.0), centred=True, bias=True
+    )
+    return vision_language_model(
+        s,
+        description,
+        partial(_vision, projection=norm),
+        names,
+        PictureTower,
+        _PARTS,
+        TextPositionsModel,
+        _published,
+    )
+
+
+def kimi_vl(s: Settings) -> LanguageModel:
+    """The text; the encoder is left out."""
+    text = text_of(s)
+    text.only("model_type", "deepseek_v3")
+    unused = ("vision_tower.", "multi_modal_projector.")
+    return DecoderModel(*deepseek_v3_described(text, unused))
+
+
+def _vision(v: Settings, width: int, projection: Norm) -> QwenVision:
+    """Layers rotated by row and column, places of a table, and squares behind two norms."""
+    side = v.integer("pos_emb_height", default=64)
+    v.only("pos_emb_width", side)
+    v.only("merge_kernel_size", [2, 2])
+    inner = v.integer("intermediate_size", default=4304)
+    return QwenVision(
+        depth=v.integer("num_hidden_layers", default=27),
+        hidden_size=v.integer("hidden_size", default=1152),
+        heads=v.integer("num_attention_heads", default=16),
+        mlp=MLP(inner, activation(v, "gelu_pytorch_tanh"), gated=False, bias=True),
+        norm=Norm(1e-5, centred=True, bias=True),
+        output_size=width,
+        patch=v.integer("patch_size", default=14),
+        frames=1,
+        merge=2,
+        colours=EVEN_COLOURS,
+        merging=PaddleMerging(projection),
+        patch_bias=True,
+        table=Table(side, cubic=True, ends=False),
+    )
+
+
+_LAYER = {
+    "encoder.blocks": "blocks",
+    "norm0": "norm1",
+    "norm1": "norm2",
+    "wqkv": "attn.qkv",
+    "wo": "attn.proj",
+    "fc0": "up_proj",
+    "fc1": "down_proj",
+}
+_PARTS = {
+    "encoder.patch_embed": "patch_embed",
+    "patch_embed.pos_emb": "pos_embed",
+    "encoder.final_layernorm": "merger.post_layernorm",
+    "merger.pre_norm": "merger.norm",
+    "merger.proj.0": "merger.linear_fc1",
+    "merger.proj.2": "merger.linear_fc2",
+}
+"""Parts of names, see `Names.renamed`; those of a layer mean something else in our own names.
+Transformers saves some by names between the publisher's and its own."""
+
+
+def _published(kind: QwenVision, weights: Weights) -> Weights:
+    """Pairs that turn are neighbours, of columns and rows in turns; here rows' pairs come first."""
+    quarter = kind.head_dim // 4
+    pairs = np.arange(2 * quarter)
+    taken = 2 * (pairs % quarter) + (pairs < quarter)  # which pair of the published ones
+    order = mx.array(np.concatenate([2 * taken, 2 * taken + 1]))
+    ready: Weights = {}
+    for name, array in weights.items():
+        if name.startswith("encoder.blocks."):
+            if ".wqkv." in name:
+                q, k, v = mx.split(array, 3)
+                turned = (
+                    mx.unflatten(part, 0, (kind.heads, -1))[:, order].flatten(0, 1)
+                    for part in (q, k)
+                )
+                array = mx.concatenate([*turned, v])
+            name = renamed(name, _LAYER)
+        elif name.endswith("pos_emb.weight") and array.ndim == 3:
+            array = array.flatten(0, 1)
+        ready[name] = array
+    return ready
+
+
 def _context(s: Settings) -> int:
     return s.integer("model_max_length", "max_position_embeddings", default=1 << 20)
 
 
-FAMILIES = (Family("kimi_linear", "Kimi Linear", kimi_linear, _context),)
+FAMILIES = (
+    Family("kimi_k25", "Kimi K2.5 and K2.6, text and images", kimi_k25),
+    Family("kimi_linear", "Kimi Linear", kimi_linear, _context),
+    Family("kimi_vl", "Kimi-VL, text", kimi_vl),
+)

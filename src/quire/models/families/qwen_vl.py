@@ -107,18 +107,24 @@ def vision_language_model(
     tower: Callable[[QwenVision], VisionTower] = VisionTower,
     parts: Mapping[str, str] | None = None,
     model: type[VisionLanguageModel] = VisionLanguageModel,
+    prepare: Callable[[QwenVision, Weights], Weights] | None = None,
 ) -> LanguageModel:
     """The described decoder with the vision encoder that the configuration has, if it has one.
 
     Args:
         parts: of the names of the encoder's tensors, and what they are here; see `Names.renamed`.
         model: says which positions a prompt has.
+        prepare: changes what `parts` does not describe, before they are looked for.
     """
     names = names or Names()
     if not s.has("vision_config"):
         return DecoderModel(description, replace(names, unused=(*names.unused, *VISUAL)))
     kind = _described(vision, s.within("vision_config"), description.hidden_size)
-    brought = partial(_visual_names, kind, parts=parts or _PARTS)
+
+    def brought(weights: Weights) -> Weights:
+        ready = weights if prepare is None else prepare(kind, weights)
+        return _visual_names(kind, ready, parts or _PARTS)
+
     return model(description, names, tower(kind), brought)
 
 
