@@ -85,9 +85,7 @@ def _attention(
             "norms of queries and keys otherwise than of each head, before rotation"
         )
     plain = {"heads", "kv_heads", "head_dim", "scale", "rope", "window", "qk_norm"}
-    for each in fields(kind):
-        if each.name not in plain and getattr(kind, each.name) != each.default:
-            raise UnsupportedModel(f"attention with {each.name}")
+    _refuse_others(kind, plain, "attention")
     if kind.rotation is None:
         raise UnsupportedModel("attention without rotation")
     return StackAttention(
@@ -107,21 +105,21 @@ def _attention(
     )
 
 
+def _refuse_others(
+    described: Attention | Mixture | SoftmaxRouter, plain: set[str], name: str
+) -> None:
+    """Raises: UnsupportedModel: a field other than the plain ones asks for something."""
+    for each in fields(described):
+        if each.name not in plain and getattr(described, each.name) != each.default:
+            raise UnsupportedModel(f"{name} with {each.name}")
+
+
 def _experts(kind: Mixture, module: Any, norm: mx.array) -> StackExperts:
     router = kind.router
-    known = isinstance(router, SoftmaxRouter) and not router.corrected
-    if (
-        not known
-        or kind.shared_width
-        or kind.bias
-        or kind.clamp
-        or kind.weighted_input
-        or kind.limit
-    ):
-        raise UnsupportedModel("experts otherwise than behind a plain softmax")
-    assert isinstance(router, SoftmaxRouter)
-    if router.best_groups < router.groups or not kind.gated or kind.latent_dim:
-        raise UnsupportedModel("experts in groups, without gates, or with a size of their own")
+    if not isinstance(router, SoftmaxRouter):
+        raise UnsupportedModel("experts otherwise than behind a softmax")
+    _refuse_others(kind, {"experts", "width", "activation", "router"}, "experts")
+    _refuse_others(router, {"k", "normalise", "scale"}, "a router")
     return StackExperts(
         norm,
         norm,
