@@ -27,7 +27,13 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 for library in ("torch", "transformers", "mlx_lm"):
     pytest.importorskip(library, reason=f"the oracle needs {library}")
 
-from mlx_lm.utils import _get_classes, dequantize_model, load_model, quantize_model  # noqa: E402
+from mlx_lm.utils import (  # noqa: E402
+    MODEL_REMAPPING,
+    _get_classes,
+    dequantize_model,
+    load_model,
+    quantize_model,
+)
 from transformers import AutoConfig  # noqa: E402
 
 from tests.models import oracle  # noqa: E402
@@ -45,6 +51,7 @@ NEEDED = {
 """Keys that mlx-lm's argument classes ask for and new configurations do not have."""
 
 NEEDED_BY: dict[str, dict[str, Any]] = {
+    "minimax_m2": {"shared_intermediate_size": 0},
     "minicpm3": {"rope_scaling": {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}},
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "gpt_neox": {"rotary_emb_base": 10000.0, "rotary_pct": 0.25},
@@ -85,6 +92,7 @@ CHANGED = {"ernie4_5_moe"}  # mlx-lm leaves out what corrects the router's choic
 
 def _known(name: str) -> bool:
     model_type = CONFIGS[name]["model_type"]
+    model_type = MODEL_REMAPPING.get(model_type, model_type)
     return importlib.util.find_spec(f"mlx_lm.models.{model_type}") is not None
 
 

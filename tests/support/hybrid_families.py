@@ -138,6 +138,14 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         use_bias=True,
         max_position_embeddings=None,
     ),
+    "mamba": config("mamba", state_size=8, time_step_rank=6, max_position_embeddings=None),
+    "falcon_mamba": config(
+        "falcon_mamba",
+        state_size=8,
+        use_bias=True,
+        tie_word_embeddings=False,
+        max_position_embeddings=None,
+    ),
     "falcon_h1": config("falcon_h1", **_multiplied()),
     "falcon_h1-norm": config(
         "falcon_h1",

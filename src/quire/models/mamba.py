@@ -1,4 +1,4 @@
-"""Mamba's selective state space layer (arXiv:2312.00752), as Jamba has it (arXiv:2403.19887).
+"""Mamba's selective state space layer (arXiv:2312.00752), also as Jamba has it (arXiv:2403.19887).
 
 Each channel keeps a vector, and the last inputs of a short convolution; both are of fixed size and
 each token replaces them.
@@ -14,8 +14,8 @@ import mlx.nn as nn
 from quire.cache.specs import RecurrentState
 from quire.device.device import current_device
 from quire.models.base import Module, RecurrentSegment, Step
+from quire.models.description import Norm
 from quire.models.layers import ACTIVATIONS
-from quire.models.norm import RMSNorm
 from quire.models.recurrent import CausalConv, in_sequence, over_segments
 
 _CHUNK = 32  # tokens that are scanned at once
@@ -30,7 +30,7 @@ class Mamba:
         state_dim: values that a channel keeps, N in the paper.
         step_rank: size of what a token's step sizes are made from.
         kernel: how many tokens the convolution sees, the current one included.
-        eps: of the norms of the step, and of the vectors that write and read.
+        norm: of the step, and of the vectors that write and read; None leaves them.
         bias: of the first and the last projection.
     """
 
@@ -38,7 +38,7 @@ class Mamba:
     state_dim: int
     step_rank: int
     kernel: int
-    eps: float
+    norm: Norm | None
     conv_bias: bool = True
     bias: bool = False
 
@@ -73,9 +73,10 @@ class MambaMixer(Module):
         self.in_proj = nn.Linear(hidden_size, 2 * kind.channels, bias=kind.bias)
         self.conv1d = CausalConv(kind.channels, kind.kernel, kind.conv_bias)
         self.x_proj = nn.Linear(kind.channels, kind.step_rank + 2 * kind.state_dim, bias=False)
-        self.dt_layernorm = RMSNorm(kind.step_rank, kind.eps)
-        self.b_layernorm = RMSNorm(kind.state_dim, kind.eps)
-        self.c_layernorm = RMSNorm(kind.state_dim, kind.eps)
+        if kind.norm is not None:
+            self.dt_layernorm = kind.norm.module(kind.step_rank)
+            self.b_layernorm = kind.norm.module(kind.state_dim)
+            self.c_layernorm = kind.norm.module(kind.state_dim)
         self.dt_proj = nn.Linear(kind.step_rank, kind.channels, bias=True)
         self.A_log = mx.zeros((kind.channels, kind.state_dim))
         self.D = mx.ones(kind.channels)
@@ -99,13 +100,16 @@ class MambaMixer(Module):
         values = self.conv1d(window, silu=True)
         cuts = [kind.step_rank, kind.step_rank + kind.state_dim]
         steps, keys, queries = mx.split(self.x_proj(values), cuts, axis=-1)
-        steps = self.dt_proj(self.dt_layernorm(steps)).astype(mx.float32)
+        if kind.norm is not None:
+            steps, keys = self.dt_layernorm(steps), self.b_layernorm(keys)
+            queries = self.c_layernorm(queries)
+        steps = self.dt_proj(steps).astype(mx.float32)
         steps = mx.logaddexp(steps, 0.0)  # [n, t, channels]
         values = values.astype(mx.float32)
         y, state = _advanced(
             values * steps,
-            self.b_layernorm(keys).astype(mx.float32),
-            self.c_layernorm(queries).astype(mx.float32),
+            keys.astype(mx.float32),
+            queries.astype(mx.float32),
             steps,
             -mx.exp(self.A_log.astype(mx.float32)),
             segment.read("state"),

@@ -161,6 +161,14 @@ PLAIN: tuple[Published, ...] = (
     Published(("olmo",), "allenai/OLMo-7B-hf", "none", ends={"<|endoftext|>": 50279}),
     Published(("gpt_neox",), "EleutherAI/pythia-1b", "none", ends={"<|endoftext|>": 0}),
     Published(("minicpm3",), "openbmb/MiniCPM3-4B", "none", CHATML, CHATML_ANSWER),
+    Published(("mamba",), "state-spaces/mamba-2.8b-hf", "none", ends={"<|endoftext|>": 0}),
+    Published(
+        ("falcon_mamba",),
+        "tiiuae/falcon-mamba-7b-instruct",
+        "none",
+        CHATML,
+        CHATML_ANSWER,
+    ),
     Published(("helium",), "kyutai/helium-1-2b", "none"),
     Published(("starcoder2",), "bigcode/starcoder2-15b", "none", ends={"<|endoftext|>": 0}),
     Published(

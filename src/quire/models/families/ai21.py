@@ -66,7 +66,7 @@ def _state_space(s: Settings) -> Mamba:
         state_dim=s.integer("mamba_d_state", default=16),
         step_rank=s.integer("mamba_dt_rank"),
         kernel=s.integer("mamba_d_conv", default=4),
-        eps=rms(s).eps,
+        norm=rms(s),
         conv_bias=s.flag("mamba_conv_bias", default=True),
         bias=s.flag("mamba_proj_bias", default=False),
     )

@@ -1,4 +1,4 @@
-"""Mamba 2 (arXiv:2405.21060), and what hybrids of it have in common."""
+"""Mamba (arXiv:2312.00752), Mamba 2 (arXiv:2405.21060), and what hybrids of it have in common."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
 from quire.models.families.common import Family, channels_last, decoder
+from quire.models.mamba import Mamba
 from quire.models.mamba2 import Mamba2
 from quire.models.names import Names
 from quire.models.settings import Settings
@@ -38,18 +39,53 @@ def mamba2(s: Settings) -> LanguageModel:
         ),
         None,
     )
+    return decoder(s, (layer,) * s.integer("num_hidden_layers"), _names(s), norm=norm)
+
+
+def mamba(s: Settings) -> LanguageModel:
+    return _first(s, None)
+
+
+def falcon_mamba(s: Settings) -> LanguageModel:
+    """Steps and the vectors that write and read are normalised, without weights."""
+    eps = s.number("mixer_rms_eps", default=1e-6, minimum=0.0)
+    return _first(s, Norm(eps, weighted=False))
+
+
+def _first(s: Settings, inner: Norm | None) -> LanguageModel:
+    """Layers of Mamba's first state spaces and nothing else."""
+    s.only("hidden_act", "silu")
+    hidden, expand = s.integer("hidden_size", default=768), s.integer("expand", default=2)
+    s.only("intermediate_size", expand * hidden)
+    if s.value("time_step_rank", "auto") == "auto":
+        s = s.changed(time_step_rank=-(-hidden // 16))
+    norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
+    state_space = Mamba(
+        channels=expand * hidden,
+        state_dim=s.integer("state_size", default=16),
+        step_rank=s.integer("time_step_rank"),
+        kernel=s.integer("conv_kernel", default=4),
+        norm=inner,
+        conv_bias=s.flag("use_conv_bias", default=True),
+        bias=s.flag("use_bias", default=False),
+    )
+    layers = (Layer((state_space,), None),) * s.integer("num_hidden_layers", default=32)
+    return decoder(s, layers, _names(s), norm=norm, tied=True)
+
+
+def _names(s: Settings) -> Names:
     parts = {
         "model.backbone": "model",
         "embeddings": "embed_tokens",
         "embedding": "embed_tokens",
         "norm_f": "norm",
+        "mixer": "mamba",
     }
     parts |= {
         f"layers.{index}.norm": f"layers.{index}.input_layernorm"
         for index in range(s.integer("num_hidden_layers"))
     }
-    names = Names(renamed=parts | {"mixer": "mamba"}, prepare=channels_last)
-    return decoder(s, (layer,) * s.integer("num_hidden_layers"), names, norm=norm)
+    return Names(renamed=parts, prepare=channels_last)
 
 
 def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
@@ -92,4 +128,8 @@ def _context(s: Settings) -> int:
     return s.integer("max_position_embeddings", default=1 << 20)
 
 
-FAMILIES = (Family("mamba2", "Mamba 2, Codestral Mamba", mamba2, _context),)
+FAMILIES = (
+    Family("mamba", "Mamba", mamba, _context),
+    Family("mamba2", "Mamba 2, Codestral Mamba", mamba2, _context),
+    Family("falcon_mamba", "Falcon Mamba", falcon_mamba, _context),
+)

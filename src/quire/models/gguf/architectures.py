@@ -196,8 +196,8 @@ REFUSED: Mapping[str, str] = {
     "kimi-linear": "no family computes it",
     "gemma3n": "no family computes it",
     "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
-    "minicpm3": "the first two generations of MiniCPM are served, as 'minicpm'",
-    "mamba": "Mamba 2 is served, as 'mamba2'",
+    "minicpm3": "its tensors are not read; use the safetensors",
+    "mamba": "its tensors are not read; use the safetensors",
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
     "exaone": "EXAONE 4 is served, as 'exaone4'",
 }
