@@ -67,6 +67,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "internvl_chat-norms": TILES,
     "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_onevision": ((2, 2, 4, 4, 4, 4), (3, 1, 6, 2, 6, 2)),
+    "mistral3": PATCHES,
     "moondream3": ((2, 2), (1, 2)),
     "multi_modality": TILES,
     "multi_modality-hybrid": ONE,

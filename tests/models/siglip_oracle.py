@@ -17,7 +17,7 @@ from torch import nn
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import CLIP_COLOURS, MediaItem, PlacedMedia
 from tests.models.oracle import draw_anew, save_random
 from tests.support.seeing import PATCH
 
@@ -158,6 +158,27 @@ def kimi_k25(config: dict[str, Any], folder: Path) -> Reference:
             found = whole.model.get_image_features(pixels, image_grid_thw=grid)
         (picture,) = found.pooler_output
         return torch.as_tensor(picture)
+
+    return Reference(whole, rows)
+
+
+def mistral3(config: dict[str, Any], folder: Path) -> Reference:
+    """All of it is in transformers; tokens stand between the lines of a picture."""
+    whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
+    mean, std = (np.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        down, across = (side // 2 for side in item.shape)
+        raw = np.frombuffer(item.features, np.uint8)
+        squares = raw.reshape(down, across, 2, 2, PATCH, PATCH, 3).transpose(0, 2, 4, 1, 3, 5, 6)
+        height, width = 2 * down * PATCH, 2 * across * PATCH
+        pixels = (squares.reshape(1, height, width, 3) / 255 - mean) / std
+        values = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
+        with torch.no_grad():
+            found = whole.get_image_features(values, image_sizes=torch.tensor([[height, width]]))
+            ends = whole.get_input_embeddings()(torch.tensor([12] * (down - 1) + [13]))
+        lines = found.pooler_output[0].reshape(down, across, -1)
+        return torch.cat([lines, ends[:, None]], dim=1).flatten(0, 1)
 
     return Reference(whole, rows)
 

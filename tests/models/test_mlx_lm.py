@@ -217,7 +217,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         num_kv_shared_layers=0,
     ),
     "mistral3": _with_text(
-        REGISTERED["mistral3"],
+        REGISTERED["mistral3, text"],
         **FLAT,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,

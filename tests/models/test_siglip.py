@@ -1,4 +1,4 @@
-"""LFM2-VL, LFM3-VL, Youtu-VL, Phi-4 with pictures against transformers, in company; other names."""
+"""Families of `support.siglip` with pictures: against transformers, in company, by other names."""
 
 from __future__ import annotations
 
@@ -140,7 +140,20 @@ _LFM3_VL = (
     (".mlp.down_proj.", ".feed_forward.w2."),
     (".mlp.up_proj.", ".feed_forward.w3."),
 )
+_MISTRAL = (
+    ("visual.merger.merging_layer.", "multi_modal_projector.patch_merger.merging_layer."),
+    ("visual.merger.", "multi_modal_projector."),
+    ("visual.patch_embed.proj.", "vision_tower.vision_model.patch_conv."),
+    ("visual.patch_embed.norm.", "vision_tower.vision_model.ln_pre."),
+    ("visual.blocks.", "vision_tower.vision_model.transformer.layers."),
+    (".attn.proj.", ".attention.o_proj."),
+    (".attn.qkv.", ".attention.qkv."),
+    (".norm1.", ".attention_norm."),
+    (".norm2.", ".ffn_norm."),
+    (".mlp.", ".feed_forward."),
+)
 _CONVERTED = {
+    "mistral3": _MISTRAL,
     "lfm3_vl": _LFM3_VL,
     "lfm2_vl": _LFM2_VL,
     "lfm2_vl-experts": _LFM2_VL,
@@ -160,7 +173,8 @@ _CONVERTED = {
 _SIGLIP = (
     (".attn.proj.", ".self_attn.out_proj."),
     (".blocks.", ".encoder.layers."),
-    (".norm", ".layer_norm"),
+    (".norm1.", ".layer_norm1."),
+    (".norm2.", ".layer_norm2."),
     (".mlp.up_proj.", ".mlp.fc1."),
     (".mlp.down_proj.", ".mlp.fc2."),
     (".patch_embed.proj.", ".embeddings.patch_embedding."),
@@ -224,12 +238,13 @@ def converted(name: str, weights: Weights) -> Weights:
             continue
         for ours, theirs in (*_CONVERTED[name], *_SIGLIP):
             key = key.replace(ours, theirs)
-        if ".attn.qkv." not in key:
+        if ".qkv." not in key:
             ready[key] = array
             continue
         keys = (len(array) + 64) // 2  # all encoders' queries are as wide
         for part, rows in zip("qkv", mx.split(array, [64, keys]), strict=True):
-            ready[key.replace("attn.qkv", f"self_attn.{part}_proj")] = rows
+            key_of = key.replace("attn.qkv", "self_attn.qkv").replace("qkv", f"{part}_proj")
+            ready[key_of] = rows
     return ready
 
 
@@ -268,6 +283,9 @@ def test_a_file_without_the_encoder_is_served_as_text(tmp_path: Path) -> None:
         ("lfm2_vl", {"vision_config": {"model_type": "pixtral"}}, "vision_config.model_type"),
         ("lfm2_vl", {"projector_hidden_act": "mish"}, "projector_hidden_act"),
         ("lfm3_vl", {"vision_config": {"conv_kernel_size": 4}}, "conv_kernel_size % 2 = 0"),
+        ("mistral3", {"vision_feature_layer": -2}, "vision_feature_layer = -2"),
+        ("mistral3", {"vision_config": {"model_type": "clip"}}, "vision_config.model_type"),
+        ("mistral3", {"vision_config": {"head_dim": 8}}, "vision_config.head_dim = 8"),
         ("lfm3_vl", {"vision_config": {"num_key_value_heads": 3}}, "cannot share 3"),
         ("lfm3_vl", {"vision_config": {"layer_types": ["conv"]}}, "1 layer_types for 5 layers"),
     ],

@@ -208,6 +208,12 @@ FAMILIES: dict[str, Served] = {
         },
         {"image": 15, "video": 24},
     ),
+    "mistral3": Served(
+        SIGLIP["mistral3"],
+        _pictures("PixtralImageProcessorFast", **_CLIP_COLOURS, size={"longest_edge": 40}),
+        {"image": 3 * 6},
+        {"image": "<|image_pad|>"},
+    ),
     "glm4v": Served(
         CONFIGS["glm4v"],
         {

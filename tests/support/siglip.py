@@ -85,6 +85,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_dense_layers": 1,
         },
     },
+    "mistral3": {
+        "model_type": "mistral3",
+        "image_token_index": IMAGE,
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": False,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT
+        | {
+            "model_type": "mistral",
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "hidden_act": "silu",
+            "patch_size": PATCH,
+        },
+    },
     "youtu_vl": _TEXT
     | {
         "model_type": "youtu_vl",
@@ -163,6 +188,8 @@ EVERY_PATCH = ("phi4-siglip",)
 def shown(name: str, seed: int, rows: int, columns: int) -> MediaItem:
     """A picture for a family, of random colours."""
     item = picture(seed, rows, columns)
+    if name == "mistral3":  # each line has an end
+        return replace(item, tokens=item.tokens + rows // 2)
     return replace(item, shape=(rows // 2, columns // 2)) if name in EVERY_PATCH else item
 
 

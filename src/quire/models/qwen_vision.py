@@ -132,6 +132,7 @@ class QwenVision:
         qk_norm: queries and keys are normalised by head.
         rotated: queries and keys are, by row and column.
         theta: base of that rotation.
+        taking_turns: rows and columns have every other of its speeds, not the same ones.
         table: of places; None is none.
         window: squares along each side of a window; 0 is no windows.
         whole: layers that see all of a picture where there are windows.
@@ -160,6 +161,7 @@ class QwenVision:
     qk_norm: bool = False
     rotated: bool = True
     theta: float = 1e4
+    taking_turns: bool = False
     table: Table | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
@@ -297,7 +299,8 @@ class VisionTower(Module):
         self.merger = kind.merging.module(kind)
         if kind.levels:
             self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
-        self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type="axial"))
+        axes = "axial_turns" if kind.taking_turns else "axial"
+        self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type=axes))
 
     def _block(self, index: int) -> Block:
         """The layer of this number, without weights."""

@@ -46,6 +46,7 @@ _MODULES = (
     "microsoft",
     "minimax",
     "mistral",
+    "mistral_vl",
     "moondream",
     "moonshot",
     "nvidia",

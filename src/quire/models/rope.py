@@ -20,6 +20,8 @@ from quire.device.operations import Rotate as Rotate
 from quire.models.arguments import check_types
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+AXIAL = ("axial", "axial_turns")
+"""Of encoders: patches have two positions."""
 
 _NEEDED = {
     "linear": ("factor",),
@@ -53,7 +55,8 @@ class RopeParameters:
 
     Attributes:
         rope_type: one of `KINDS`; or "axial", of encoders: one half of the pairs turns with the
-            first of two positions, the other half, as fast, with the second.
+            first of two positions, the other half, as fast, with the second; or "axial_turns",
+            where the two halves have all speeds of a head in turns.
         partial_rotary_factor: the share of a head's dimensions that is rotated.
         interleaved: neighbours are a pair, not an element of the first half and one of the second.
         factor: by how much the context was stretched.
@@ -248,7 +251,7 @@ def _rotate(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.
 def _axes(pairs: int, p: RopeParameters) -> list[int]:
     """Which of a token's positions turns each pair."""
     section = p.mrope_section
-    if p.rope_type == "axial":
+    if p.rope_type in AXIAL:
         return [0] * (pairs // 2) + [1] * (pairs - pairs // 2)
     if section and not p.mrope_interleaved:
         if sum(section) != pairs or (p.mrope_time_last and section[0] != section[1]):
@@ -276,11 +279,12 @@ def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
         rotated = int(p.partial_rotary_factor * head_dim // 2)
         moving = p.rope_theta ** -(2.0 * np.arange(rotated) / head_dim) / p.factor
         return np.concatenate([moving, np.zeros(head_dim // 2 - rotated)]), 1.0
-    if p.rope_type == "axial":
+    if p.rope_type in AXIAL:
         if head_dim < 4 or head_dim % 4:
             raise ModelError(f"config.json: a head's {head_dim} dimensions: no pairs on two axes")
         half = p.rope_theta ** -(np.arange(0, head_dim // 2, 2) / (head_dim // 2))
-        return np.concatenate([half, half]), 1.0
+        turns = 1.0 if p.rope_type == "axial" else p.rope_theta ** (-2.0 / head_dim)
+        return np.concatenate([half, half * turns]), 1.0
     dims = int(head_dim * p.partial_rotary_factor)
     if dims < 2 or dims % 2:
         raise ModelError(f"config.json: {dims} of a head's {head_dim} dimensions are no pairs")

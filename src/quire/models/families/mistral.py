@@ -130,8 +130,8 @@ _MISTRAL4_YARN = _YARN | {
 """What Mistral Small 4 has where its configuration says nothing."""
 
 
-def mistral3(s: Settings) -> LanguageModel:
-    """The text of Mistral Small 3.1 to 4 and of Ministral 3; the vision encoder is left out."""
+def mistral3_text(s: Settings) -> LanguageModel:
+    """The text of Mistral Small 3.1 to 4 and of Ministral 3."""
     text = text_of(s)
     text.only("model_type", "mistral", "ministral3", "mistral4")
     others = {"ministral3": ministral3, "mistral4": mistral4}
@@ -148,6 +148,5 @@ FAMILIES = (
     Family("mixtral", "Mixtral", mixtral),
     Family("ministral", "Ministral", ministral),
     Family("ministral3", "Ministral 3, text", ministral3),
-    Family("mistral3", "Mistral Small 3.1, 3.2 and 4, Ministral 3, text", mistral3),
     Family("mistral4", "Mistral Small 4, text", mistral4),
 )

@@ -1,0 +1,78 @@
+"""Mistral Small 3.1 to 4 and Ministral 3: Pixtral's encoder (arXiv:2410.07073) and their text."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quire.core.media import CLIP_COLOURS
+from quire.core.values import require
+from quire.models.base import LanguageModel
+from quire.models.decoder import DecoderModel
+from quire.models.description import Norm
+from quire.models.families.common import Family, activation
+from quire.models.families.mistral import mistral3_text
+from quire.models.families.qwen_vl import vision_language_model
+from quire.models.feed_forward import MLP
+from quire.models.layers import ACTIVATIONS
+from quire.models.pixtral import PixtralMerging, PixtralModel
+from quire.models.qwen_vision import QwenVision
+from quire.models.settings import Settings
+
+
+def mistral3(s: Settings) -> LanguageModel:
+    text = mistral3_text(s)
+    if not s.has("vision_config"):
+        return text
+    assert isinstance(text, DecoderModel)
+    s.only("vision_feature_layer", -1)
+    name = s.word("projector_hidden_act", default="gelu")
+    require("projector_hidden_act", name, ACTIVATIONS)
+    bias = s.flag("multimodal_projector_bias", default=False)
+    merging = PixtralMerging(Norm(text.description.norm.eps), name, bias)
+    vision = partial(_vision, merging, s.integer("spatial_merge_size", default=2))
+    return vision_language_model(
+        s, text.description, vision, text.names, parts=_PARTS, model=PixtralModel
+    )
+
+
+def _vision(merging: PixtralMerging, square: int, v: Settings, width: int) -> QwenVision:
+    v.only("model_type", "pixtral")
+    v.only("num_channels", 3)
+    hidden, heads = (
+        v.integer("hidden_size", default=1024),
+        v.integer("num_attention_heads", default=16),
+    )
+    v.only("head_dim", hidden // heads)
+    return QwenVision(
+        depth=v.integer("num_hidden_layers", default=24),
+        hidden_size=hidden,
+        heads=heads,
+        mlp=MLP(v.integer("intermediate_size", default=4096), activation(v, "gelu")),
+        norm=Norm(1e-5),
+        output_size=width,
+        patch=v.integer("patch_size", default=16),
+        frames=1,
+        merge=square,
+        colours=CLIP_COLOURS,
+        merging=merging,
+        patch_norm=True,
+        attention_bias=False,
+        taking_turns=True,
+    )
+
+
+_PARTS = {
+    "patch_conv": "patch_embed.proj",
+    "ln_pre": "patch_embed.norm",
+    "transformer.layers": "blocks",
+    "attention_norm": "norm1",
+    "attention": "attn",
+    "attention.o_proj": "attn.proj",
+    "ffn_norm": "norm2",
+    "feed_forward": "mlp",
+    "patch_merger.merging_layer": "merging_layer",
+}
+
+FAMILIES = (
+    Family("mistral3", "Mistral Small 3.1, 3.2 and 4, Ministral 3, text and images", mistral3),
+)
