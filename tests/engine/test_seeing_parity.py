@@ -50,6 +50,7 @@ PATCHES, TILES, ONE = ((8, 12), (4, 6)), ((9,), (4,)), ((1,), (1,))
 SHAPES: dict[str, tuple[Shape, Shape]] = {
     "deepseek_vl_hybrid": ONE,
     "ernie4_5_moe_vl": PATCHES,
+    "cohere2_vision": TILES,
     "exaone4_5": PATCHES,
     "falcon_ocr": PATCHES,
     "falcon_perception": PATCHES,

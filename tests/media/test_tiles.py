@@ -13,6 +13,7 @@ import pytest
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import TOWER_COLOURS, MediaItem
 from quire.media.processors import KINDS, MediaProcessor
+from quire.media.processors.cohere import best_canvas
 from quire.media.processors.llava import LlavaOnevisionVideoProcessor
 from quire.media.video import Frame, VideoInfo
 from tests.media.test_images import encoded, noise
@@ -432,6 +433,44 @@ def test_the_words_around_tiles_of_aya(tmp_path: Path) -> None:
     assert words == [("<|START_OF_IMG|>TILE_1", ""), ("TILE_2", ""), end]
     (part,) = ours.read(encoded(noise(130, 60)), param="p", detail="low")
     assert (part.before, part.after) == ("<|START_OF_IMG|>TILE_GLOBAL", "<|END_OF_IMG|>")
+
+
+COHERE = {"model_type": "cohere2_vision", "vision_config": SIGLIP, "image_token_id": 7}
+COHERE_SETTINGS = AYA_SETTINGS | {"image_processor_type": "Cohere2VisionImageProcessorFast"}
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "grid"),
+    [
+        (512, 512, (1, 1)),
+        (1024, 512, (1, 2)),
+        (600, 400, (1, 2)),  # of three columns it is enlarged as much
+        (400, 600, (2, 1)),
+        (513, 513, (2, 2)),
+        (5000, 3000, (3, 4)),  # too large for any
+        (9000, 300, (1, 12)),
+    ],
+)
+def test_the_canvas_of_command_a(width: int, height: int, grid: tuple[int, int]) -> None:
+    assert best_canvas(height, width, 512, 12) == grid
+
+
+def test_lines_of_command_a_end_behind_tiles(tmp_path: Path) -> None:
+    settings = COHERE_SETTINGS | {"patch_size": 2}
+    ours = processor(tmp_path, COHERE, settings)
+    picture = noise(112, 56)
+    parts = ours.read(encoded(picture), param="p")
+    line, last = "<|IMG_LINE_BREAK|>", "<|IMG_LINE_BREAK|><|END_OF_IMG|>"
+    words = [(part.before, part.after) for part in parts]
+    assert words == [("<|START_OF_IMG|>", line), ("", line), ("", last)]
+    assert [part.item.tokens for part in parts] == [4] * 3
+    left = pixels(parts[0].item, COHERE)[0] * 127.5 + 127.5
+    assert np.abs(left - np.asarray(picture)[:, :56].transpose(2, 0, 1)).max() < 1e-3
+    (part,) = ours.read(encoded(picture), param="p", detail="low")
+    assert (part.before, part.after) == ("<|START_OF_IMG|>", last)
+    for key, value in (("patch_size", 3), ("crop_to_patches", False)):
+        with pytest.raises(ModelError, match=f"{key} = {value}"):
+            processor(tmp_path, COHERE, settings | {key: value})
 
 
 def test_fewer_tokens_are_fewer_tiles(tmp_path: Path) -> None:

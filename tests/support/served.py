@@ -262,6 +262,12 @@ FAMILIES: dict[str, Served] = {
         _pictures("Qwen2_5_VLImageProcessor", **_GLM),
         {"image": 15, "video": 280},
     ),
+    "cohere2_vision": Served(
+        TILED["cohere2_vision"],
+        _pictures("Cohere2VisionImageProcessorFast", **_TILES, patch_size=1),
+        {"image": 12 + 1},
+        {"image": "<|image_pad|>"},
+    ),
     "exaone4_5": Served(
         CONFIGS["exaone4_5"],
         _pictures("Qwen2VLImageProcessor", **_GLM)

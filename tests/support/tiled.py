@@ -157,6 +157,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "alignment_intermediate_size": 96,
     },
 }
+CONFIGS["cohere2_vision"] = CONFIGS["aya_vision"] | {
+    "model_type": "cohere2_vision",
+    "image_token_id": IMAGE,
+}
+del CONFIGS["cohere2_vision"]["image_token_index"]
 
 WHOLE = ("gemma3",)
 """Families in which rows of a picture see each other."""

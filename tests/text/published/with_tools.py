@@ -435,7 +435,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|START_OF_TURN_TOKEN|>": 255000},
     ),
     Published(
-        ("cohere2", "cohere2_moe", "aya_vision"),
+        ("cohere2", "cohere2_moe", "cohere2_vision", "aya_vision"),
         "CohereForAI/c4ai-command-r7b-12-2024",
         "cohere",
         COHERE,

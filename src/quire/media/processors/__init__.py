@@ -11,6 +11,7 @@ from pathlib import Path
 
 from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
+from quire.media.processors.cohere import CohereImageProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor, HybridImageProcessor
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.ernie_video import ErnieVideoProcessor
@@ -74,6 +75,8 @@ IMAGES: dict[str, Open] = {
     "lfm2-vl": LfmImageProcessor.open,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
+    "Cohere2VisionImageProcessor": CohereImageProcessor.open,
+    "Cohere2VisionImageProcessorFast": CohereImageProcessor.open,
     "GotOcr2ImageProcessor": open_dynamic,
     "GotOcr2ImageProcessorFast": open_dynamic,
     "CLIPImageProcessor": LlavaImageProcessor.open,

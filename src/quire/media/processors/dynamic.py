@@ -64,13 +64,18 @@ class Cutting:
     maximum: int
 
     @classmethod
-    def open(cls, settings: Values, config: Values, square: int) -> Self:
+    def open(
+        cls, settings: Values, config: Values, square: int, *, size: int = 384, patch: int = 14
+    ) -> Self:
         """As a processor's settings say; squares of patches of this side become rows.
+
+        Args:
+            size, patch: of tiles where nothing says.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        tiles = Tiles.open(settings, config, 384, 14)
+        tiles = Tiles.open(settings, config, size, patch)
         minimum, maximum = (
             settings.integer("min_patches", default=1),
             settings.integer("max_patches", default=12),

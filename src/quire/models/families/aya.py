@@ -1,4 +1,4 @@
-"""Aya Vision (arXiv:2505.08751): SigLIP's tiles and Command R7B's decoder."""
+"""Aya Vision (arXiv:2505.08751), Command A Vision: SigLIP's tiles and Command R7B's decoder."""
 
 from __future__ import annotations
 
@@ -36,4 +36,22 @@ def aya_vision(s: Settings) -> LanguageModel:
     return tiled_vision_model(text, kind, projector)
 
 
-FAMILIES = (Family("aya_vision", "Aya Vision, text and images", aya_vision),)
+def cohere2_vision(s: Settings) -> LanguageModel:
+    s = s.filled(tie_word_embeddings=True)
+    text = decoder_of(s, "cohere2")
+    if not s.has("vision_config"):
+        return without_vision(text)
+    kind = vision_transformer(s.within("vision_config"), (-1,), last_norm=True)
+    projector = LayersProjector(
+        "silu",
+        square=s.integer("downsample_factor", default=2),
+        width=s.integer("alignment_intermediate_size", default=36864),
+        gated=True,
+    )
+    return tiled_vision_model(text, kind, projector)
+
+
+FAMILIES = (
+    Family("aya_vision", "Aya Vision, text and images", aya_vision),
+    Family("cohere2_vision", "Command A Vision, text and images", cohere2_vision),
+)

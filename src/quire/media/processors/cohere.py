@@ -1,0 +1,80 @@
+"""Command A Vision: a picture on a canvas of tiles that it fits best.
+
+The pixels equal those of transformers' `Cohere2VisionImageProcessor`, but stay uint8: the model
+scales them.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import PIL.Image
+
+from quire.core.values import Values
+from quire.media.processors.base import ImageProcessor, MediaPart, Parts, Placeholders
+from quire.media.processors.dynamic import Cutting
+from quire.media.source import Detail
+
+
+def best_canvas(height: int, width: int, size: int, maximum: int) -> tuple[int, int]:
+    """Rows and columns of at most so many tiles.
+
+    Those to which the picture is enlarged the least, or else shrunk the least; of equal ones the
+    fewest tiles, then the fewest columns.
+
+    Args:
+        size: pixels on a tile's side.
+    """
+    grids = [
+        (across, down)
+        for across in range(1, maximum + 1)
+        for down in range(1, maximum + 1)
+        if across * down <= maximum
+    ]
+    grids.sort(key=lambda grid: grid[0] * grid[1])
+    scales = (np.array(grids) * size / np.array([width, height])).min(axis=1)
+    if (scales < 1).all():
+        best = np.argmax(scales)
+    else:
+        best = np.argmin(np.where(scales < 1, np.inf, scales))
+    across, down = grids[best]
+    return down, across
+
+
+class CanvasCutting(Cutting):
+    """Tiles of the canvas that a picture fits best."""
+
+    def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
+        return best_canvas(height, width, self.tiles.size, maximum)
+
+
+class CohereImageProcessor(ImageProcessor):
+    """Each tile is an item and ends a line; all of the picture comes last."""
+
+    def __init__(self, placeholders: Placeholders, cutting: CanvasCutting) -> None:
+        super().__init__(placeholders)
+        self._cutting = cutting
+
+    @classmethod
+    def open(cls, settings: Values, config: Values) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        square = config.integer("downsample_factor", default=2)
+        cutting = CanvasCutting.open(settings, config, square, size=512, patch=16)
+        settings.neutral({"crop_to_patches": True, "patch_size": cutting.tiles.patches // square})
+        token = config.integer("image_token_id", default=255_036, minimum=0)
+        return cls(Placeholders(token), cutting)
+
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        tiles, cutting = self._cutting.cut(picture, param, detail), self._cutting
+        parts: list[MediaPart] = []
+        for number, tile in enumerate(tiles, start=1):
+            begin = "" if parts else "<|START_OF_IMG|>"
+            end = "<|END_OF_IMG|>" if number == len(tiles) else ""
+            item = cutting.tiles.item("image", [tile], cutting.rows)
+            parts.append(MediaPart(item, begin, f"<|IMG_LINE_BREAK|>{end}"))
+        return tuple(parts)
