@@ -133,6 +133,14 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
             SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
+    "vaultgemma": config(
+        "vaultgemma",
+        head_dim=16,
+        sliding_window=24,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=20.0,
+    ),
     "gemma4_unified_text": config(
         "gemma4_unified_text",
         num_hidden_layers=4,

@@ -169,6 +169,7 @@ PLAIN: tuple[Published, ...] = (
         CHATML,
         CHATML_ANSWER,
     ),
+    Published(("vaultgemma",), "google/vaultgemma-1b", "none", ends={"<eos>": 1}),
     Published(("helium",), "kyutai/helium-1-2b", "none"),
     Published(("starcoder2",), "bigcode/starcoder2-15b", "none", ends={"<|endoftext|>": 0}),
     Published(

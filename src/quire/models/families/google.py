@@ -44,12 +44,22 @@ def gemma(s: Settings) -> LanguageModel:
 
 
 def gemma2(s: Settings) -> LanguageModel:
+    return _gemma2(s, _NAMES, placement=Placement.SANDWICH)
+
+
+def vaultgemma(s: Settings) -> LanguageModel:
+    """VaultGemma (arXiv:2510.15001): Gemma 2 with norms before blocks alone."""
+    names = replace(_NAMES, renamed={"pre_feedforward_layernorm": "post_attention_layernorm"})
+    return _gemma2(s, names, placement=Placement.PRE)
+
+
+def _gemma2(s: Settings, names: Names, *, placement: Placement) -> LanguageModel:
     s.only("use_bidirectional_attention", False)
     usual = attention(s, scale=_scale(s), softcap=_softcap(s, "attn_logit_softcapping", 50.0))
     types = s.layer_types(_sliding_but_every(s, 2))
     layers = by_type(types, windows(s, usual, 4096), _block(s))
     cap = _softcap(s, "final_logit_softcapping", 30.0)
-    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=cap)
+    return _decoder(s, layers, names, placement=placement, logit_softcap=cap)
 
 
 def gemma3(s: Settings) -> LanguageModel:
@@ -88,9 +98,11 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
     return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=caps[1])
 
 
-def _decoder(s: Settings, layers: tuple[Layer, ...], **changes: Any) -> LanguageModel:
+def _decoder(
+    s: Settings, layers: tuple[Layer, ...], names: Names = _NAMES, **changes: Any
+) -> LanguageModel:
     root = s.integer("hidden_size") ** 0.5
-    return decoder(s, layers, _NAMES, tied=True, embedding_multiplier=root, **changes)
+    return decoder(s, layers, names, tied=True, embedding_multiplier=root, **changes)
 
 
 def _block(s: Settings) -> MLP:
@@ -136,4 +148,5 @@ FAMILIES = (
     Family("gemma4_text", "Gemma 4, text", lambda s: Gemma4.from_config(s.values)),
     Family("gemma4_unified", "Gemma 4 12B, text, images, video, sound", _unified),
     Family("gemma4_unified_text", "Gemma 4 12B, text", _unified),
+    Family("vaultgemma", "VaultGemma", vaultgemma),
 )
