@@ -94,6 +94,8 @@ ONE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": [
 @pytest.mark.parametrize(
     ("fields", "met", "not_met"),
     [
+        ({"type": "json_object"}, "{}", "[]"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": ONE}}, '{"a": 1}', "{}"),
         ({"type": "json_object", "schema": ONE}, '{"a": 1}', "{}"),
         ({"type": "json_object", "schema": {"required": ["a"]}}, '{"a": 1}', "1"),
         ({"type": "json_object", "schema": None}, "{}", "1"),
@@ -101,11 +103,12 @@ ONE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": [
         ({"type": "json_schema", "name": "x", "strict": True, "schema": ONE}, '{"a": 1}', "{}"),
     ],
 )
-def test_a_schema_beside_the_type_of_the_format(
-    serve: Serve, fields: dict[str, Any], met: str, not_met: str
+@pytest.mark.parametrize("path", PATHS)
+def test_the_format_of_a_response(
+    serve: Serve, path: str, fields: dict[str, Any], met: str, not_met: str
 ) -> None:
     served = serve()
-    answer = post(served, "chat/completions", response_format=fields)
+    answer = post(served, path, response_format=fields)
     assert answer.status_code == 200, answer.text
     grammar = served.engine.requests[0].grammar
     assert grammar is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.constraints.schemas import closed
+from quire.constraints.schemas import closed, prepare
 
 NUMBER = {"type": "integer"}
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": NUMBER}, "required": ["a"]}
@@ -57,3 +57,27 @@ def test_objects_that_name_their_properties_get_no_others(
 )
 def test_objects_stay_open_where_more_is_meant(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+def test_keywords_that_are_null_ask_for_nothing() -> None:
+    """Go's clients write them for lists and maps that they never made."""
+    constant = {"const": None, "default": None}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": None, "enum": None},
+            "b": constant,
+            "c": {"anyOf": [NAMED | {"required": None}]},
+        },
+        "required": None,
+        "$defs": None,
+    }
+    made = prepare(schema, "x", lambda _: True, lambda _: True, close=True)
+    assert made.unenforced == ()
+    anything = {"type": "object", "properties": {"a": NUMBER}, "additionalProperties": False}
+    assert made.schema == {
+        "type": "object",
+        "properties": {"a": {"type": "array"}, "b": constant, "c": {"anyOf": [anything]}},
+        "additionalProperties": False,
+    }
+    assert prepare({"properties": None}, "x", lambda _: True, lambda _: True).schema == {}

@@ -38,6 +38,8 @@ _NAMED = frozenset({"properties", "patternProperties", *_DEFINING})
 _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 """Keywords whose value is a list of schemas."""
 _SINGLE = frozenset({"items", "additionalItems", "additionalProperties"})
+_VALUES = frozenset({"const", "default"})
+"""Keywords that may be null."""
 _JOINING = frozenset(
     {"$ref", "anyOf", "oneOf", "patternProperties", "if", "then", "else", "dependencies"}
     | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
@@ -83,6 +85,7 @@ def prepare(
         raise _refused(param, "a schema is a JSON object")
     _check_values(schema, param)
     _check_chain(schema, param)
+    schema = _asked(schema)
     schema = closed(schema) if close else schema
     relaxing = _Relaxing(is_pattern, compiles)
     relaxing.definitions = {
@@ -127,7 +130,7 @@ def _joins(schema: dict[str, Any]) -> bool:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    made = {key: _closed_within(key, value) for key, value in schema.items()}
+    made = {key: _changed(_closed, key, value) for key, value in schema.items()}
     named = schema.get("properties")
     if not named or "additionalProperties" in schema or not isinstance(named, dict):
         return made
@@ -139,13 +142,25 @@ def _closed(schema: Any) -> Any:
     return made | {"additionalProperties": False}
 
 
-def _closed_within(key: str, value: Any) -> Any:
+def _asked(schema: Any) -> Any:
+    """The same schema without keywords that are null: so some clients write what they leave out."""
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _changed(_asked, key, value)
+        for key, value in schema.items()
+        if value is not None or key in _VALUES
+    }
+
+
+def _changed(change: Callable[[Any], Any], key: str, value: Any) -> Any:
+    """The value of a keyword, with each schema that it holds changed."""
     if key in _SINGLE:
-        return _closed(value)
+        return change(value)
     if key in _NAMED and isinstance(value, dict):
-        return {name: _closed(inner) for name, inner in value.items()}
+        return {name: change(inner) for name, inner in value.items()}
     if key in _LISTED and isinstance(value, list):
-        return [_closed(inner) for inner in value]
+        return [change(inner) for inner in value]
     return value
 
 

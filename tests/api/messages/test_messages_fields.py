@@ -66,6 +66,7 @@ def test_the_ways_to_think_of_the_official_sdks_betas_are_known(serve: Serve) ->
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"max_tokens": -1}, "max_tokens"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"max_tokens": None}, "max_tokens"),
     ({"model": None}, "model"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),

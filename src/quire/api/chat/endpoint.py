@@ -10,9 +10,9 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,16 +39,13 @@ from quire.api.shared.schema import (
     StreamUsage,
     TokenLimit,
     Verbosity,
-    Wire,
     note_verbosity,
-    tag_by_type,
 )
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import RequestError
-from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import Generation, Prepared
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
@@ -66,53 +63,6 @@ from quire.text.output import Answer
 from quire.text.tokenizer import Tokenizer
 
 
-class TextFormat(Wire):
-    """No constraint."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Wire):
-    """Any JSON object, or as llama.cpp has it, one that meets a schema."""
-
-    type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-
-
-class JsonSchema(Wire):
-    """A named schema; `strict` changes nothing. The answer meets the schema but for what no grammar
-    enforces, which the header `x-quire-unenforced` names."""
-
-    name: str = Field(max_length=256)
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(Wire):
-    """JSON that meets a schema, which may also stand beside `type`, as llama.cpp and OpenAI's
-    responses have it."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nested(cls, value: object) -> object:
-        if not isinstance(value, dict) or "schema" not in value or "json_schema" in value:
-            return value
-        beside = {name: each for name, each in value.items() if name != "type"}
-        return {"type": value.get("type"), "json_schema": {"name": "schema", **beside}}
-
-
-ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("@text")]
-    | Annotated[JsonObjectFormat, Tag("@json_object")]
-    | Annotated[JsonSchemaFormat, Tag("@json_schema")],
-    Discriminator(tag_by_type),
-]
-
-
 class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
@@ -120,7 +70,6 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     tools: list[ChatTool] | None = Field(default=None, max_length=1024)
     tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -191,7 +140,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             tool_choice=tools.choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             max_tokens=self.max_completion_tokens or self.max_tokens,
-            format=self.answer_format(scope, self._format()),
+            format=self.answer_format(scope),
             show_reasoning=self.shows_reasoning,
             show_progress=self.return_progress is True and self.stream is True,
             thinking=offered(service, scope, *self.wanted()),
@@ -207,17 +156,6 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         if self.continue_final_message is not None:
             return self.continue_final_message
         return self.add_generation_prompt is not True and begins_answer(self.messages)
-
-    def _format(self) -> AnswerFormat | None:
-        """What `response_format` asks for."""
-        match self.response_format:
-            case JsonObjectFormat(schema_=schema):
-                schema = {"type": "object", **(schema or {})}
-            case JsonSchemaFormat(json_schema=named):
-                schema = named.schema_ or {}
-            case _:
-                return None
-        return AnswerFormat("json_schema", compact(schema).decode(), "response_format")
 
 
 class ChatChunks:

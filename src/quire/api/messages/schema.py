@@ -227,6 +227,7 @@ class MessagesRequest(CountRequest, DecodingFields):
         default=None, max_length=64
     )
 
+    response_format: None = Field(default=None, description="use output_config.format")
     container: None = None
     inference_geo: None = None
     compaction: None = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.pieces import compact
-from quire.api.shared.schema import UnlessEmpty, Wire
+from quire.api.shared.schema import UnlessEmpty, Wire, tag_by_type
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 
@@ -20,6 +20,53 @@ Source = Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]],
     Field(min_length=1, max_length=4096),
+]
+
+
+class TextFormat(Wire):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """Any JSON object, or as llama.cpp has it, one that meets a schema."""
+
+    type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class JsonSchema(Wire):
+    """A named schema; `strict` changes nothing. The answer meets the schema but for what no grammar
+    enforces, which the header `x-quire-unenforced` names."""
+
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Wire):
+    """JSON that meets a schema, which may also stand beside `type`, as llama.cpp and OpenAI's
+    responses have it."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, value: object) -> object:
+        if not isinstance(value, dict) or "schema" not in value or "json_schema" in value:
+            return value
+        beside = {name: each for name, each in value.items() if name != "type"}
+        return {"type": value.get("type"), "json_schema": {"name": "schema", **beside}}
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("@text")]
+    | Annotated[JsonObjectFormat, Tag("@json_object")]
+    | Annotated[JsonSchemaFormat, Tag("@json_schema")],
+    Discriminator(tag_by_type),
 ]
 
 
@@ -34,8 +81,9 @@ class StructuredOutputs(Wire):
 
 
 class FormatFields(Wire):
-    """What vLLM, SGLang, llama.cpp and Ollama add to OpenAI's `response_format`."""
+    """OpenAI's `response_format`, and what vLLM, SGLang, llama.cpp and Ollama add to it."""
 
+    response_format: ResponseFormat | None = None
     guided_json: JsonSchemaText | None = Field(
         default=None, description="response_format, as vLLM and llama.cpp call it"
     )
@@ -49,18 +97,15 @@ class FormatFields(Wire):
         default=None, description="response_format, as Ollama has it: json, or a JSON schema"
     )
 
-    def answer_format(self, scope: Scope, *others: AnswerFormat | None) -> AnswerFormat | None:
+    def answer_format(self, scope: Scope) -> AnswerFormat | None:
         """What the answer has to meet; None if that is nothing.
-
-        Args:
-            others: what the protocol's own fields ask for.
 
         Raises:
             RequestError: more than one field says so, or a schema is no JSON object.
         """
         outputs = self.structured_outputs or StructuredOutputs()
         asked = [
-            *others,
+            self._openai(),
             _schema("guided_json", self.guided_json),
             _format("regex", "guided_regex", self.guided_regex),
             _choice("guided_choice", self.guided_choice),
@@ -80,6 +125,17 @@ class FormatFields(Wire):
                 code="invalid_value",
             )
         return named[0] if named else None
+
+    def _openai(self) -> AnswerFormat | None:
+        """What `response_format` asks for."""
+        match self.response_format:
+            case JsonObjectFormat(schema_=schema):
+                schema = {"type": "object", **(schema or {})}
+            case JsonSchemaFormat(json_schema=named):
+                schema = named.schema_ or {}
+            case _:
+                return None
+        return AnswerFormat("json_schema", compact(schema).decode(), "response_format")
 
     def _grammar(self, scope: Scope) -> AnswerFormat | None:
         if isinstance(self.guided_grammar, dict):  # Text Generation Inference's form
