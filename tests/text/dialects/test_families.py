@@ -61,6 +61,15 @@ def calls_of(found: Answer) -> Calls:
     return [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
 
 
+APERTUS = '<|tools_prefix|>[{"get_weather": {"city": "Tokyo"}}]<|tools_suffix|>'
+HY3 = """\
+<tool_calls>
+<tool_call>get_weather<tool_sep>
+<arg_key>city</arg_key>
+<arg_value>Tokyo</arg_value>
+</tool_call>
+</tool_calls>"""
+
 CASES: list[tuple[str, str, str, str, Calls]] = [
     ("none", "<think>a</think><tool_call>", "", "<think>a</think><tool_call>", []),
     # Seed
@@ -251,6 +260,15 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
     ("glm4_9b", "<think>Hm.</think>\n<answer>Four.</answer>", "Hm.", "Four.", []),
     ("glm4_9b", 'get_rain\n{"city": "Tokyo"}', "", 'get_rain\n{"city": "Tokyo"}', []),
     ("glm4_9b", "now\nis the time", "", "now\nis the time", []),
+    # Apertus
+    ("apertus", f"<|inner_prefix|>Hm.<|inner_suffix|>Ok.{APERTUS}", "Hm.", "Ok.", WEATHER),
+    ("apertus", APERTUS.replace("}}]", '}}, {"now": {}}]'), "", "", [*WEATHER, ("now", {})]),
+    # Hunyuan 3
+    ("hy3", "<think>Hm.</think>" + HY3, "Hm.", "", WEATHER),
+    ("hy3", HY3.replace("\n", ""), "", "", WEATHER),
+    ("hy3", "Ok.<tool_calls><tool_call>now<tool_sep></tool_call></tool_calls>", "", "Ok.",
+     [("now", {})]),
+    ("hy3", HY3.replace("<tool_sep>", ""), "", "", WEATHER),
     # gpt-oss
     ("harmony", HARMONY + "<|channel|>final<|message|>Four.<|return|>", "Hm.", "Four.", []),
     ("harmony", HARMONY + HARMONY_CALL, "Hm.", "", WEATHER),
@@ -305,6 +323,9 @@ MALFORMED = [
     ("cohere", "Action: ```json\n[]\n```"),
     ("jamba", '<tool_calls>[{"name": 1}]</tool_calls>'),
     ("hunyuan", "<tool_calls>prose</tool_calls>"),
+    ("apertus", "<|tools_prefix|>[4]<|tools_suffix|>"),
+    ("apertus", '<|tools_prefix|>[{"now": {}, "f": {}}]<|tools_suffix|>'),
+    ("hy3", "<tool_call>get weather<tool_sep></tool_call>"),
     ("nemotron", "<TOOLCALL>[]</TOOLCALL>"),
     ("nemotron_mini", "<toolcall>now</toolcall>"),
     ("phi4", "<|tool_call|>prose<|/tool_call|>"),
@@ -337,6 +358,8 @@ ONE_CALL: list[tuple[str, str]] = [
     ("cohere", COMMAND_R),
     ("jamba", f"<tool_calls>{ARRAY}</tool_calls>"),
     ("hunyuan", f"<tool_calls>{ARRAY}</tool_calls>"),
+    ("apertus", APERTUS),
+    ("hy3", HY3),
     ("nemotron", f"<TOOLCALL>{ARRAY}</TOOLCALL>"),
     ("nemotron_mini", f"<toolcall>{ARRAY[1:-1]}</toolcall>"),
     ("phi4", f"<|tool_call|>{ARRAY}<|/tool_call|>"),

@@ -35,6 +35,10 @@ CALLS = {
     "olmo3": f"<function_calls>{in_python(chr(39))}</function_calls>",
     "cohere": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
     f"{JSON}}}]<|END_ACTION|>",
+    "apertus": f'<|tools_prefix|>[{{"get_weather": {JSON}}}]<|tools_suffix|>',
+    "hy3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n"
+    + in_tags("<arg_key>{}</arg_key>\n<arg_value>").replace("\n</parameter>", "</arg_value>")
+    + "</tool_call>\n</tool_calls>",
     "nemotron": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {JSON}}}]</TOOLCALL>',
     "glm4_9b": f"get_weather\n{JSON}",
     "gemma4": f"<|tool_call>call:get_weather{{city:{Q}{LONG}{Q},days:3,tags:[{Q}a{Q},{Q}{Q}],"

@@ -36,6 +36,9 @@ GOOD = {
     '"parameters": {"city": "x"}}\n]<|END_ACTION|>',
     "jamba": f"<tool_calls>[{OBJECT}]</tool_calls>",
     "hunyuan": f"<tool_calls>[{OBJECT}]</tool_calls>",
+    "apertus": '<|tools_prefix|>[{"get_weather": {"city": "x"}}]<|tools_suffix|>',
+    "hy3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
+    "<arg_value>x</arg_value>\n</tool_call>\n</tool_calls>",
     "nemotron": f"<TOOLCALL>[{OBJECT}]</TOOLCALL>",
     "nemotron_mini": f"<toolcall> {OBJECT} </toolcall>",
     "phi4": f"<|tool_call|>[{OBJECT}]<|/tool_call|>",

@@ -48,6 +48,8 @@ CLOSERS = {
     "cohere": "<|END_ACTION|>",
     "jamba": "</tool_calls>",
     "hunyuan": "</tool_calls>",
+    "apertus": "<|tools_suffix|>",
+    "hy3": "</tool_call>",
     "nemotron": "</TOOLCALL>",
     "nemotron_mini": "</toolcall>",
     "phi4": "<|/tool_call|>",
@@ -117,6 +119,10 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{json.dumps(a)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "glm4": lambda a: f"<tool_call>make\n{IN_GLM(a)}</tool_call>",
+    "hy3": lambda a: (
+        f"<tool_calls>\n<tool_call>make<tool_sep>\n{IN_GLM(a)}</tool_call>\n</tool_calls>"
+    ),
+    "apertus": lambda a: f'<|tools_prefix|>[{{"make": {json.dumps(a)}}}]<|tools_suffix|>',
     "kimi_k2": lambda a: (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.make:0"
         f"<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|><|tool_calls_section_end|>"
@@ -150,6 +156,7 @@ THOUGHTS = {
     "harmony": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
     "<|channel|>final<|message|>",
     **dict.fromkeys(("llama3", "jamba", "nemotron_mini"), ""),
+    "apertus": "<|inner_prefix|>{}<|inner_suffix|>",
     "cohere": "<|START_THINKING|>{}<|END_THINKING|>",
     "seed": "<seed:think>{}</seed:think>",
     **dict.fromkeys(
@@ -157,7 +164,7 @@ THOUGHTS = {
         "<think>\n{}\n</think>\n\n",
     ),
     **dict.fromkeys(
-        ("lfm2", "hunyuan", "nemotron", "olmo3", "phi4", "ernie"),
+        ("lfm2", "hunyuan", "hy3", "nemotron", "olmo3", "phi4", "ernie"),
         "<think>\n{}\n</think>\n\n",
     ),
 }

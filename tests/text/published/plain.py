@@ -155,8 +155,6 @@ PLAIN: tuple[Published, ...] = (
     Published(("glm_ocr",), "zai-org/GLM-OCR", "none", "<|user|>\n{}", "<|assistant|>\n"),
     Published(("arcee",), "arcee-ai/AFM-4.5B", "none", CHATML, CHATML_ANSWER),
     Published(("solar_open",), "upstage/Solar-Open-100B", "none"),
-    Published(("hy_v3",), "tencent/Hy3-preview", "none"),
-    Published(("apertus",), "swiss-ai/Apertus-8B-Instruct-2509", "none"),
     Published(("mellum",), "JetBrains/Mellum2-12B-A2.5B-Base", "none"),
     Published(("olmo",), "allenai/OLMo-7B-hf", "none", ends={"<|endoftext|>": 50279}),
     Published(("gpt_neox",), "EleutherAI/pythia-1b", "none", ends={"<|endoftext|>": 0}),

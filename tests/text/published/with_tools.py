@@ -278,6 +278,15 @@ WITH_TOOLS: tuple[Published, ...] = (
         FUNCTIONS,
         thinks=True,
     ),
+    Published(("hy_v3",), "tencent/Hy3-preview", "hy3"),
+    Published(
+        ("apertus",),
+        "swiss-ai/Apertus-8B-Instruct-2509",
+        "apertus",
+        "<|user_start|>{}<|user_end|>",
+        "<|assistant_start|>",
+        "<|tools_prefix|>",
+    ),
     Published(("laguna",), "poolside/Laguna-XS.2", "glm4"),
     Published(
         ("afmoe",),

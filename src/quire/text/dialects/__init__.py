@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.core.errors import ModelError
+from quire.text.dialects.apertus import APERTUS
 from quire.text.dialects.base import Call, Dialect, Parser, Tool, Vocabulary
 from quire.text.dialects.cohere import COHERE
 from quire.text.dialects.deepseek import DEEPSEEK
@@ -13,6 +14,7 @@ from quire.text.dialects.glm4_9b import GLM4_9B
 from quire.text.dialects.granite import GRANITE
 from quire.text.dialects.harmony import HARMONY
 from quire.text.dialects.hunyuan import HUNYUAN
+from quire.text.dialects.hy3 import HY3
 from quire.text.dialects.jamba import JAMBA
 from quire.text.dialects.kimi_k2 import KIMI_K2
 from quire.text.dialects.lfm2 import LFM2
@@ -47,6 +49,8 @@ DIALECTS: dict[str, Dialect] = {
         KIMI_K2,
         MINIMAX,
         DEEPSEEK,
+        APERTUS,
+        HY3,
         GLM4,
         MISTRAL,
         GRANITE,

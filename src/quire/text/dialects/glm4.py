@@ -10,7 +10,7 @@ import re
 from functools import partial
 from typing import Any
 
-from quire.text.dialects.base import THINK, Call, Dialect, Forced, Tool
+from quire.text.dialects.base import THINK, Call, Dialect, Forced, Tool, Vocabulary
 from quire.text.dialects.flow import Begun
 from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
@@ -20,19 +20,48 @@ from quire.text.dialects.values import skip_space, typed_argument, write_json
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _ARGUMENT = re.compile(rf"\s*{KEY}([^<]*){KEY_END}\s*{VALUE}")
-_NAME = re.compile(r"\s*([\w.:/-]+)\s*")
 
 
-def _head(text: str, tools: Tools) -> bool | None:
-    name = _NAME.match(text)
+def keyed(separator: str = "") -> Section:
+    """A section of one such call.
+
+    Args:
+        separator: a marker that may follow the name; empty if there is none.
+    """
+    name = re.compile(rf"\s*([\w.:/-]+)\s*(?:{separator}\s*)?")
+    inner = {KEY, KEY_END, VALUE, VALUE_END, separator} - {""}
+    return Section(
+        partial(_read, name_of=name),
+        partial(_head, name_of=name),
+        ends=frozenset({END}),
+        inner=frozenset(inner),
+        begin=partial(_begin, name_of=name),
+    )
+
+
+def in_tags(vocabulary: Vocabulary) -> Arguments:
+    """How an argument is written."""
+    key, key_end, value, value_end = (
+        marker(text, vocabulary) for text in (KEY, KEY_END, VALUE, VALUE_END)
+    )
+    return Arguments(
+        opening=f"{KEY}{{}}{KEY_END}\n{VALUE}",
+        closing=f"{VALUE_END}\n",
+        opening_term=f'{key} {{}} {key_end} "\\n" {value}',
+        closing_term=f'{value_end} "\\n"' if VALUE_END in vocabulary.added else "",
+    )
+
+
+def _head(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> bool | None:
+    name = name_of.match(text)
     if name is None:
         return False if text.strip() else None
     rest = text[name.end() :]
     return rest.startswith(KEY) if rest else None
 
 
-def _read(body: Body, tools: Tools) -> Reading:
-    name = _NAME.match(body.text)
+def _read(body: Body, tools: Tools, *, name_of: re.Pattern[str]) -> Reading:
+    name = name_of.match(body.text)
     if name is None:
         return Reading()
     tool = tools.get(name.group(1), Tool(name.group(1)))
@@ -55,8 +84,8 @@ def _read(body: Body, tools: Tools) -> Reading:
     return Reading((Call(tool.name, write_json(arguments)),), at)
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
-    name = _NAME.match(text)
+def _begin(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> Begun | None:
+    name = name_of.match(text)
     tool = tools.get(name.group(1)) if name is not None else None
     if name is None or tool is None or not text.startswith(KEY, name.end()):
         return None
@@ -69,31 +98,11 @@ def _begin(text: str, tools: Tools) -> Begun | None:
 
 
 def _forced(forced: Forced) -> str:
-    key, key_end, value, value_end = (
-        marker(text, forced.vocabulary) for text in (KEY, KEY_END, VALUE, VALUE_END)
-    )
-    notation = Arguments(
-        opening=f"{KEY}{{}}{KEY_END}\n{VALUE}",
-        closing=f"{VALUE_END}\n",
-        opening_term=f'{key} {{}} {key_end} "\\n" {value}',
-        closing_term=f'{value_end} "\\n"' if VALUE_END in forced.vocabulary.added else "",
-    )
-    calls = argument_rules(forced, "{}\n", "", notation)
+    calls = argument_rules(forced, "{}\n", "", in_tags(forced.vocabulary))
     return wrapped(forced, BEGIN, END, calls, within="")
 
 
-_LAYOUT = Layout(
-    reasoning=enclosing(THINK),
-    sections={
-        BEGIN: Section(
-            _read,
-            _head,
-            ends=frozenset({END}),
-            inner=frozenset({KEY, KEY_END, VALUE, VALUE_END}),
-            begin=_begin,
-        )
-    },
-)
+_LAYOUT = Layout(reasoning=enclosing(THINK), sections={BEGIN: keyed()})
 
 GLM4 = Dialect(
     name="glm4",

@@ -84,25 +84,41 @@ class Arguments:
     closing_term: str = ""
 
 
-def argument_rules(forced: Forced, opening: str, closing: str, notation: Arguments) -> list[str]:
+def argument_rules(
+    forced: Forced,
+    opening: str,
+    closing: str,
+    notation: Arguments,
+    *,
+    terms: tuple[str, str] | None = None,
+) -> list[str]:
     """Rules `call_0`... and `call` for calls that give each argument a tag of its own.
 
     Arguments come in the schema's order. Those that are not required may be left out; strings are
     text up to the closing tag, everything else is JSON. A schema without properties leaves names
     and values free.
+
+    Args:
+        opening, closing: of a call, with its name for {}.
+        terms: lark terms for the two where they hold tokens and not just text.
     """
+    before, after = terms or (None, literal(closing))
     rules = [alternatives("call", len(forced.tools))]
     for index, tool in enumerate(forced.tools):
-        terms = [literal(opening.format(tool.name))]
+        found = [
+            before.replace("{}", literal(tool.name))
+            if before
+            else literal(opening.format(tool.name))
+        ]
         required = tool.parameters.get("required") or ()
         if "properties" not in tool.parameters:
-            terms.append(f"call_{index}_any*")
+            found.append(f"call_{index}_any*")
             rules += _text_argument(f"call_{index}_any", '/[^\\s<>"]+/', ANY, notation)
         for number, key in enumerate(tool.parameters.get("properties") or {}):
             rule = f"call_{index}_{number}"
-            terms.append(rule if key in required else f"{rule}?")
+            found.append(rule if key in required else f"{rule}?")
             rules += _argument(rule, forced, tool, key, notation)
-        rules.append(f"call_{index}: {' '.join(terms)} {literal(closing)}")
+        rules.append(f"call_{index}: {' '.join(found)} {after}")
     return rules
 
 

@@ -49,10 +49,15 @@ array_head = head_of("[", "{")
 _STRAY = re.compile(r"[\s}\]]*")
 
 
-def read_json_calls(body: Body, tools: Tools) -> Reading:
+def read_json_calls(
+    body: Body, tools: Tools, *, of: Callable[[Any], Call] = call_from_object
+) -> Reading:
     """Calls as JSON objects, one after the other or in an array, `;` or `,` between them.
 
     Closing brackets too many at the end, which small models write, belong to the last.
+
+    Args:
+        of: the call that an object says; raises ValueError if it says none.
     """
     text = body.text
     calls: list[Call] = []
@@ -61,7 +66,7 @@ def read_json_calls(body: Body, tools: Tools) -> Reading:
     while at < len(text):
         try:
             value, at = read_json(text, at)
-            found = [call_from_object(v) for v in (value if isinstance(value, list) else [value])]
+            found = [of(v) for v in (value if isinstance(value, list) else [value])]
         except Unterminated as error:
             return Reading(tuple(calls), end, error.until)
         except ValueError:
