@@ -47,6 +47,10 @@ from tests.support.family_shapes import FULL
         ("laguna", {"gating": "none"}, "gating = 'none'"),
         ("laguna", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
         ("laguna", {"moe_router_score_func": "sqrtsoftplus"}, "moe_router_score_func"),
+        ("laguna", {"swa_attention_sink_enabled": True}, "swa_attention_sink_enabled = True"),
+        ("laguna", {"qkv_bias": True}, "qkv_bias = True"),
+        ("hy_v3", {"moe_router_enable_expert_bias": False}, "moe_router_enable_expert_bias"),
+        ("step3p5", {"moe_layers_enum": [1.5]}, "moe_layers_enum"),
         ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
         ("step3p5", {"sink": True}, "sink = True"),
         ("step3p5", {"moe_layers_enum": "1,x"}, "moe_layers_enum = '1,x'"),
@@ -78,6 +82,14 @@ from tests.support.family_shapes import FULL
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
         build((CONFIGS | HELD_AGAINST_MLX_LM)[name] | changes)
+
+
+def test_step_may_list_its_layers_of_experts() -> None:
+    config = HELD_AGAINST_MLX_LM["step3p5"]
+    word, listed = build(config), build(config | {"moe_layers_enum": [1, 3]})
+    assert isinstance(word, DecoderModel)
+    assert isinstance(listed, DecoderModel)
+    assert word.description == listed.description
 
 
 def test_mimo_as_it_is_published() -> None:

@@ -29,6 +29,10 @@ def laguna(s: Settings) -> LanguageModel:
     """Layers with their own numbers of heads, whose outputs are gated."""
     s.only("moe_apply_router_weight_on_input", False)
     s.only("moe_router_score_func", "sigmoid")
+    s.only("moe_router_use_sigmoid", True)
+    s.only("norm_topk_prob", True)
+    s.only("swa_attention_sink_enabled", False)
+    s.only("qkv_bias", s.flag("attention_bias", default=False))
     s = s.filled(head_dim=128, num_key_value_heads=8, num_experts=256, num_experts_per_tok=8)
     router = SigmoidRouter(
         s.integer("num_experts_per_tok"),

@@ -85,14 +85,10 @@ def _rotations(s: Settings, types: tuple[str, ...]) -> list[RopeParameters]:
 
 def _blocks(s: Settings) -> list[FeedForward]:
     """What each layer feeds forward."""
-    count = s.integer("num_hidden_layers")
     limits, shared_limits = (
         _by_layer(s, name, 0.0) for name in ("swiglu_limits", "swiglu_limits_shared")
     )
-    listed = s.word("moe_layers_enum", default=",".join(map(str, range(1, count))))
-    sparse = [part.strip() for part in listed.split(",") if part.strip()]
-    if any(not part.isdigit() for part in sparse):
-        raise s.error("moe_layers_enum", "which is not a list of layers")
+    sparse = _sparse(s)
     router = SigmoidRouter(
         s.integer("moe_top_k", default=8),
         normalise=s.flag("norm_expert_weight", default=True),
@@ -110,10 +106,22 @@ def _blocks(s: Settings) -> list[FeedForward]:
     dense = mlp(s, bias=False)
     return [
         replace(experts, limit=limit, shared_limit=shared)
-        if str(index) in sparse
+        if index in sparse
         else replace(dense, limit=shared)
         for index, (limit, shared) in enumerate(zip(limits, shared_limits, strict=True))
     ]
+
+
+def _sparse(s: Settings) -> tuple[int, ...]:
+    """Which layers have experts: a list, or one in a word, with commas."""
+    if not s.has("moe_layers_enum"):
+        return tuple(range(1, s.integer("num_hidden_layers")))
+    if isinstance(s.value("moe_layers_enum"), list):
+        return s.integers("moe_layers_enum")
+    parts = [part.strip() for part in s.word("moe_layers_enum").split(",")]
+    if any(part and not part.isdigit() for part in parts):
+        raise s.error("moe_layers_enum", "which is not a list of layers")
+    return tuple(int(part) for part in parts if part)
 
 
 def _by_layer(s: Settings, name: str, default: Any) -> Any:

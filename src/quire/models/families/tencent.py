@@ -68,6 +68,7 @@ def hy_v3(s: Settings) -> LanguageModel:
     """Norms before rotation, and DeepSeek V3's router without its groups."""
     for always in ("qk_norm", "route_norm", "moe_router_use_sigmoid"):
         s.only(always, True)
+    s.only("moe_router_enable_expert_bias", True)
     s = s.filled(head_dim=128, num_key_value_heads=8, num_experts=192, num_experts_per_tok=8)
     norm = rms(s, 1e-5)
     usual = attention(s, rope=s.rope(theta=11_158_840.0), qk_norm=QKNorm(norm))
