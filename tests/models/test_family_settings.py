@@ -40,7 +40,8 @@ from tests.support.family_shapes import FULL
         ("afmoe", {"num_limited_groups": 2}, "num_limited_groups = 2"),
         ("hy_v3", {"qk_norm": False}, "qk_norm = False"),
         ("hy_v3", {"mlp_layer_types": ["sparse"]}, "1 mlp_layer_types for 3 layers"),
-        ("exaone_moe", {"is_moe_layer": [True] * 3}, "is_moe_layer"),
+        ("exaone_moe", {"is_moe_layer": [True]}, "1 mlp_layer_types for 3 layers"),
+        ("exaone_moe", {"is_moe_layer": True}, "is_moe_layer = True"),
         ("exaone_moe", {"mlp_layer_types": ["none"] * 3}, "mlp_layer_types = 'none'"),
         ("apertus", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
         ("apertus", {"post_norm": True}, "post_norm = True"),
@@ -92,6 +93,20 @@ def test_step_may_list_its_layers_of_experts() -> None:
     assert word.description == listed.description
 
 
+def test_layers_of_experts_by_their_first_key() -> None:
+    config = CONFIGS["exaone_moe"]
+    types, first = (
+        build(config | changes)
+        for changes in (
+            {"mlp_layer_types": ["dense", "sparse", "dense"]},
+            {"is_moe_layer": [False, True, False]},
+        )
+    )
+    assert isinstance(types, DecoderModel)
+    assert isinstance(first, DecoderModel)
+    assert types.description == first.description
+
+
 def test_mimo_as_it_is_published() -> None:
     """By the keys of its own code; a window there does not count the query."""
     ours = CONFIGS["mimo_v2_flash"]
@@ -100,6 +115,7 @@ def test_mimo_as_it_is_published() -> None:
         "hybrid_layer_pattern": [0, 1, 1],
         "moe_layer_freq": [0, 1, 1],
         "sliding_window_size": 23,
+        "attention_chunk_size": 23,
         "layernorm_epsilon": 1e-5,
         "partial_rotary_factor": 0.334,
         "rope_theta": 50000.0,

@@ -142,6 +142,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "falcon_mamba": config(
         "falcon_mamba",
         state_size=8,
+        expand=16,  # as published, beside another width
         use_bias=True,
         tie_word_embeddings=False,
         max_position_embeddings=None,

@@ -38,9 +38,12 @@ def exaone4_described(s: Settings) -> Description:
 def exaone_moe(s: Settings) -> LanguageModel:
     """Norms before the blocks, and experts."""
     first = s.integer("first_k_dense_replace", default=1, minimum=0)
+    listed = s.value("is_moe_layer")  # of files before transformers had the family
+    if isinstance(listed, list):
+        s = s.filled(mlp_layer_types=["sparse" if each else "dense" for each in listed])
+    else:
+        s.only("is_moe_layer", [])
     dense = dense_by_type(s, first)
-    count = s.integer("num_hidden_layers")
-    s.only("is_moe_layer", [not dense(index) for index in range(count)])
     experts = sigmoid_mixture(
         s.filled(
             n_routed_experts=s.integer("num_experts", default=64),

@@ -55,13 +55,13 @@ def falcon_mamba(s: Settings) -> LanguageModel:
 def _first(s: Settings, inner: Norm | None) -> LanguageModel:
     """Layers of Mamba's first state spaces and nothing else."""
     s.only("hidden_act", "silu")
-    hidden, expand = s.integer("hidden_size", default=768), s.integer("expand", default=2)
-    s.only("intermediate_size", expand * hidden)
+    hidden = s.integer("hidden_size", default=768)
+    wide = s.integer("expand", default=2) * hidden  # where a file has both, its width counts
     if s.value("time_step_rank", "auto") == "auto":
         s = s.changed(time_step_rank=-(-hidden // 16))
     norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
     state_space = Mamba(
-        channels=expand * hidden,
+        channels=s.integer("intermediate_size", default=wide),
         state_dim=s.integer("state_size", default=16),
         step_rank=s.integer("time_step_rank"),
         kernel=s.integer("conv_kernel", default=4),

@@ -49,6 +49,7 @@ def _renamed(s: Settings) -> Settings:
         s = s.filled(mlp_layer_types=["sparse" if each == 1 else "dense" for each in blocks])
     if s.has("layernorm_epsilon"):
         s = s.filled(rms_norm_eps=s.number("layernorm_epsilon"))
+    s.has("attention_chunk_size")  # the window again, which the published code does not read
     if s.has("sliding_window_size"):  # of tokens before the query
         s = s.changed(sliding_window=s.integer("sliding_window_size") + 1)
     return s.filled(head_dim=192, v_head_dim=128, num_key_value_heads=4, num_experts_per_tok=8)
