@@ -71,6 +71,11 @@ from tests.support.family_shapes import FULL
             r"linear_attn_config.kda_layers = \[1, 2, 4\], which with full_attn_layers is",
         ),
         ("kimi_linear-groups", {"layer_types": [FULL]}, "1 layer_types for 3 layers"),
+        ("bailing_hybrid", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "architectures = "),
+        ("bailing_hybrid", {"group_norm_size": 4}, "group_norm_size = 4"),
+        ("bailing_hybrid", {"no_kda_lora": False}, "no_kda_lora = False"),
+        ("bailing_hybrid", {"score_function": "softmax"}, "score_function = 'softmax'"),
+        ("bailing_hybrid", {"num_hidden_layers": 5}, "num_hidden_layers % layer_group_size = 1"),
         ("mistral4", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         (
             "mistral4",

@@ -26,12 +26,17 @@ class KimiDelta:
         head_dim: size of a head's query, key and value, and of what its gates are made from.
         kernel: how many tokens the convolution sees, the current one included.
         eps: of the norm of the output.
+        narrow_gates: gates are made in two products with `head_dim` values between, not in one.
+        most_forgotten: bounds what a channel forgets of a token: the logarithm of what it keeps is
+            this, at most, times a sigmoid; None is a softplus without bound.
     """
 
     heads: int
     head_dim: int
     kernel: int
     eps: float
+    narrow_gates: bool = True
+    most_forgotten: float | None = None
 
     @property
     def attribute(self) -> str:
@@ -71,13 +76,17 @@ class KimiDeltaAttention(Module):
         self.k_proj = nn.Linear(hidden, width, bias=False)
         self.v_proj = nn.Linear(hidden, width, bias=False)
         self.conv1d = CausalConv(3 * width, kind.kernel)
-        self.f_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
-        self.f_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+        if kind.narrow_gates:
+            self.f_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
+            self.f_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+            self.g_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
+            self.g_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+        else:
+            self.f_proj = nn.Linear(hidden, width, bias=False)
+            self.g_proj = nn.Linear(hidden, width, bias=False)
         self.dt_bias = mx.ones(width)
         self.A_log = mx.zeros(kind.heads)
         self.b_proj = nn.Linear(hidden, kind.heads, bias=False)
-        self.g_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
-        self.g_b_proj = nn.Linear(kind.head_dim, width, bias=False)
         self.o_norm = RMSNorm(kind.head_dim, eps=kind.eps)
         self.o_proj = nn.Linear(width, hidden, bias=False)
 
@@ -92,16 +101,27 @@ class KimiDeltaAttention(Module):
             segments,
             lambda segment, part: self._advance(segment, qkv[part], kept[part], betas[part]),
         )
-        gate = mx.sigmoid(self.g_b_proj(self.g_a_proj(x)).astype(mx.float32))
+        gate = mx.sigmoid(self._gate("g", x))
         y = self.o_norm(y).reshape(x.shape[0], -1) * gate
         out: mx.array = self.o_proj(y.astype(x.dtype))
         return out[mx.argsort(order)]
 
+    def _gate(self, name: str, x: mx.array) -> mx.array:
+        """What forgets ("f") or goes out ("g"), before its sigmoid: float32 `[T, width]`."""
+        if self._kind.narrow_gates:
+            y: mx.array = self[f"{name}_b_proj"](self[f"{name}_a_proj"](x))
+        else:
+            y = self[f"{name}_proj"](x)
+        return y.astype(mx.float32)
+
     def _kept(self, x: mx.array) -> mx.array:
         """What each channel keeps of its state: `[T, hidden]` -> `[T, heads, head_dim]`."""
-        wide = self.f_b_proj(self.f_a_proj(x)).astype(mx.float32) + self.dt_bias
-        steps = mx.logaddexp(wide, 0.0).reshape(x.shape[0], self._kind.heads, -1)
-        return mx.exp(-mx.exp(self.A_log.astype(mx.float32))[:, None] * steps)
+        kind, wide = self._kind, self._gate("f", x) + self.dt_bias
+        wide = wide.reshape(x.shape[0], kind.heads, -1)
+        rates = mx.exp(self.A_log.astype(mx.float32))[:, None]
+        if kind.most_forgotten is not None:
+            return mx.exp(kind.most_forgotten * mx.sigmoid(rates * wide))
+        return mx.exp(-rates * mx.logaddexp(wide, 0.0))
 
     def _advance(
         self, segment: RecurrentSegment, qkv: mx.array, kept: mx.array, betas: mx.array

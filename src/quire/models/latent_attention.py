@@ -43,6 +43,7 @@ class LatentAttention:
         indexer: chooses the keys that each query attends to; None lets it attend to all, or to
             those that the layer `chosen_by` chose. Needs a latent of the queries.
         temperature: multiplies queries by their position; None leaves them.
+        head_gate: a gate weighs what each head gives.
     """
 
     heads: int
@@ -57,6 +58,7 @@ class LatentAttention:
     indexer: Indexer | None = None
     chosen_by: int | None = None
     temperature: Temperature | None = None
+    head_gate: bool = False
 
     @property
     def attribute(self) -> str:
@@ -146,6 +148,8 @@ class LatentSelfAttention(Module):
         self.kv_a_layernorm = RMSNorm(latent, eps=_NORM_EPS)
         self.embed_q = HeadLinear(kind.heads, kind.plain_dim, latent)
         self.unembed_out = HeadLinear(kind.heads, latent, kind.value_dim)
+        if kind.head_gate:
+            self.g_proj = nn.Linear(hidden_size, kind.heads, bias=False)
         self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
@@ -164,7 +168,10 @@ class LatentSelfAttention(Module):
         out = step.attend(  # [T, heads, latent_dim]
             self._layer, q, k, latent, scale=kind.scale, chosen_by=self._chosen_by
         )
-        y: mx.array = self.o_proj(self.unembed_out(out).reshape(rows, -1))
+        out = self.unembed_out(out)
+        if kind.head_gate:
+            out = out * mx.sigmoid(self.g_proj(x).astype(mx.float32)).astype(x.dtype)[..., None]
+        y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
 
     def _queries(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:

@@ -81,6 +81,12 @@ WITH_TOOLS: tuple[Published, ...] = (
         MISTRAL_MARKS | {"[TOOL_CALLS]": 9, "[ARGS]": 32, "[THINK]": 34, "[/THINK]": 35},
     ),
     Published(
+        ("bailing_hybrid",),
+        "inclusionAI/Ling-3.0-Flash",
+        "none",
+        ends={"<|role_end|>": 156895},
+    ),
+    Published(
         ("mistral4",),
         "mistralai/Mistral-Small-4-119B-2603",
         "mistral",

@@ -1,21 +1,34 @@
-"""Ling and Ring, the first generation (arXiv:2503.05139)."""
+"""Ling and Ring, the first generation (arXiv:2503.05139), and Ling 3.0."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from quire.core.values import require
 from quire.models.base import LanguageModel
+from quire.models.description import Mixer
 from quire.models.families.common import (
+    CORRECTION,
     Family,
     attention,
+    by_type,
     decoder,
+    dense_by_type,
     mlp,
     query_key_value,
     rms,
+    sigmoid_mixture,
     softmax_mixture,
     uniform_layers,
     with_dense,
 )
-from quire.models.names import Names
-from quire.models.settings import Settings
+from quire.models.families.deepseek import latent_attention
+from quire.models.families.moonshot import LINEAR, delta_tensors
+from quire.models.kimi_delta import KimiDelta
+from quire.models.latent_attention import LatentAttention
+from quire.models.names import Names, Weights
+from quire.models.settings import FULL, Settings
 
 
 def bailing_moe(s: Settings) -> LanguageModel:
@@ -46,4 +59,91 @@ def bailing_moe(s: Settings) -> LanguageModel:
     return decoder(s, layers, names, norm=rms(s))
 
 
-FAMILIES = (Family("bailing_moe", "Ling, Ring (first generation)", bailing_moe),)
+def bailing_hybrid(s: Settings) -> LanguageModel:
+    """Ling 3.0: Kimi's delta nets, and latents whose heads have gates.
+
+    Ling 2.5 has the same `model_type` and other layers, which are refused.
+    """
+    s.only("architectures", ["BailingMoeV3ForCausalLM"], ["BailingHybridForCausalLM"])
+    s.only("group_norm_size")
+    s.only("no_kda_lora", True)
+    s.only("score_function", "sigmoid")
+    s.only("moe_router_enable_expert_bias", True)
+    s.only("hidden_act", "silu")
+    s = s.filled(**{ours: s.value(key) for key, ours in _KEYS.items() if s.has(key)})
+    s = s.filled(rope_theta=6e6, **_USUAL)
+    latents = replace(latent_attention(s), head_gate=True)
+    bounded = s.flag("kda_safe_gate", default=True)
+    delta = KimiDelta(
+        heads=s.integer("linear_num_heads", default=s.integer("num_attention_heads")),
+        head_dim=s.integer("linear_head_dim", default=s.integer("head_dim", default=128)),
+        kernel=s.integer("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
+        eps=rms(s).eps,
+        narrow_gates=False,
+        most_forgotten=s.number("kda_lower_bound", default=-5.0) if bounded else None,
+    )
+    mixers: dict[str, Mixer] = {FULL: latents, LINEAR: delta}
+    own = s.integer(
+        "moe_shared_expert_intermediate_size", default=s.integer("moe_intermediate_size")
+    )
+    experts = sigmoid_mixture(s, shared_width=own * s.integer("n_shared_experts", minimum=0))
+    first = s.integer("first_k_dense_replace", default=2, minimum=0)
+    layers = with_dense(
+        by_type(_hybrid_types(s), mixers, experts), mlp(s, bias=False), dense_by_type(s, first)
+    )
+    ahead = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0)
+    names = Names(
+        renamed=CORRECTION
+        | {
+            "word_embeddings": "embed_tokens",
+            "self_attn.dense": "self_attn.o_proj",
+            "shared_experts": "shared_expert",
+            "gate.expert_bias": "e_score_correction_bias",
+        },
+        unused=tuple(f"layers.{len(layers) + index}." for index in range(ahead)),
+        prepare=partial(_hybrid_tensors, latents=latents),
+    )
+    return decoder(s, layers, names)
+
+
+def _hybrid_tensors(weights: Weights, latents: LatentAttention) -> Weights:
+    named = {key.replace(".attention.", ".self_attn."): each for key, each in weights.items()}
+    return delta_tensors(named, latents)
+
+
+def _hybrid_types(s: Settings) -> tuple[str, ...]:
+    """What mixes tokens in each layer: the last one of each group has attention."""
+    count, group = s.integer("num_hidden_layers"), s.integer("layer_group_size", default=6)
+    if not s.has("layer_types"):
+        # Of layers behind the last whole group implementations differ.
+        require("num_hidden_layers % layer_group_size", count % group, (0,), s.file)
+    usual = [LINEAR if (index + 1) % group else FULL for index in range(count)]
+    return s.layer_types(usual, (FULL, LINEAR))
+
+
+_KEYS = {
+    "num_experts": "n_routed_experts",
+    "num_local_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+    "model_max_length": "max_position_embeddings",
+}
+_USUAL = {
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+}
+
+
+def _context(s: Settings) -> int:
+    return s.integer("max_position_embeddings", "model_max_length")
+
+
+FAMILIES = (
+    Family("bailing_hybrid", "Ling 3.0", bailing_hybrid, _context),
+    Family("bailing_moe", "Ling, Ring (first generation)", bailing_moe),
+)

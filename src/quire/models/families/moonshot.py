@@ -78,7 +78,7 @@ def kimi_linear(s: Settings) -> LanguageModel:
             "w3": "up_proj",
         },
         unused=("mtp.",),
-        prepare=partial(_prepared, latents=latents),
+        prepare=partial(delta_tensors, latents=latents),
     )
     return decoder(s, with_dense(layers, mlp(s, bias=False), dense_by_type(s, first)), names)
 
@@ -112,7 +112,7 @@ def _types(s: Settings) -> tuple[str, ...]:
     return s.layer_types(usual, (FULL, LINEAR))
 
 
-def _prepared(weights: Weights, latents: LatentAttention) -> Weights:
+def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
     """The three convolutions of a layer in one, channels last; rates and biases on one axis."""
     ready: Weights = {}
     for name, array in weights.items():
