@@ -193,8 +193,8 @@ REFUSED: Mapping[str, str] = {
     "clip": "this is an encoder of images or sound (mmproj); name the model's own file, which is "
     "served without it",
     "glm-dsa": "its indexer's tensors are not read; use the safetensors",
-    "kimi-linear": "no family computes it",
-    "gemma3n": "no family computes it",
+    "kimi-linear": "its tensors are not read; use the safetensors",
+    "gemma3n": "its tensors are not read; use the safetensors",
     "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
     "minicpm3": "its tensors are not read; use the safetensors",
     "mamba": "its tensors are not read; use the safetensors",
