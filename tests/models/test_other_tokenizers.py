@@ -14,7 +14,7 @@ from unicodedata import category
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.cli.models import inspect
@@ -81,6 +81,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenize
 
 @pytest.mark.parametrize("name", SENTENCEPIECE)
 @given(text=st.one_of(st.sampled_from(TEXTS), st.text(max_size=40)))
+@example(text="a\x85")  # a space to Unicode, and not to SentencePiece
 @settings(max_examples=60, deadline=None)
 def test_sentencepiece(name: str, text: str, pieces: dict[str, tuple[Tokenizer, Any]]) -> None:
     ours, source = pieces[name]

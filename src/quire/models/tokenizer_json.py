@@ -142,7 +142,8 @@ def unigrams(
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": coded})
     if squeezes:
         normalizers += [
-            {"type": "Strip", "strip_left": False, "strip_right": True},
+            # No other space: what the rules for characters leave of them stays.
+            {"type": "Replace", "pattern": {"Regex": " +\\z"}, "content": ""},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": SPACE},
         ]
         cut: Json | None = {
