@@ -237,6 +237,25 @@ def test_thoughts_of_a_server_that_signs_none_are_left_out(serve: Serve) -> None
     assert (dropped["type"], dropped["path"]) == ("thinking_dropped", "messages.1.content.0")
 
 
+def test_a_conversation_that_searched_the_web_elsewhere_goes_on(serve: Serve) -> None:
+    served = serve("Yes.")
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    text = {"type": "text", "text": "Found it."}
+    body = {"model": "quire-demo", "max_tokens": 9}
+    asked = [
+        {**body, "messages": [*ASK, {"role": "assistant", "content": content}, *ASK]}
+        for content in ([search, found, text], [text])
+    ]
+    url = f"{served.url}/v1/messages"
+    elsewhere, plain = (HTTP.post(url, json=each) for each in asked)
+    assert elsewhere.status_code == 200, elsewhere.text
+    left_out = "messages[1].content[0], messages[1].content[1]"
+    assert elsewhere.headers["x-quire-ignored-fields"] == left_out
+    assert "x-quire-ignored-fields" not in plain.headers
+    assert prompt_of(served, 0) == prompt_of(served, 1)
+
+
 def test_a_signing_key_outlives_the_server(serve: Serve) -> None:
     first = serve(THOUGHT + CALL, ServerConfig(signing_key="k"))
     messages = _answered(first, THINK)

@@ -190,6 +190,21 @@ class ToolUseBlock(ContentBlock):
     toolset_name: None = None
 
 
+class HostedBlock(ContentBlock):
+    """What a tool of Anthropic's servers was asked or found, in a conversation that began there.
+
+    The model is not told of it: what was found stands in the text behind it. The client is told of
+    it as of fields without effect.
+    """
+
+    type: Literal[
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+    ]
+
+
 _Given = (
     Annotated[TextBlock, Tag("@text")]
     | Annotated[MediaBlock, BLOCKS, Tag(BLOCKS.tag)]
@@ -222,7 +237,11 @@ AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ThinkingBlock, Tag("@thinking")]
     | Annotated[RedactedThinkingBlock, Tag("@redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("@tool_use")],
+    | Annotated[ToolUseBlock, Tag("@tool_use")]
+    | Annotated[HostedBlock, Tag("@server_tool_use")]
+    | Annotated[HostedBlock, Tag("@web_search_tool_result")]
+    | Annotated[HostedBlock, Tag("@web_fetch_tool_result")]
+    | Annotated[HostedBlock, Tag("@code_execution_tool_result")],
     Discriminator(tag_by_type),
 ]
 SystemText = TextOrList[TextBlock]

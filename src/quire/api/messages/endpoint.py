@@ -32,6 +32,7 @@ from quire.api.messages.schema import (
     ThinkingEnabled,
 )
 from quire.api.messages.schema import ToolChoice as WireToolChoice
+from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.field_errors import Generating
 from quire.api.shared.fold import consume
@@ -165,6 +166,7 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: S
     choice = fields.tool_choice
     tools = loaded_tools(fields)
     last = newest("messages", fields.messages)
+    note_ignored(scope, said.left_out)
     return Generation(
         messages=without_unsupported_media(context.service, scope, said.messages, last),
         tools=tuple(tool.to_template() for tool in tools),

@@ -13,6 +13,7 @@ from typing import Any
 from quire.api.messages.blocks import (
     AssistantBlock,
     DocumentBlock,
+    HostedBlock,
     MediaBlock,
     RedactedThinkingBlock,
     ResultPart,
@@ -52,10 +53,12 @@ class Conversation:
 
     Attributes:
         dropped: paths of reasoning that did not verify, as `messages.0.content.1`.
+        left_out: paths of what tools of other servers did, as `messages[0].content[1]`.
     """
 
     messages: tuple[TemplateMessage, ...]
     dropped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def conversation(fields: CountRequest, seal: Seal) -> Conversation:
@@ -78,7 +81,7 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
             messages += translator.message(message, index)
     merged = merge(messages)
     check_answered(merged, "messages")
-    return Conversation(tuple(merged), tuple(translator.dropped))
+    return Conversation(tuple(merged), tuple(translator.dropped), tuple(translator.left_out))
 
 
 def loaded_tools(fields: CountRequest) -> tuple[Tool, ...]:
@@ -116,6 +119,7 @@ class _Translator:
             and thinking.block_binding.prefix_mismatch_behavior != "drop_block"
         )
         self.dropped: list[str] = []
+        self.left_out: list[str] = []
 
     def message(self, message: Message, index: int) -> list[TemplateMessage]:
         """One message as one, or as one for each tool result and what stands around them."""
@@ -172,6 +176,8 @@ class _Translator:
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))
+                case HostedBlock():
+                    self.left_out.append(f"messages[{index}].content[{number}]")
                 case ThinkingBlock() | RedactedThinkingBlock() if (
                     index not in self._cleared_reasoning
                 ):
