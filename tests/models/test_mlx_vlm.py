@@ -25,7 +25,7 @@ from quire.media.processors import open_processors
 from quire.media.source import Detail
 from quire.models.fused_vision import places
 from quire.models.loader import LoadedModel, open_model
-from tests.models.solo import encoded, solo_logits
+from tests.models.solo import SoloStep, encoded, solo_logits
 from tests.support import fused, moondream, perception
 from tests.support.agreement import differ
 from tests.support.parity import (
@@ -199,6 +199,16 @@ def test_other_names_are_read(tmp_path: Path, opened: Opened, name: str) -> None
     theirs = save(tmp_path / "theirs", tensors, family.CONVERTED)
     wanted = solo_logits(opened(name).model, tokens, media)
     assert mx.array_equal(solo_logits(theirs.model, tokens, media), wanted)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_made_beside_a_checkpoint_is_of_its_type(tmp_path: Path, name: str) -> None:
+    """Else all that is computed behind it would be float32."""
+    family = FAMILIES[name]
+    folder = tmp_path / "model"
+    save(folder, family.published(family.weights()), family.CONFIG)
+    model = open_model(str(folder), dtype="bfloat16").model
+    assert model(SoloStep(model.layout, [7, 3, 1, 5])).dtype == mx.bfloat16
 
 
 @pytest.mark.slow

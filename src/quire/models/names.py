@@ -68,6 +68,12 @@ def translate(weights: Weights, names: Names) -> Weights:
     return ready
 
 
+def float_type(weights: Weights) -> mx.Dtype:
+    """The type of a checkpoint's floats, which what a family makes beside them has to have, too."""
+    floats = (each.dtype for each in weights.values() if mx.issubdtype(each.dtype, mx.floating))
+    return next(floats, mx.float32)
+
+
 def renamed(name: str, parts: Mapping[str, str]) -> str:
     """The name with its parts named as here, see `Names.renamed`."""
     if not parts:

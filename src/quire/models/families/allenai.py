@@ -20,7 +20,7 @@ from quire.models.families.common import (
     softmax_mixture,
     uniform_layers,
 )
-from quire.models.names import Names, Weights
+from quire.models.names import Names, Weights, float_type
 from quire.models.settings import FULL, SLIDING, Settings
 
 
@@ -33,8 +33,7 @@ def olmo(s: Settings) -> LanguageModel:
 
 def _with_norms(weights: Weights, *, hidden_size: int, layers: int) -> Weights:
     """Ones for all norms, in the type of the checkpoint's weights."""
-    floats = (each.dtype for each in weights.values() if mx.issubdtype(each.dtype, mx.floating))
-    one = mx.ones(hidden_size, dtype=next(floats, mx.float32))
+    one = mx.ones(hidden_size, dtype=float_type(weights))
     norms = [f"layers.{i}.{part}_layernorm" for i in range(layers) for part in _NORMED]
     return {f"model.{name}.weight": one for name in (*norms, "norm")} | weights
 

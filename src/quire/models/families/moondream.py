@@ -22,7 +22,7 @@ from quire.models.families.common import (
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
 from quire.models.moondream import MoondreamVision, OverlappingTiles, TauAttention
-from quire.models.names import Names, Weights, renamed
+from quire.models.names import Names, Weights, float_type, renamed
 from quire.models.rope import RopeParameters
 from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
@@ -235,6 +235,7 @@ _ENCODER_PARTS = {
 def _experts(weights: Weights) -> Weights:
     """The experts' matrices by their names here. What is gated has one added to it."""
     ready: Weights = {}
+    dtype = float_type(weights)
     for name, array in weights.items():
         *path, module, kind = name.split(".")
         base = ".".join([*path, "experts"])
@@ -243,13 +244,13 @@ def _experts(weights: Weights) -> Weights:
         elif module == "fc2":
             ready[f"{base}.down_proj.{kind}"] = array
             if kind == "weight":
-                ready[f"{base}.down_proj.bias"] = mx.zeros(array.shape[:2])
+                ready[f"{base}.down_proj.bias"] = mx.zeros(array.shape[:2], dtype)
         else:
             gate, up = mx.split(array, 2, axis=1)
             ready |= {f"{base}.gate_proj.{kind}": gate, f"{base}.up_proj.{kind}": up}
             if kind == "weight":
-                ready[f"{base}.gate_proj.bias"] = mx.zeros(gate.shape[:2])
-                ready[f"{base}.up_proj.bias"] = mx.ones(up.shape[:2])
+                ready[f"{base}.gate_proj.bias"] = mx.zeros(gate.shape[:2], dtype)
+                ready[f"{base}.up_proj.bias"] = mx.ones(up.shape[:2], dtype)
     return ready
 
 
