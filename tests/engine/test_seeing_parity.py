@@ -66,6 +66,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "lfm3_vl": PATCHES,
     "internvl_chat": TILES,
     "internvl_chat-norms": TILES,
+    "lighton_ocr": PATCHES,
     "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_onevision": ((2, 2, 4, 4, 4, 4), (3, 1, 6, 2, 6, 2)),
     "mistral3": PATCHES,

@@ -32,8 +32,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def opened(path: Path, **changes: Any) -> MediaProcessor:
-    (path / "config.json").write_text(json.dumps(CONFIG))
+def opened(path: Path, model_type: str = "mistral3", **changes: Any) -> MediaProcessor:
+    (path / "config.json").write_text(json.dumps(CONFIG | {"model_type": model_type}))
     (path / "preprocessor_config.json").write_text(json.dumps(SETTINGS | changes))
     found = KINDS["image"].open(path)
     assert found is not None
@@ -86,6 +86,26 @@ def test_low_detail_and_least(tmp_path: Path) -> None:
     assert tokens == [13 * 18, 33 * 44]
     with pytest.raises(RequestError, match="max_soft_tokens is 1, and it takes at least 2"):
         large.read(data, param="p", detail=1)
+
+
+def test_lightons_lines_have_no_ends(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "lighton_ocr", patch_size={"height": 28, "width": 28})
+    item = read(ours, encoded(noise(1000, 750)), param="p")
+    assert (item.shape, item.tokens) == ((16, 20), 80)
+    with pytest.raises(ModelError, match="patch_size = 14, and a row is of 28 by 28 pixels"):
+        opened(tmp_path, "lighton_ocr", patch_size=14)
+    with pytest.raises(ModelError, match="model_type = 'aya', whose pictures are not known"):
+        opened(tmp_path, "aya")
+
+
+def test_each_patch_of_pixtral_12b_is_a_row(tmp_path: Path) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "spatial_merge_size"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llava"}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
+    ours = KINDS["image"].open(tmp_path)
+    assert ours is not None
+    item = read(ours, encoded(noise(100, 50)), param="p")
+    assert (item.shape, item.tokens) == ((4, 8), 4 * 9)
 
 
 @pytest.mark.parametrize(

@@ -165,22 +165,42 @@ def kimi_k25(config: dict[str, Any], folder: Path) -> Reference:
 def mistral3(config: dict[str, Any], folder: Path) -> Reference:
     """All of it is in transformers; tokens stand between the lines of a picture."""
     whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
-    mean, std = (np.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
+    merge = config.get("spatial_merge_size", 1)
 
     def rows(item: MediaItem) -> torch.Tensor:
-        down, across = (side // 2 for side in item.shape)
-        raw = np.frombuffer(item.features, np.uint8)
-        squares = raw.reshape(down, across, 2, 2, PATCH, PATCH, 3).transpose(0, 2, 4, 1, 3, 5, 6)
-        height, width = 2 * down * PATCH, 2 * across * PATCH
-        pixels = (squares.reshape(1, height, width, 3) / 255 - mean) / std
-        values = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
+        down = item.shape[0] // merge
         with torch.no_grad():
-            found = whole.get_image_features(values, image_sizes=torch.tensor([[height, width]]))
             ends = whole.get_input_embeddings()(torch.tensor([12] * (down - 1) + [13]))
-        lines = found.pooler_output[0].reshape(down, across, -1)
+        lines = _by_pixtral(whole, item, merge).reshape(down, item.shape[1] // merge, -1)
         return torch.cat([lines, ends[:, None]], dim=1).flatten(0, 1)
 
     return Reference(whole, rows)
+
+
+llava = mistral3
+
+
+def lighton_ocr(config: dict[str, Any], folder: Path) -> Reference:
+    """All of it is in transformers."""
+    whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
+    return Reference(whole, lambda item: _by_pixtral(whole, item))
+
+
+def _by_pixtral(whole: Any, item: MediaItem, merge: int = 2) -> torch.Tensor:
+    """The rows of a picture's squares, `[rows, hidden]`."""
+    patch = 2 * PATCH // merge
+    mean, std = (np.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
+    down, across = (side // merge for side in item.shape)
+    raw = np.frombuffer(item.features, np.uint8)
+    squares = raw.reshape(down, across, merge, merge, patch, patch, 3).transpose(
+        0, 2, 4, 1, 3, 5, 6
+    )
+    height, width = (merge * side * patch for side in (down, across))
+    pixels = (squares.reshape(1, height, width, 3) / 255 - mean) / std
+    values = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
+    with torch.no_grad():
+        found = whole.get_image_features(values, image_sizes=torch.tensor([[height, width]]))
+    return torch.as_tensor(found.pooler_output[0])
 
 
 def _decoder(config: dict[str, Any], model_type: str) -> Any:

@@ -152,7 +152,18 @@ _MISTRAL = (
     (".norm2.", ".ffn_norm."),
     (".mlp.", ".feed_forward."),
 )
+_LIGHTON = tuple(
+    (
+        ours,
+        other.replace("vision_tower.vision_model.", "vision_encoder.").replace(
+            "multi_modal_projector.", "vision_projection."
+        ),
+    )
+    for ours, other in _MISTRAL
+)
 _CONVERTED = {
+    "lighton_ocr": _LIGHTON,
+    "llava-pixtral": (("visual.merger.linear_fc", "multi_modal_projector.linear_"), *_MISTRAL),
     "mistral3": _MISTRAL,
     "lfm3_vl": _LFM3_VL,
     "lfm2_vl": _LFM2_VL,

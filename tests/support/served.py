@@ -214,6 +214,14 @@ FAMILIES: dict[str, Served] = {
         {"image": 3 * 6},
         {"image": "<|image_pad|>"},
     ),
+    "lighton_ocr": Served(
+        SIGLIP["lighton_ocr"],
+        _pictures(
+            "PixtralImageProcessor", **_CLIP_COLOURS, size={"longest_edge": 40}, patch_size=8
+        ),
+        {"image": 3 * 5},
+        {"image": "<|image_pad|>"},
+    ),
     "glm4v": Served(
         CONFIGS["glm4v"],
         {

@@ -85,6 +85,51 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_dense_layers": 1,
         },
     },
+    "lighton_ocr": {
+        "model_type": "lighton_ocr",
+        "image_token_id": IMAGE,
+        "spatial_merge_size": 2,
+        "text_config": _TEXT
+        | {
+            "model_type": "qwen3",
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "hidden_act": "silu",
+            "patch_size": PATCH,
+        },
+    },
+    "llava-pixtral": {
+        "model_type": "llava",
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "vision_feature_select_strategy": "full",
+        "tie_word_embeddings": False,
+        "text_config": _TEXT
+        | {
+            "model_type": "mistral",
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "hidden_act": "silu",
+            "patch_size": 2 * PATCH,
+        },
+    },
     "mistral3": {
         "model_type": "mistral3",
         "image_token_index": IMAGE,
@@ -181,15 +226,15 @@ CONFIGS["kimi_k25"] = {
         "pos_emb_width": 6,
     },
 }
-EVERY_PATCH = ("phi4-siglip",)
+EVERY_PATCH = ("phi4-siglip", "llava-pixtral")
 """Families in which each patch is a row. Theirs are twice as large on each side."""
 
 
 def shown(name: str, seed: int, rows: int, columns: int) -> MediaItem:
     """A picture for a family, of random colours."""
     item = picture(seed, rows, columns)
-    if name == "mistral3":  # each line has an end
-        return replace(item, tokens=item.tokens + rows // 2)
+    if name in ("mistral3", "llava-pixtral"):  # each line has an end
+        item = replace(item, tokens=item.tokens + rows // 2)
     return replace(item, shape=(rows // 2, columns // 2)) if name in EVERY_PATCH else item
 
 

@@ -37,6 +37,7 @@ _MODULES = (
     "kyutai",
     "lg",
     "lg_vl",
+    "lighton",
     "liquid",
     "liquid_vl",
     "llama_vision",

@@ -59,6 +59,16 @@ PLAIN: tuple[Published, ...] = (
         {"<fake_token_around_image>": 49189, "<image>": 49190},
     ),
     Published(
+        ("lighton_ocr",),
+        "lightonai/LightOnOCR-2-1B",
+        "none",
+        CHATML,
+        CHATML_ANSWER,
+        "",
+        {"<|im_end|>": 151645},
+        {"<|image_pad|>": 151655},
+    ),
+    Published(
         ("internlm2",),
         "internlm/internlm2_5-7b-chat",
         "none",

@@ -34,7 +34,7 @@ from quire.media.processors.llava import (
 )
 from quire.media.processors.moondream import MoondreamImageProcessor
 from quire.media.processors.original import open_ernie, open_internvl_chat, open_multi_modality
-from quire.media.processors.pixtral import PixtralImageProcessor
+from quire.media.processors.pixtral import open_pixtral
 from quire.media.processors.qwen import (
     ErnieImageProcessor,
     GlmImageProcessor,
@@ -106,9 +106,9 @@ IMAGES: dict[str, Open] = {
     "Siglip2ImageProcessorFast": open_siglip2,
     "Siglip2ImageProcessorNoUpscale": open_siglip2,
     "Siglip2ImageProcessorPil": open_siglip2,
-    "PixtralImageProcessor": PixtralImageProcessor.open,
-    "PixtralImageProcessorFast": PixtralImageProcessor.open,
-    "PixtralImageProcessorPil": PixtralImageProcessor.open,
+    "PixtralImageProcessor": open_pixtral,
+    "PixtralImageProcessorFast": open_pixtral,
+    "PixtralImageProcessorPil": open_pixtral,
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and its heirs: pictures of any shape within a square of pixels.
+"""Mistral Small 3.1, its heirs and LightOnOCR: pictures of any shape within a square of pixels.
 
 The pixels equal those of transformers' `PixtralImageProcessorPil`, but stay uint8: the model scales
 them.
@@ -24,9 +24,14 @@ class PixtralImageProcessor(WholeImageProcessor):
 
     Args:
         patch: pixels on a patch's side.
-        merge: patches on the side of a square, which becomes a row; one more ends each line.
+        merge: patches on the side of a square, which becomes a row.
         longest: pixels that no side exceeds, but for the rounding up to squares.
     """
+
+    _ends = 1
+    """Rows that end a line."""
+    _usual_token = 10
+    _usual_merge = 2
 
     def __init__(self, placeholders: Placeholders, *, patch: int, merge: int, longest: int) -> None:
         super().__init__(placeholders)
@@ -45,9 +50,11 @@ class PixtralImageProcessor(WholeImageProcessor):
         vision = config.nested("vision_config", needed=False)
         usual = None if settings.has("size") else 1024
         return cls(
-            Placeholders(config.integer("image_token_index", "image_token_id", default=10)),
+            Placeholders(
+                config.integer("image_token_index", "image_token_id", default=cls._usual_token)
+            ),
             patch=side_of(vision, "patch_size", 16),
-            merge=config.integer("spatial_merge_size", default=2),
+            merge=config.integer("spatial_merge_size", default=cls._usual_merge),
             longest=settings.nested("size", needed=False).integer("longest_edge", default=usual),
         )
 
@@ -56,10 +63,10 @@ class PixtralImageProcessor(WholeImageProcessor):
         most = detail if isinstance(detail, int) else LOW_DETAIL if detail == "low" else math.inf
         cell, longest = self._patch * self._merge, self._longest
         down, across = self._squares(picture, longest)
-        while down * (across + 1) > most and longest > cell:
+        while down * (across + self._ends) > most and longest > cell:
             longest = max(cell, min(longest, max(down, across) * cell) - cell)
             down, across = self._squares(picture, longest)
-        rows = down * (across + 1)
+        rows = down * (across + self._ends)
         check_room(param, detail, rows)
         pixels = resized(picture, down * cell, across * cell)[None]
         cut = patches(pixels, self._patch, self._merge)
@@ -74,3 +81,48 @@ class PixtralImageProcessor(WholeImageProcessor):
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         cell = self._patch * self._merge
         return max(1, (height - 1) // cell + 1), max(1, (width - 1) // cell + 1)
+
+
+class Pixtral12BImageProcessor(PixtralImageProcessor):
+    """The image processor of Pixtral 12B: each patch becomes a row."""
+
+    _usual_merge = 1
+
+
+class LightOnImageProcessor(PixtralImageProcessor):
+    """The image processor of LightOnOCR: nothing ends a line."""
+
+    _ends = 0
+    _usual_token = 151_655
+
+    @classmethod
+    def open(cls, settings: Values, config: Values) -> Self:
+        vision = config.nested("vision_config", needed=False)
+        merge = config.integer("spatial_merge_size", default=2)
+        square = side_of(vision, "patch_size", 16) * merge
+        # Here it is what both sides are multiples of; of fewer pixels, squares would be cut.
+        given = settings.value("patch_size", square)
+        sides = set(given.values()) if isinstance(given, dict) else {given}
+        if sides != {square}:
+            raise settings.error("patch_size", f"and a row is of {square} by {square} pixels")
+        return super().open(settings, config)
+
+
+_BY_MODEL: dict[str, type[PixtralImageProcessor]] = {
+    "lighton_ocr": LightOnImageProcessor,
+    "llava": Pixtral12BImageProcessor,
+    "mistral3": PixtralImageProcessor,
+}
+"""By `model_type`: all name one processor."""
+
+
+def open_pixtral(settings: Values, config: Values) -> PixtralImageProcessor:
+    """The processor of a model whose settings name Pixtral's.
+
+    Raises:
+        ModelError: see `PixtralImageProcessor.open`; or the model is none that has it.
+    """
+    kind = _BY_MODEL.get(str(config.value("model_type")))
+    if kind is None:
+        raise config.error("model_type", f"whose pictures are not known (known: {[*_BY_MODEL]})")
+    return kind.open(settings, config)

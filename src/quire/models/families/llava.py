@@ -6,6 +6,7 @@ from quire.core.errors import ModelError
 from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family
+from quire.models.families.mistral_vl import pixtral_12b
 from quire.models.families.vision import (
     CLIP,
     SIGLIP,
@@ -21,6 +22,8 @@ from quire.models.settings import Settings
 
 
 def llava(s: Settings) -> LanguageModel:
+    if s.nested("vision_config", needed=False).value("model_type") == "pixtral":
+        return pixtral_12b(s)
     return _llava(s, {"image": InOrder()}, CLIP, -2)
 
 
@@ -66,7 +69,7 @@ def _layers(s: Settings, default: int) -> tuple[int, ...]:
 
 
 FAMILIES = (
-    Family("llava", "LLaVA 1.5, text and images", llava),
+    Family("llava", "LLaVA 1.5 and Pixtral 12B, text and images", llava),
     Family("llava_next", "LLaVA-NeXT (1.6), text and images", llava_next),
     Family("llava_onevision", "LLaVA-OneVision, text, images and video", llava_onevision),
 )

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 to 4 and Ministral 3: Pixtral's encoder (arXiv:2410.07073) and their text."""
+"""Mistral Small 3.1 to 4, Ministral 3 and Pixtral 12B: Pixtral's encoder (arXiv:2410.07073)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from quire.models.description import Norm
 from quire.models.families.common import Family, activation
 from quire.models.families.mistral import mistral3_text
 from quire.models.families.qwen_vl import vision_language_model
+from quire.models.families.vision import decoder_of
 from quire.models.feed_forward import MLP
 from quire.models.layers import ACTIVATIONS
+from quire.models.phi_vision import MLPMerging
 from quire.models.pixtral import PixtralMerging, PixtralModel
-from quire.models.qwen_vision import QwenVision
+from quire.models.qwen_vision import Merging, QwenVision
 from quire.models.settings import Settings
 
 
@@ -29,13 +31,33 @@ def mistral3(s: Settings) -> LanguageModel:
     require("projector_hidden_act", name, ACTIVATIONS)
     bias = s.flag("multimodal_projector_bias", default=False)
     merging = PixtralMerging(Norm(text.description.norm.eps), name, bias)
-    vision = partial(_vision, merging, s.integer("spatial_merge_size", default=2))
+    vision = partial(pixtral, merging, s.integer("spatial_merge_size", default=2))
     return vision_language_model(
-        s, text.description, vision, text.names, parts=_PARTS, model=PixtralModel
+        s, text.description, vision, text.names, parts=PIXTRAL_PARTS, model=PixtralModel
     )
 
 
-def _vision(merging: PixtralMerging, square: int, v: Settings, width: int) -> QwenVision:
+def pixtral_12b(s: Settings) -> LanguageModel:
+    """A LLaVA with Pixtral's encoder in the place of CLIP's; each patch becomes a row."""
+    text = decoder_of(s, "mistral")
+    assert isinstance(text, DecoderModel)
+    s.only("vision_feature_layer", -1)
+    s.only("vision_feature_select_strategy", "full")
+    s.only("projector_hidden_act", "gelu")
+    s.only("multimodal_projector_bias", True)
+    vision = partial(pixtral, MLPMerging(), 1)
+    return vision_language_model(
+        s, text.description, vision, text.names, parts=_PARTS_12B, model=PixtralModel
+    )
+
+
+def pixtral(merging: Merging, square: int, v: Settings, width: int) -> QwenVision:
+    """The encoder of a `vision_config`.
+
+    Args:
+        square: patches on the side of what becomes a row.
+        width: the decoder's.
+    """
     v.only("model_type", "pixtral")
     v.only("num_channels", 3)
     hidden, heads = (
@@ -61,7 +83,7 @@ def _vision(merging: PixtralMerging, square: int, v: Settings, width: int) -> Qw
     )
 
 
-_PARTS = {
+PIXTRAL_PARTS = {
     "patch_conv": "patch_embed.proj",
     "ln_pre": "patch_embed.norm",
     "transformer.layers": "blocks",
@@ -71,6 +93,11 @@ _PARTS = {
     "ffn_norm": "norm2",
     "feed_forward": "mlp",
     "patch_merger.merging_layer": "merging_layer",
+}
+"""Parts of names, see `Names.renamed`."""
+_PARTS_12B = PIXTRAL_PARTS | {
+    "merger.linear_1": "merger.linear_fc1",
+    "merger.linear_2": "merger.linear_fc2",
 }
 
 FAMILIES = (
