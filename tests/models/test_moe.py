@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from quire.models.layers import GATES
+from quire.models.layers import GATES, Gate, clamped_gate, limited_gate
 from quire.models.moe import Experts, stack_experts
 from quire.models.routers import top_experts
 
@@ -29,6 +29,15 @@ def test_experts_of_narrow_types_compute_the_same(rows: int, dtype: mx.Dtype) ->
     narrow = _experts(dtype)(x.astype(dtype), chosen, weights)
     wide = _experts()(x, chosen, weights)
 
+    assert narrow.dtype == dtype
+    assert mx.max(mx.abs(narrow - wide)).item() < 0.02 * mx.max(mx.abs(wide)).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("gate", [clamped_gate(1.7, 7.0), limited_gate("silu", 7.0)])
+def test_bounds_of_a_gate_do_not_widen_it(gate: Gate, dtype: mx.Dtype) -> None:
+    x, y = (10 * mx.random.normal((4, 8), key=mx.random.key(seed)) for seed in (1, 2))
+    narrow, wide = gate(x.astype(dtype), y.astype(dtype)), gate(x, y)
     assert narrow.dtype == dtype
     assert mx.max(mx.abs(narrow - wide)).item() < 0.02 * mx.max(mx.abs(wide)).item()
 

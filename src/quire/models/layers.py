@@ -95,8 +95,8 @@ def clamped_gate(alpha: float, limit: float) -> Gate:
     low, high, slope, one = (mx.array(value) for value in (-limit, limit, alpha, 1.0))
 
     def gate(x: mx.array, y: mx.array) -> mx.array:
-        x, y = mx.minimum(x, high), mx.clip(y, low, high)
-        return (x * mx.sigmoid(x * slope) * (y + one)).astype(x.dtype)
+        bounded, y = mx.minimum(x, high), mx.clip(y, low, high)  # in float32
+        return (bounded * mx.sigmoid(bounded * slope) * (y + one)).astype(x.dtype)
 
     return current_device().fused(gate)
 
