@@ -368,3 +368,20 @@ def test_a_route_that_is_not_there_names_the_one_meant(serve: Serve, path: str, 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
     assert said in answer.json()["error"]["message"]
     assert ("Anthropic's clients" in answer.json()["error"]["message"]) == ("/v1" in said)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/chat/completions", ASK),
+        ("GET", "/v1/models", None),
+        ("GET", "/health", None),
+    ],
+)
+def test_a_slash_at_the_end_of_a_path_changes_nothing(
+    serve: Serve, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    url = serve().url + path
+    plain, slashed = (HTTP.request(method, url + end, json=body) for end in ("", "/"))
+    assert slashed.status_code == plain.status_code == 200
+    assert slashed.json().keys() == plain.json().keys()

@@ -29,6 +29,7 @@ from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
 from quire.api.shared.seal import Seal
+from quire.api.shared.slash import TrailingSlash
 from quire.api.shared.tracing import Tracer, open_tracer
 from quire.api.utilities import Utilities
 from quire.core.config import ServerConfig
@@ -101,10 +102,13 @@ def _closing(
 def _middleware(
     server: ServerContext, routes: list[Route], trace: Callable[[Access], None] | None
 ) -> list[Middleware]:
-    """From the outside in: the log sees all, CORS answers preflights that carry no key."""
+    """From the outside in: the log sees paths as routes name them, CORS answers preflights, which
+    carry no key.
+    """
     config = server.config
     named = [*routes, *PageFiles.ROUTES] if config.page else routes
     stack = [
+        Middleware(TrailingSlash),
         Middleware(AccessLog, observe=server.metrics.response, routes=named, trace=trace),
         Middleware(ErrorMiddleware),
         Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),

@@ -96,7 +96,7 @@ class Access:
 
 
 class AccessLog:
-    """Outermost middleware: names each request, times it, logs it as one line.
+    """Middleware around all that answers: names each request, times it, logs it as one line.
 
     Args:
         observe: told each request that is over; its status is 499 if the client left before that.
