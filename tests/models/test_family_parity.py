@@ -57,7 +57,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
         if name not in known:
             folder = write_model(Path(tmp_path_factory.mktemp(name)), CONFIGS[name])
             if name == "glm4":
-                _with_published_names(folder / "model.safetensors")
+                with_published_names(folder / "model.safetensors")
             loaded = open_model(str(folder), dtype="float32")
             config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
             known[name] = loaded, config, alone(loaded, config, prompts(LENGTHS, TOKENS))
@@ -66,7 +66,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
     return find
 
 
-def _with_published_names(path: Path) -> None:
+def with_published_names(path: Path) -> None:
     """GLM-4 calls norms by names that have another meaning here, which the loader translates."""
     published = {
         "post_attention_layernorm": "post_self_attn_layernorm",
