@@ -10,7 +10,7 @@ from quire.core.errors import ModelError
 from quire.core.values import Values, require
 from quire.models.rope import RopeParameters, rope_type
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 _CHANGES_RESULTS = {
     "attention_chunk_size",

@@ -15,6 +15,7 @@ from quire.models.families.common import (
     attention,
     by_type,
     decoder,
+    full_every,
     mlp,
     rms,
     softmax_mixture,
@@ -49,7 +50,7 @@ def olmo2(s: Settings) -> LanguageModel:
 
 
 def olmo3(s: Settings) -> LanguageModel:
-    norm, count = rms(s, 1e-5), s.integer("num_hidden_layers")
+    norm = rms(s, 1e-5)
     usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS), rope=None)
     theta = s.positive("rope_theta", default=5e5)
     full, sliding = s.rope_by_type(theta, theta)
@@ -57,7 +58,7 @@ def olmo3(s: Settings) -> LanguageModel:
         FULL: replace(usual, rope=full),
         SLIDING: replace(usual, rope=sliding, window=s.window(4096)),
     }
-    types = s.layer_types([SLIDING if (index + 1) % 4 else FULL for index in range(count)])
+    types = s.layer_types(full_every(s, 4))
     layers = by_type(types, mixers, mlp(s, bias=False))
     return decoder(s, layers, norm=norm, placement=Placement.POST)
 

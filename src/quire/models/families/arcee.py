@@ -13,6 +13,7 @@ from quire.models.families.common import (
     attention,
     by_type,
     decoder,
+    full_every,
     mlp,
     rms,
     softmax_mixture,
@@ -42,11 +43,7 @@ def afmoe(s: Settings) -> LanguageModel:
         FULL: replace(usual, rope=None),
         SLIDING: replace(usual, window=s.window(1024)),
     }
-    count, every = (
-        s.integer("num_hidden_layers"),
-        s.integer("global_attn_every_n_layers", default=4),
-    )
-    types = s.layer_types([SLIDING if (index + 1) % every else FULL for index in range(count)])
+    types = s.layer_types(full_every(s, s.integer("global_attn_every_n_layers", default=4)))
     scale = s.number("route_scale", default=1.0)
     shared = s.integer("num_shared_experts", default=2, minimum=0)
     experts = softmax_mixture(

@@ -14,6 +14,7 @@ from quire.models.families.common import (
     by_type,
     decoder,
     dense_by_type,
+    full_every,
     mlp,
     rms,
     softmax_mixture,
@@ -39,8 +40,7 @@ def cohere2(s: Settings) -> LanguageModel:
         FULL: replace(usual, rope=None),
         SLIDING: replace(usual, window=s.window(4096)),
     }
-    count = s.integer("num_hidden_layers")
-    types = s.layer_types([SLIDING if (index + 1) % every else FULL for index in range(count)])
+    types = s.layer_types(full_every(s, every))
     return _decoder(s, by_type(types, mixers, mlp(s, bias=False)))
 
 
@@ -52,8 +52,7 @@ def cohere2_moe(s: Settings) -> LanguageModel:
     dense = dense_by_type(s, first)
     every = s.integer("sliding_window_pattern", default=4)
     ahead = s.integer("prefix_dense_sliding_window_pattern", default=1)
-    usually = [_kind(index, ahead) for index in range(first)]
-    usually += [_kind(index, every) for index in range(count - first)]
+    usually = full_every(s, ahead)[:first] + full_every(s, every)[: count - first]
     usual = _attention(s, 1e4)
     unrotated, sliding = replace(usual, rope=None), replace(usual, window=s.window(4096))
     experts = _experts(s)
@@ -66,10 +65,6 @@ def cohere2_moe(s: Settings) -> LanguageModel:
         layers.append(Layer((mixer,), block if dense(index) else experts))
     norm = rms(s) if s.has("rms_norm_eps") else _norm(s)
     return _decoder(s, tuple(layers), Names(renamed={"shared_experts": "shared_expert"}), norm)
-
-
-def _kind(index: int, every: int) -> str:
-    return SLIDING if (index + 1) % every else FULL
 
 
 def _experts(s: Settings) -> Mixture:

@@ -44,14 +44,26 @@ def text_of(s: Settings) -> Settings:
     return text.changed(tie_word_embeddings=tied)
 
 
-CORRECTION = {"gate.e_score_correction_bias": "e_score_correction_bias"}
-"""Where DeepSeek and its heirs keep the bias of a router's choice."""
+EXPERT_PARTS = {
+    "gate.e_score_correction_bias": "e_score_correction_bias",
+    "shared_experts": "shared_expert",
+}
+"""What DeepSeek and its heirs call the bias of a router's choice and the shared expert."""
 
 
 def activation(s: Settings, default: str = "silu") -> str:
     """The name of a known activation."""
-    name = s.word("hidden_act", "hidden_activation", default=default)
-    require("hidden_act", name, ACTIVATIONS)
+    return _known_activation(s, "hidden_act", "hidden_activation", default=default)
+
+
+def projector_activation(s: Settings) -> str:
+    """The name of a known activation, of what is between an encoder and the decoder."""
+    return _known_activation(s, "projector_hidden_act", default="gelu")
+
+
+def _known_activation(s: Settings, *names: str, default: str) -> str:
+    name = s.word(*names, default=default)
+    require(names[0], name, ACTIVATIONS)
     return name
 
 
@@ -157,6 +169,12 @@ def channels_last(weights: Weights) -> Weights:
 def uniform_layers(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
     """Layers that are all the same."""
     return (Layer((mixer,), feed_forward),) * s.integer("num_hidden_layers")
+
+
+def full_every(s: Settings, number: int, others: str = SLIDING) -> list[str]:
+    """The types of layers of which the last one of each `number` is full."""
+    count = s.integer("num_hidden_layers")
+    return [others if (index + 1) % number else FULL for index in range(count)]
 
 
 def by_type(

@@ -14,7 +14,7 @@ from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Layer
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     described,
     mlp,
@@ -177,7 +177,7 @@ def latent_described(
         s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0),
     )
     names = Names(
-        renamed=CORRECTION | {"shared_experts": "shared_expert"},
+        renamed=EXPERT_PARTS,
         # The layers that guess several tokens ahead.
         unused=unused + tuple(f"layers.{count + index}." for index in range(ahead)),
         prepare=kind.absorbed,

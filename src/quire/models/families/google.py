@@ -18,6 +18,7 @@ from quire.models.families.common import (
     attention,
     by_type,
     decoder,
+    full_every,
     mlp,
     rms,
     uniform_layers,
@@ -56,7 +57,7 @@ def vaultgemma(s: Settings) -> LanguageModel:
 def _gemma2(s: Settings, names: Names, *, placement: Placement) -> LanguageModel:
     s.only("use_bidirectional_attention", False)
     usual = attention(s, scale=_scale(s), softcap=_softcap(s, "attn_logit_softcapping", 50.0))
-    types = s.layer_types(_sliding_but_every(s, 2))
+    types = s.layer_types(full_every(s, 2))
     layers = by_type(types, windows(s, usual, 4096), _block(s))
     cap = _softcap(s, "final_logit_softcapping", 30.0)
     return _decoder(s, layers, names, placement=placement, logit_softcap=cap)
@@ -93,7 +94,7 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
         softcap=caps[0],
         bidirectional_media=bidirectional_media,
     )
-    types = s.layer_types(_sliding_but_every(s, s.integer("sliding_window_pattern", default=6)))
+    types = s.layer_types(full_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
     return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=caps[1])
 
@@ -117,11 +118,6 @@ def _softcap(s: Settings, name: str, default: float | None) -> float | None:
     if name not in s.values:
         return default
     return s.number(name) if s.has(name) else None
-
-
-def _sliding_but_every(s: Settings, number: int) -> list[str]:
-    count = s.integer("num_hidden_layers")
-    return [SLIDING if (index + 1) % number else FULL for index in range(count)]
 
 
 def _mixers(s: Settings, usual: Attention) -> dict[str, Mixer]:

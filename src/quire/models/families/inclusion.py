@@ -9,12 +9,13 @@ from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     by_type,
     decoder,
     dense_by_type,
+    full_every,
     mlp,
     query_key_value,
     rms,
@@ -24,11 +25,11 @@ from quire.models.families.common import (
     with_dense,
 )
 from quire.models.families.deepseek import latent_attention
-from quire.models.families.moonshot import LINEAR, delta_tensors
+from quire.models.families.moonshot import PUBLISHED_KEYS, delta_tensors
 from quire.models.kimi_delta import KimiDelta
 from quire.models.latent_attention import LatentAttention
 from quire.models.names import Names, Weights
-from quire.models.settings import FULL, Settings
+from quire.models.settings import FULL, LINEAR, Settings
 
 
 def bailing_moe(s: Settings) -> LanguageModel:
@@ -93,11 +94,10 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
     )
     ahead = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0)
     names = Names(
-        renamed=CORRECTION
+        renamed=EXPERT_PARTS
         | {
             "word_embeddings": "embed_tokens",
             "self_attn.dense": "self_attn.o_proj",
-            "shared_experts": "shared_expert",
             "gate.expert_bias": "e_score_correction_bias",
         },
         unused=tuple(f"layers.{len(layers) + index}." for index in range(ahead)),
@@ -117,19 +117,10 @@ def _hybrid_types(s: Settings) -> tuple[str, ...]:
     if not s.has("layer_types"):
         # Of layers behind the last whole group implementations differ.
         require("num_hidden_layers % layer_group_size", count % group, (0,), s.file)
-    usual = [LINEAR if (index + 1) % group else FULL for index in range(count)]
-    return s.layer_types(usual, (FULL, LINEAR))
+    return s.layer_types(full_every(s, group, LINEAR), (FULL, LINEAR))
 
 
-_KEYS = {
-    "num_experts": "n_routed_experts",
-    "num_local_experts": "n_routed_experts",
-    "num_experts_per_token": "num_experts_per_tok",
-    "num_shared_experts": "n_shared_experts",
-    "num_expert_group": "n_group",
-    "moe_renormalize": "norm_topk_prob",
-    "model_max_length": "max_position_embeddings",
-}
+_KEYS = PUBLISHED_KEYS | {"model_max_length": "max_position_embeddings"}
 _USUAL = {
     "n_group": 8,
     "topk_group": 4,

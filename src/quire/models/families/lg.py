@@ -9,13 +9,14 @@ from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Mixer, Placement
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     by_type,
     decoder,
     dense_by_type,
     described,
+    full_every,
     mlp,
     rms,
     sigmoid_mixture,
@@ -52,7 +53,7 @@ def exaone_moe(s: Settings) -> LanguageModel:
         )
     )
     layers = with_dense(by_type(*_mixers(s), experts), mlp(s, bias=False), dense)
-    names = Names(renamed=CORRECTION | {"shared_experts": "shared_expert"}, unused=("mtp.",))
+    names = Names(renamed=EXPERT_PARTS, unused=("mtp.",))
     return decoder(s, layers, names, norm=rms(s, 1e-5))
 
 
@@ -77,8 +78,7 @@ def _types(s: Settings, window: int | None) -> list[str]:
             SLIDING if pattern[index % len(pattern)] == "L" else FULL for index in range(count)
         ]
         return [*types[:-1], FULL]
-    every = s.integer("sliding_window_pattern", default=4)
-    return [SLIDING if (index + 1) % every else FULL for index in range(count)]
+    return full_every(s, s.integer("sliding_window_pattern", default=4))
 
 
 FAMILIES = (

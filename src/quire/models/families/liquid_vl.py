@@ -10,12 +10,11 @@ from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
-from quire.models.families.common import Family
+from quire.models.families.common import Family, projector_activation
 from quire.models.families.liquid import CONV, lfm2, lfm2_moe, lfm3
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, siglip
 from quire.models.feed_forward import MLP
-from quire.models.layers import ACTIVATIONS
 from quire.models.lfm_vision import LayersMerging, LfmTower
 from quire.models.paddle_vision import PictureTower
 from quire.models.projectors import LayersProjector
@@ -46,8 +45,7 @@ def lfm2_vl(s: Settings) -> LanguageModel:
 
 def _projector(s: Settings, *, normed: bool) -> LayersProjector:
     """The projector; `normed` squares are so before its first layer."""
-    name = s.word("projector_hidden_act", default="gelu")
-    require("projector_hidden_act", name, ACTIVATIONS)
+    name = projector_activation(s)
     return LayersProjector(
         name,
         norm=Norm(1e-5, centred=True, bias=True) if normed else None,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from quire.core.errors import ModelError
-from quire.core.values import require
 from quire.models.base import LanguageModel
-from quire.models.families.common import Family
+from quire.models.families.common import Family, projector_activation
 from quire.models.families.mistral_vl import pixtral_12b
 from quire.models.families.vision import (
     CLIP,
@@ -15,7 +14,6 @@ from quire.models.families.vision import (
     vision_transformer,
     without_vision,
 )
-from quire.models.layers import ACTIVATIONS
 from quire.models.packing import AnyResolution, HalvedFrames, InOrder, Packing
 from quire.models.projectors import LayersProjector
 from quire.models.settings import Settings
@@ -53,8 +51,7 @@ def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) ->
             f"config.json: vision_feature_select_strategy = {found!r} is not supported with this "
             f"encoder (known: {strategy!r})"
         )
-    name = s.word("projector_hidden_act", default="gelu")
-    require("projector_hidden_act", name, ACTIVATIONS)
+    name = projector_activation(s)
     bias = s.flag("multimodal_projector_bias", default=True)
     return tiled_vision_model(text, kind, LayersProjector(name, bias=bias), packings)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from quire.core.media import CLIP_COLOURS
-from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
-from quire.models.families.common import Family, activation
+from quire.models.families.common import Family, activation, projector_activation
 from quire.models.families.mistral import mistral3_text
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.vision import decoder_of
 from quire.models.feed_forward import MLP
-from quire.models.layers import ACTIVATIONS
 from quire.models.phi_vision import MLPMerging
 from quire.models.pixtral import PixtralMerging, PixtralModel
 from quire.models.qwen_vision import Merging, QwenVision
@@ -27,8 +25,7 @@ def mistral3(s: Settings) -> LanguageModel:
         return text
     assert isinstance(text, DecoderModel)
     s.only("vision_feature_layer", -1)
-    name = s.word("projector_hidden_act", default="gelu")
-    require("projector_hidden_act", name, ACTIVATIONS)
+    name = projector_activation(s)
     bias = s.flag("multimodal_projector_bias", default=False)
     merging = PixtralMerging(Norm(text.description.norm.eps), name, bias)
     vision = partial(pixtral, merging, s.integer("spatial_merge_size", default=2))

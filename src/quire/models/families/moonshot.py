@@ -17,7 +17,7 @@ from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Mixer, Norm
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     activation,
     by_type,
@@ -37,12 +37,10 @@ from quire.models.latent_attention import LatentAttention
 from quire.models.names import Names, Weights, renamed
 from quire.models.paddle_vision import PaddleMerging, PictureTower
 from quire.models.qwen_vision import QwenVision, Table
-from quire.models.settings import FULL, Settings
+from quire.models.settings import FULL, LINEAR, Settings
 from quire.models.vision_language import TextPositionsModel
 
-LINEAR = "linear_attention"
-
-_KEYS = {
+PUBLISHED_KEYS = {
     "num_experts": "n_routed_experts",
     "num_local_experts": "n_routed_experts",
     "num_experts_per_token": "num_experts_per_tok",
@@ -51,7 +49,7 @@ _KEYS = {
     "moe_renormalize": "norm_topk_prob",
     "moe_router_activation_func": "scoring_func",
 }
-"""The publisher's names of what others call so."""
+"""What the publisher, and Ling 3.0 after it, calls DeepSeek V3's keys."""
 
 
 def kimi_linear(s: Settings) -> LanguageModel:
@@ -59,7 +57,7 @@ def kimi_linear(s: Settings) -> LanguageModel:
     s.only("moe_layer_freq", 1)
     s.only("use_grouped_topk", True)
     s.only("hidden_act", "silu")
-    s = s.filled(**{ours: s.value(key) for key, ours in _KEYS.items() if s.has(key)})
+    s = s.filled(**{ours: s.value(key) for key, ours in PUBLISHED_KEYS.items() if s.has(key)})
     s = s.filled(rms_norm_eps=1e-5, routed_scaling_factor=2.446, n_shared_experts=1)
     s = s.filled(num_experts_per_tok=8)
     latents = replace(
@@ -69,10 +67,9 @@ def kimi_linear(s: Settings) -> LanguageModel:
     layers = by_type(_types(s), mixers, sigmoid_mixture(s))
     first = s.integer("first_k_dense_replace", default=1, minimum=0)
     names = Names(
-        renamed=CORRECTION
+        renamed=EXPERT_PARTS
         | {
             "block_sparse_moe": "mlp",
-            "shared_experts": "shared_expert",
             "w1": "gate_proj",
             "w2": "down_proj",
             "w3": "up_proj",
@@ -133,7 +130,7 @@ def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
 
 
 def kimi_k25(s: Settings) -> LanguageModel:
-    """What the encoder makes of a picture; those of videos are not served."""
+    """Text and pictures; videos are not served."""
     text = text_of(s)
     text.only("model_type", "deepseek_v3", "kimi_k2")
     description, names = deepseek_v3_described(text)

@@ -10,7 +10,7 @@ from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     activation,
     attention,
@@ -51,11 +51,10 @@ def nemotron_h(s: Settings) -> LanguageModel:
     }
     kinds = _kinds(s)
     made = {kind: layers[kind]() for kind in dict.fromkeys(kinds)}
-    parts = CORRECTION | {
+    parts = EXPERT_PARTS | {
         "model.backbone": "model",
         "embeddings": "embed_tokens",
         "norm_f": "norm",
-        "shared_experts": "shared_expert",
         "switch_mlp.fc1": "experts.up_proj",
         "switch_mlp.fc2": "experts.down_proj",
     }

@@ -18,9 +18,7 @@ from quire.models.families.common import (
 from quire.models.gated_delta import GatedDelta
 from quire.models.names import Names, Weights
 from quire.models.quantization import unpacked
-from quire.models.settings import FULL, Settings
-
-LINEAR = "linear_attention"
+from quire.models.settings import FULL, LINEAR, Settings
 
 
 def olmo_hybrid(s: Settings) -> LanguageModel:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.errors import ModelError
-from quire.core.values import require
 from quire.models import original_names
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
-from quire.models.families.common import Family
+from quire.models.families.common import Family, projector_activation
 from quire.models.families.vision import (
     INTERNVIT,
     decoder_of,
@@ -17,7 +16,6 @@ from quire.models.families.vision import (
     vision_transformer,
     without_vision,
 )
-from quire.models.layers import ACTIVATIONS
 from quire.models.names import Weights
 from quire.models.packing import InOrder
 from quire.models.projectors import LayersProjector
@@ -43,8 +41,7 @@ def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> Lang
     # The encoder's own norm is for its whole output, and only where nothing is averaged.
     last_norm = layer == -1 and not v.flag("use_mean_pooling", default=True)
     kind = vision_transformer(v, (layer,), last_norm=last_norm)
-    name = s.word("projector_hidden_act", default="gelu")
-    require("projector_hidden_act", name, ACTIVATIONS)
+    name = projector_activation(s)
     ratio = s.number("downsample_ratio", default=0.5)
     if not 0 < ratio <= 1:
         raise ModelError(f"config.json: downsample_ratio = {ratio} is not above 0 and at most 1")

@@ -10,7 +10,7 @@ from quire.models.attention import Attention, OutputGate, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     decoder,
@@ -47,10 +47,9 @@ def laguna(s: Settings) -> LanguageModel:
     )
     layers = tuple(Layer((mixer,), experts) for mixer in _mixers(s))
     names = Names(
-        renamed=CORRECTION
+        renamed=EXPERT_PARTS
         | {
             "experts.e_score_correction_bias": "e_score_correction_bias",
-            "shared_experts": "shared_expert",
             "gate.proj": "gate",  # mlx-lm's
         }
     )

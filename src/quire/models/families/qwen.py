@@ -15,6 +15,7 @@ from quire.models.families.common import (
     attention,
     by_type,
     decoder,
+    full_every,
     mlp,
     rms,
     softmax_mixture,
@@ -24,9 +25,7 @@ from quire.models.families.common import (
 from quire.models.gated_delta import GatedDelta
 from quire.models.names import Names, Weights
 from quire.models.routers import SoftmaxRouter
-from quire.models.settings import FULL, SLIDING, Settings
-
-LINEAR = "linear_attention"
+from quire.models.settings import FULL, LINEAR, SLIDING, Settings
 
 
 def qwen2(s: Settings) -> LanguageModel:
@@ -174,10 +173,8 @@ def _delta(s: Settings) -> GatedDelta:
 
 
 def _hybrid_types(s: Settings) -> tuple[str, ...]:
-    count = s.integer("num_hidden_layers")
     every = s.integer("full_attention_interval", default=4)
-    usual = [LINEAR if (index + 1) % every else FULL for index in range(count)]
-    return s.layer_types(usual, (FULL, LINEAR))
+    return s.layer_types(full_every(s, every, LINEAR), (FULL, LINEAR))
 
 
 def _qwen3_5_block(s: Settings) -> FeedForward:

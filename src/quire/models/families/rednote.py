@@ -8,7 +8,7 @@ from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     by_type,
@@ -31,7 +31,7 @@ def dots1(s: Settings) -> LanguageModel:
     first = s.integer("first_k_dense_replace", default=0, minimum=0)
     experts = sigmoid_mixture(s.filled(norm_topk_prob=False))
     layers = with_dense(by_type(types, mixers, experts), mlp(s, bias=False), lambda i: i < first)
-    return decoder(s, layers, Names(renamed=CORRECTION | {"shared_experts": "shared_expert"}))
+    return decoder(s, layers, Names(renamed=EXPERT_PARTS))
 
 
 FAMILIES = (Family("dots1", "dots.llm1", dots1),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from quire.models.attention import Attention, OutputGate, QKNorm
 from quire.models.base import LanguageModel
@@ -24,7 +23,9 @@ def step3p5(s: Settings) -> LanguageModel:
     for never in ("sink", "use_mfa", "use_rope_layers"):
         s.only(never, False, [])
     count = s.integer("num_hidden_layers")
-    s = s.changed(layer_types=_by_layer(s, "layer_types", None))
+    listed = s.value("layer_types")
+    if isinstance(listed, list):  # of further layers too, see `_as_converted`
+        s = s.changed(layer_types=listed[:count] or None)
     types = s.layer_types([FULL if index % 2 else SLIDING for index in range(count)])
     blocks = _blocks(s)
     layers = tuple(
@@ -124,18 +125,14 @@ def _sparse(s: Settings) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part)
 
 
-def _by_layer(s: Settings, name: str, default: Any) -> Any:
-    """One value a layer, where the file has one for all, for each, or for further layers too.
+def _by_layer(s: Settings, name: str, default: float) -> list[float]:
+    """One number a layer, where the file has one for all, for each, or for further layers too.
 
-    Null and absent values are `default`; as a default, None leaves what is there as it is.
+    Null and absent ones are `default`.
     """
     count, value = s.integer("num_hidden_layers"), s.value(name)
     if not isinstance(value, list):
-        if default is None:
-            return value
         return [s.number(name, default=default, minimum=0.0)] * count
-    if default is None:
-        return value[:count] or None
     if any(isinstance(each, bool) or not isinstance(each, int | float | None) for each in value):
         raise s.error(name, "which is no list of numbers")
     numbers = [default if each is None else float(each) for each in value[:count]]

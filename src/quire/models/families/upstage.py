@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     decoder,
@@ -22,7 +22,7 @@ def solar_open(s: Settings) -> LanguageModel:
     s.only("first_k_dense_replace", 0)
     s = s.filled(head_dim=128, num_key_value_heads=8, num_experts_per_tok=8, n_shared_experts=1)
     usual = attention(s, rope=s.rope(theta=1e6, partial=1.0), out_bias=False)
-    names = Names(renamed=CORRECTION | {"shared_experts": "shared_expert"})
+    names = Names(renamed=EXPERT_PARTS)
     return decoder(s, uniform_layers(s, usual, sigmoid_mixture(s)), names, norm=rms(s, 1e-5))
 
 

@@ -8,7 +8,7 @@ from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     by_type,
@@ -33,7 +33,7 @@ def mimo_v2_flash(s: Settings) -> LanguageModel:
     mixers: dict[str, Mixer] = {FULL: full, SLIDING: _sliding(s, full)}
     experts = by_type(s.layer_types(every), mixers, sigmoid_mixture(s))
     names = Names(
-        renamed=CORRECTION | {"attention_sink_bias": "sinks", "shared_experts": "shared_expert"},
+        renamed=EXPERT_PARTS | {"attention_sink_bias": "sinks"},
         unused=("mtp.",),
     )
     layers = with_dense(experts, mlp(s, bias=False), dense_by_type(s, 1))

@@ -9,7 +9,7 @@ from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Placement
 from quire.models.families.common import (
-    CORRECTION,
+    EXPERT_PARTS,
     Family,
     attention,
     decoder,
@@ -80,7 +80,7 @@ def glm4_moe_described(s: Settings) -> Description:
 
 def glm4_moe_names(s: Settings) -> Names:
     return Names(
-        renamed=CORRECTION | {"shared_experts": "shared_expert"},
+        renamed=EXPERT_PARTS,
         unused=_unused_layers(s, usual=1),
     )
 

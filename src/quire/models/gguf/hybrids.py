@@ -10,9 +10,8 @@ from quire.core.errors import ModelError
 from quire.models.gguf.configs import granite
 from quire.models.gguf.file import GGUF
 from quire.models.gguf.keys import Config, experts, has, layers, routed
-from quire.models.settings import FULL
+from quire.models.settings import FULL, LINEAR
 
-LINEAR = "linear_attention"
 MAMBA = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
