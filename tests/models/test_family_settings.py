@@ -75,6 +75,8 @@ from tests.support.family_shapes import FULL
         ("bailing_hybrid", {"group_norm_size": 4}, "group_norm_size = 4"),
         ("bailing_hybrid", {"no_kda_lora": False}, "no_kda_lora = False"),
         ("bailing_hybrid", {"score_function": "softmax"}, "score_function = 'softmax'"),
+        ("bailing_hybrid", {"moe_router_activation_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("bailing_hybrid", {"kda_lower_bound": 5.0}, "kda_lower_bound = 5.0, which is not below"),
         ("bailing_hybrid", {"num_hidden_layers": 5}, "num_hidden_layers % layer_group_size = 1"),
         ("mistral4", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         (

@@ -27,8 +27,8 @@ class KimiDelta:
         kernel: how many tokens the convolution sees, the current one included.
         eps: of the norm of the output.
         narrow_gates: gates are made in two products with `head_dim` values between, not in one.
-        most_forgotten: bounds what a channel forgets of a token: the logarithm of what it keeps is
-            this, at most, times a sigmoid; None is a softplus without bound.
+        most_forgotten: below zero; the logarithm of what a channel keeps at a token is this times a
+            sigmoid. None is minus a softplus, without bound.
     """
 
     heads: int

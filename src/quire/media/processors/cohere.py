@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Self
 
 import numpy as np
-import PIL.Image
 
 from quire.core.values import Values
-from quire.media.processors.base import ImageProcessor, MediaPart, Parts, Placeholders
-from quire.media.processors.dynamic import Cutting
-from quire.media.source import Detail
+from quire.media.processors.base import Placeholders
+from quire.media.processors.dynamic import AyaImageProcessor, Cutting
 
 
 def best_canvas(height: int, width: int, size: int, maximum: int) -> tuple[int, int]:
@@ -49,12 +47,8 @@ class CanvasCutting(Cutting):
         return best_canvas(height, width, self.tiles.size, maximum)
 
 
-class CohereImageProcessor(ImageProcessor):
-    """Each tile is an item and ends a line; all of the picture comes last."""
-
-    def __init__(self, placeholders: Placeholders, cutting: CanvasCutting) -> None:
-        super().__init__(placeholders)
-        self._cutting = cutting
+class CohereImageProcessor(AyaImageProcessor):
+    """Command A Vision's: tiles end a line each, and have no numbers."""
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
@@ -69,12 +63,5 @@ class CohereImageProcessor(ImageProcessor):
         token = config.integer("image_token_id", default=255_036, minimum=0)
         return cls(Placeholders(token), cutting)
 
-    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
-        tiles, cutting = self._cutting.cut(picture, param, detail), self._cutting
-        parts: list[MediaPart] = []
-        for number, tile in enumerate(tiles, start=1):
-            begin = "" if parts else "<|START_OF_IMG|>"
-            end = "<|END_OF_IMG|>" if number == len(tiles) else ""
-            item = cutting.tiles.item("image", [tile], cutting.rows)
-            parts.append(MediaPart(item, begin, f"<|IMG_LINE_BREAK|>{end}"))
-        return tuple(parts)
+    def _around(self, number: int, *, last: bool) -> tuple[str, str]:
+        return "", "<|IMG_LINE_BREAK|>"

@@ -191,11 +191,15 @@ class AyaImageProcessor(ImageProcessor):
         parts: list[MediaPart] = []
         for number, tile in enumerate(tiles, start=1):
             last = number == len(tiles)
-            begin = "" if parts else "<|START_OF_IMG|>"
-            name = "TILE_GLOBAL" if last else f"TILE_{number}"
+            before, after = self._around(number, last=last)
+            begin, end = "" if parts else "<|START_OF_IMG|>", "<|END_OF_IMG|>" if last else ""
             item = cutting.tiles.item("image", [tile], cutting.rows)
-            parts.append(MediaPart(item, begin + name, "<|END_OF_IMG|>" if last else ""))
+            parts.append(MediaPart(item, begin + before, after + end))
         return tuple(parts)
+
+    def _around(self, number: int, *, last: bool) -> tuple[str, str]:
+        """What stands before and behind a tile, of which the last is all of the picture."""
+        return "TILE_GLOBAL" if last else f"TILE_{number}", ""
 
 
 def open_dynamic(settings: Values, config: Values) -> ImageProcessor:

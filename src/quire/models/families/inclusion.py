@@ -74,14 +74,13 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
     s = s.filled(**{ours: s.value(key) for key, ours in _KEYS.items() if s.has(key)})
     s = s.filled(rope_theta=6e6, **_USUAL)
     latents = replace(latent_attention(s), head_gate=True)
-    bounded = s.flag("kda_safe_gate", default=True)
     delta = KimiDelta(
         heads=s.integer("linear_num_heads", default=s.integer("num_attention_heads")),
         head_dim=s.integer("linear_head_dim", default=s.integer("head_dim", default=128)),
         kernel=s.integer("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
         eps=rms(s).eps,
         narrow_gates=False,
-        most_forgotten=s.number("kda_lower_bound", default=-5.0) if bounded else None,
+        most_forgotten=_most_forgotten(s) if s.flag("kda_safe_gate", default=True) else None,
     )
     mixers: dict[str, Mixer] = {FULL: latents, LINEAR: delta}
     own = s.integer(
@@ -104,6 +103,18 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
         prepare=partial(_hybrid_tensors, latents=latents),
     )
     return decoder(s, layers, names)
+
+
+def _most_forgotten(s: Settings) -> float:
+    """The logarithm of what a channel keeps at least.
+
+    Raises:
+        ModelError: it is more than all.
+    """
+    bound = s.number("kda_lower_bound", default=-5.0)
+    if bound >= 0:
+        raise s.error("kda_lower_bound", "which is not below zero")
+    return bound
 
 
 def _hybrid_tensors(weights: Weights, latents: LatentAttention) -> Weights:
