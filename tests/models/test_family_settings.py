@@ -36,6 +36,8 @@ from tests.support.family_shapes import FULL
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
         ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace = 1"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9, where a layer has 8"),
+        ("kimi_linear", {"num_experts_per_token": 9}, "num_experts_per_tok = 9"),
         ("afmoe", {"route_norm": False}, "route_norm = False"),
         ("afmoe", {"num_limited_groups": 2}, "num_limited_groups = 2"),
         ("hy_v3", {"qk_norm": False}, "qk_norm = False"),

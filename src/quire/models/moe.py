@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.operations import ExpertMatrices, GatedExperts, PackedWeight, Packing
 from quire.models.base import Module
@@ -220,6 +221,9 @@ class Mixture:
         latent_dim: experts read and write so many values, which projections make of a row and turn
             into one again; 0 is the row itself.
         latent_bias: these projections have biases, and so has the shared expert.
+
+    Raises:
+        ModelError: a row would go to more experts than there are.
     """
 
     experts: int
@@ -237,6 +241,13 @@ class Mixture:
     gated: bool = True
     latent_dim: int = 0
     latent_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.router.k > self.experts:
+            raise ModelError(
+                f"config.json: num_experts_per_tok = {self.router.k}, where a layer has "
+                f"{self.experts} experts"
+            )
 
     def module(self, hidden_size: int) -> Module:
         return SparseMoE(self, hidden_size)

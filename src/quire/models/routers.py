@@ -14,6 +14,11 @@ class Router(Protocol):
     """Which experts a row goes to: a frozen dataclass."""
 
     @property
+    def k(self) -> int:
+        """How many."""
+        ...
+
+    @property
     def corrected(self) -> bool:
         """Whether a learned bias takes part in the choice."""
         ...
@@ -109,6 +114,10 @@ class SparseMixer:
 
     jitter: float
     corrected: bool = False
+
+    @property
+    def k(self) -> int:
+        return 2
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         first, first_weight = self._best(logits, logits)
