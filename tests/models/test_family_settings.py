@@ -45,6 +45,7 @@ from tests.support.family_shapes import FULL
         ("exaone_moe", {"is_moe_layer": [True]}, "1 mlp_layer_types for 3 layers"),
         ("exaone_moe", {"is_moe_layer": True}, "is_moe_layer = True"),
         ("exaone_moe", {"mlp_layer_types": ["none"] * 3}, "mlp_layer_types = 'none'"),
+        ("mimo_v2_flash", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
         ("apertus", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
         ("apertus", {"post_norm": True}, "post_norm = True"),
         ("laguna", {"gating": "none"}, "gating = 'none'"),

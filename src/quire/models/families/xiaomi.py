@@ -47,6 +47,8 @@ def _renamed(s: Settings) -> Settings:
         s = s.filled(layer_types=[SLIDING if each == 1 else FULL for each in pattern])
     if isinstance(blocks, list):
         s = s.filled(mlp_layer_types=["sparse" if each == 1 else "dense" for each in blocks])
+    else:
+        s.only("moe_layer_freq", [])
     if s.has("layernorm_epsilon"):
         s = s.filled(rms_norm_eps=s.number("layernorm_epsilon"))
     s.has("attention_chunk_size")  # the window again, which the published code does not read
