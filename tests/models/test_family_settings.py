@@ -56,6 +56,7 @@ from tests.support.family_shapes import FULL
         ("hy_v3", {"moe_router_enable_expert_bias": False}, "moe_router_enable_expert_bias"),
         ("step3p5", {"moe_layers_enum": [1.5]}, "moe_layers_enum"),
         ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
+        ("qwen2", {"num_attention_heads": 3}, "3 attention heads are no multiple of 2"),
         ("step3p5", {"sink": True}, "sink = True"),
         ("step3p5", {"moe_layers_enum": "1,x"}, "moe_layers_enum = '1,x'"),
         ("step3p5", {"swiglu_limits": ["x"]}, "swiglu_limits"),

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
+from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.operations import HeadPart
 from quire.models.base import Module, Step
@@ -129,6 +130,13 @@ class Attention:
     bidirectional_media: bool = False
     value_dim: int = 0
     value_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ModelError(
+                f"config.json: {self.heads} attention heads are no multiple of {self.kv_heads} of "
+                "keys and values"
+            )
 
     @property
     def attribute(self) -> str:
