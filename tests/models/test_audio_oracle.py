@@ -10,13 +10,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.core.media import MediaItem, PlacedMedia
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, picture, solo_logits
 from tests.support import tiny_models
 from tests.support.agreement import differ
 from tests.support.parity import TOLERANCE, answered
-from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, gemma4_audio_config, sound
+from tests.support.pieces import MARKS, Piece, spelled
+from tests.support.tiny_models import gemma4_audio_config, sound
 
 pytestmark = pytest.mark.oracle
 pytest.importorskip("torch", reason="the oracle needs torch")
@@ -44,10 +44,8 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = (1, 3, 4, 5, 16, 17, 63, 200)
 
-Piece = MediaItem | int
 PICTURE = picture(6, 4, 48, 6)
 FRAMES = [replace(picture(4, 4, 48, 4), kind="video"), replace(picture(4, 4, 48, 4), kind="video")]
-MARKS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 SHOWN = [
     replace(picture(rows, columns, 48, rows * columns // 4), digest=bytes([rows, columns]))
     for rows, columns in ((6, 8), (10, 4))
@@ -105,24 +103,13 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     return find
 
 
-def _prompt(pieces: list[Piece]) -> tuple[list[int], list[PlacedMedia]]:
-    tokens, placed = [2], []
-    for piece in pieces:
-        if isinstance(piece, MediaItem):
-            placed.append(PlacedMedia(len(tokens), piece))
-            tokens += [MARKS[piece.kind]] * piece.tokens
-        else:
-            tokens += [(7 * i * i + 3 * i + len(tokens)) % 240 for i in range(piece)]
-    return tokens, placed
-
-
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
 )
 @pytest.mark.parametrize("name", TEXTS)
 def test_logits_match(opened: Opened, name: str, case: str) -> None:
     loaded, reference = opened(name)
-    tokens, placed = _prompt(CASES[case])
+    tokens, placed = spelled(CASES[case])
     theirs = (
         oracle.reference_image_logits(reference, tokens, placed)
         if placed
@@ -142,7 +129,7 @@ def test_greedy_tokens_match(opened: Opened, name: str, case: str) -> None:
     Marks of media are kept out of answers: transformers reads one without media as padding.
     """
     loaded, reference = opened(name)
-    tokens, placed = _prompt(CASES[case])
+    tokens, placed = spelled(CASES[case])
     given = oracle.media_inputs(tokens, placed) if placed else {}
     marks = list(MARKS.values())
     greedy = oracle.reference_greedy(reference, tokens, ANSWER, suppress_tokens=marks, **given)

@@ -16,7 +16,8 @@ from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, picture, solo_logits
 from tests.support.agreement import differ
 from tests.support.parity import TOLERANCE, answered
-from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, WINDOW
+from tests.support.pieces import MARKS, Piece, spelled
+from tests.support.tiny_models import WINDOW
 from tests.support.unified import unified_config, wave
 
 pytestmark = pytest.mark.oracle
@@ -32,8 +33,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "read like text": unified_config(use_bidirectional_attention=None),
 }
 ANSWER = 12
-MARKS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
-Piece = MediaItem | int
 Both = tuple[Any, LoadedModel]
 
 
@@ -96,17 +95,6 @@ def squares(items: Sequence[MediaItem]) -> tuple[Any, Any]:
             pixels[number, index] = torch.from_numpy(square.astype(np.float32))
             places[number, index] = torch.tensor([x, y])
     return pixels, places
-
-
-def spelled(pieces: list[Piece]) -> tuple[list[int], list[PlacedMedia]]:
-    tokens, placed = [2], []
-    for piece in pieces:
-        if isinstance(piece, MediaItem):
-            placed.append(PlacedMedia(len(tokens), piece))
-            tokens += [MARKS[piece.kind]] * piece.tokens
-        else:
-            tokens += [(7 * i * i + 3 * i + len(tokens)) % 240 for i in range(piece)]
-    return tokens, placed
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ _LFM2_VL: dict[str, Any] = {
     "vision_config": _TOWER | {"patch_size": PATCH, "num_patches": 25, "vision_use_head": False},
 }
 
+_UNWINDOWED = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": None}
+_PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "hidden_act": "silu",
+    "patch_size": PATCH,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "lfm3_vl": {
         "model_type": "lfm3_vl",
@@ -89,22 +99,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "lighton_ocr",
         "image_token_id": IMAGE,
         "spatial_merge_size": 2,
-        "text_config": _TEXT
-        | {
-            "model_type": "qwen3",
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "sliding_window": None,
-        },
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "hidden_act": "silu",
-            "patch_size": PATCH,
-        },
+        "text_config": _TEXT | _UNWINDOWED | {"model_type": "qwen3"},
+        "vision_config": _PIXTRAL,
     },
     "llava-pixtral": {
         "model_type": "llava",
@@ -113,22 +109,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "projector_hidden_act": "gelu",
         "vision_feature_select_strategy": "full",
         "tie_word_embeddings": False,
-        "text_config": _TEXT
-        | {
-            "model_type": "mistral",
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "sliding_window": None,
-        },
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "hidden_act": "silu",
-            "patch_size": 2 * PATCH,
-        },
+        "text_config": _TEXT | _UNWINDOWED | {"model_type": "mistral"},
+        "vision_config": _PIXTRAL | {"patch_size": 2 * PATCH},
     },
     "mistral3": {
         "model_type": "mistral3",
@@ -138,22 +120,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "projector_hidden_act": "gelu",
         "multimodal_projector_bias": False,
         "tie_word_embeddings": False,
-        "text_config": _TEXT
-        | {
-            "model_type": "mistral",
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "sliding_window": None,
-        },
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "hidden_act": "silu",
-            "patch_size": PATCH,
-        },
+        "text_config": _TEXT | _UNWINDOWED | {"model_type": "mistral"},
+        "vision_config": _PIXTRAL,
     },
     "youtu_vl": _TEXT
     | {

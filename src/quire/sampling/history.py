@@ -32,18 +32,25 @@ class RowState:
         self._seen: np.ndarray[tuple[int], np.dtype[np.int32]] | None = None
 
     def rows(
-        self, tokens: array[int], position: int, drafts: tuple[int, ...] = ()
+        self,
+        tokens: array[int],
+        position: int,
+        drafts: tuple[int, ...] = (),
+        *,
+        masked: bool = True,
     ) -> tuple[RowSampling, ...]:
         """The rows that yield the token at `position` and the tokens after each of `drafts`.
 
         Args:
             tokens: that the host knows; the one before `position` may still be on the device.
+            masked: `mask` is theirs; it is not while it waits for that token.
         """
-        if self._fixed is not None and self.mask is None:
+        mask = self.mask if masked else None
+        if self._fixed is not None and mask is None:
             return self._fixed * (len(drafts) + 1)
         count = range(len(drafts) + 1)
         if not self._params.needs_history:
-            return tuple(RowSampling(self._params, position + n, mask=self.mask) for n in count)
+            return tuple(RowSampling(self._params, position + n, mask=mask) for n in count)
         if self._seen is None:  # the prompt never changes, and may be long
             self._seen = np.unique(np.array(self._prompt, dtype=np.int32))
         # One array from another: the answer is copied in every step, and may be long.
@@ -54,7 +61,7 @@ class RowState:
                 self._params,
                 position + n,
                 History(self._seen, answer[: known + n]),
-                mask=self.mask,
+                mask=mask,
             )
             for n in count
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from quire.cache.blocks import Block
 from quire.core.media import PlacedMedia
@@ -76,8 +76,8 @@ class PlannedRows:
         if not self.samples:
             return ()
         known, drafts = self.sequence.progress.tokens, self.drafts
-        rows = self.sequence.row.rows(known, self.end - len(drafts), drafts)
-        return tuple(replace(row, mask=None) for row in rows) if self.awaits_mask else rows
+        first = self.end - len(drafts)
+        return self.sequence.row.rows(known, first, drafts, masked=not self.awaits_mask)
 
     def _pooled(self) -> int:
         task = self.sequence.request.task
