@@ -16,6 +16,7 @@ few of those read to their end are read so: nobody stalls, and the first token c
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 _SMOOTHING = 0.2
@@ -41,6 +42,13 @@ _TERMS = (
     (_STEP,),
 )
 """Which of a step, a chunk and a token cost something; of fits as good as each other the first."""
+_REMEMBERED = 32
+"""Steps that costs are learned from."""
+_SLOW, _SLOW_WEIGHT = 1.25, 0.05
+"""A step that took so many times its cost has this weight: something slows a step down now and
+then, and nothing speeds one up."""
+_PASSES = 4
+"""Fits at most, each of which knows the slow steps by the one before."""
 _MIN_PIVOT = 0.01
 """Share of a term's squares that elimination must leave, so that steps tell it from the others."""
 _MIN_TOKEN_SHARE = 0.05
@@ -137,8 +145,10 @@ class PrefillBudget:
             return tokens
         if waiting <= _RECORDED_STEPS * room:
             return min(room, waiting)
-        # What is not recorded reads at least what recorded steps would in that time.
-        return max(tokens, min(_RECORDED_STEPS * room, self.room(decode_rows)))
+        # What is not recorded reads at least what recorded steps would in that time, and here, too,
+        # sizes differ.
+        least = _RECORDED_STEPS * room / (1 if self._smaller else _SMALLER)
+        return max(tokens, min(int(least), self.room(decode_rows)))
 
     def _recorded_seconds(self, decode_rows: int, prompt_rows: int) -> float:
         """What prompt rows add to a recorded step of generating ones."""
@@ -252,23 +262,37 @@ class _Fit(NamedTuple):
 class _StepCost:
     """Least squares of `seconds = step + chunks * chunk + tokens * token`, none of them below 0.
 
-    Old steps fade. On a GPU a step costs the host much that neither chunks nor tokens change.
+    Old steps fade, and those that took far longer than the fit says (a kernel was compiled or
+    loaded) count little. On a GPU a step costs the host much that neither chunks nor tokens change.
     """
 
     def __init__(self) -> None:
-        self._sums = [[0.0] * 4 for _ in range(4)]
-        """Of products of (1, chunks, tokens, seconds) with each other."""
-        self._last_s = 0.0
+        self._steps: deque[tuple[float, float, float, float]] = deque(maxlen=_REMEMBERED)
+        """1, chunks, tokens and seconds of the last ones, newest last."""
+        self._sums: list[list[float]] = []
+        """Of products of these with each other."""
         self.estimate = _Cost(0.0, 0.0, 0.0)
 
     def observe(self, chunks: int, tokens: int, seconds: float) -> None:
-        if self._last_s:  # an outlier (a kernel being compiled) must not throw the estimate far off
-            seconds = min(seconds, 2 * max(self.estimate.of(chunks, tokens), self._last_s))
-        self._last_s = seconds
-        step = (1.0, float(chunks), float(tokens), seconds)
-        for own, x in zip(self._sums, step, strict=True):
-            own[:] = [_DECAY * old + x * y for old, y in zip(own, step, strict=True)]
-        self.estimate = self._fitted()
+        if self._steps:  # an outlier must not throw the estimate far off
+            last_s = self._steps[-1][_SECONDS]
+            seconds = min(seconds, 2 * max(self.estimate.of(chunks, tokens), last_s))
+        self._steps.append((1.0, float(chunks), float(tokens), seconds))
+        slow = [False] * len(self._steps)
+        for _ in range(_PASSES):
+            self._sums = self._weighted(slow)
+            self.estimate = cost = self._fitted()
+            before, slow = slow, [_is_slow(step, cost) for step in self._steps]
+            if slow == before:
+                break
+
+    def _weighted(self, slow: list[bool]) -> list[list[float]]:
+        sums = [[0.0] * 4 for _ in range(4)]
+        for step, is_slow in zip(self._steps, slow, strict=True):
+            weight = _SLOW_WEIGHT if is_slow else 1.0
+            for own, x in zip(sums, step, strict=True):
+                own[:] = [_DECAY * old + weight * x * y for old, y in zip(own, step, strict=True)]
+        return sums
 
     def _fitted(self) -> _Cost:
         fits = filter(None, map(self._fit, _TERMS))
@@ -292,6 +316,13 @@ class _StepCost:
             return None
         explained = sum(values[i] * self._sums[i][_SECONDS] for i in terms)
         return _Fit(self._sums[_SECONDS][_SECONDS] - explained, _Cost(*values))
+
+
+def _is_slow(step: tuple[float, float, float, float], cost: _Cost) -> bool:
+    """Whether a step took far longer than its cost."""
+    return step[_SECONDS] > _SLOW * (
+        cost.step_s + step[_CHUNK] * cost.chunk_s + step[_TOKEN] * cost.token_s
+    )
 
 
 def _bucket(rows: int) -> int:
