@@ -63,13 +63,14 @@ class OtherPrepared(PreparedAttention):
         self._reference = ReferenceBackend().prepare(metadata)
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         counts = tuple(self._metadata.counts.tolist())
         self._seen.append((store.format.name, q.shape[-1], counts))
         assert len(q) == sum(counts)
         if store.has_tail:
-            assert len(written) == sum(count > 1 for count in counts)
+            chunks = 0 if written is None else written.chunks
+            assert chunks == sum(count > 1 for count in counts)
         return self._reference.forward(q, store, written, scoring)
 
 

@@ -65,10 +65,8 @@ def test_decoded_blocks_and_those_written_are_one_array(monkeypatch: pytest.Monk
     store = random_blocks(shape, KVFormat("page", 4, 4), 4)
     spec = FullKV(shape.kv_heads, shape.head_dim)
     metadata = build_metadata(0, spec, [HandRows(0, 3, store.format, (range(1),), (0,))], 64)
-    written = [
-        WrittenBlocks(*(mx.full((n, 2, 64, 64), n + own, mx.bfloat16) for own in (0.25, 0.5)))
-        for n in (1, 2)
-    ]
+    own = [mx.random.normal((3, 2, 64, 64), key=mx.random.key(n)) for n in range(2)]
+    written = WrittenBlocks(*(each.astype(mx.bfloat16) for each in own), np.array([0, 1, 3]))
     decoder = BlockDecoder(np.array([3, 0, 1], np.int32), metadata)
     found = decoder.blocks(store, written, mx.bfloat16)
     assert list(decoding._sound.values()) == [True]

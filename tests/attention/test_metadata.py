@@ -169,10 +169,30 @@ def test_a_tail_that_fills_is_named_with_its_block() -> None:
     assert slots.singles.of(mx.arange(11)).tolist() == [0, 1]
     assert slots.singles.filled is not None
     assert [each.tolist() for each in slots.singles.filled] == [[90], [11]]
-    (chunk,) = slots.chunks
-    assert (chunk.rows, chunk.offset, chunk.blocks) == (slice(2, 11), 2, 3)
-    assert chunk.full_rows.tolist() == [20, 21]
-    assert chunk.tail_rows.tolist() == [92]
+
+
+def test_blocks_of_chunks_are_described_side_by_side() -> None:
+    rows = [
+        HandRows(2, 9, PAGE, ([20, 21, 22],), (92,)),  # 2 tokens in the tail; fills two blocks
+        HandRows(7, 1, PAGE, ([10, 11],), (90,)),
+        HandRows(0, 2, PAGE, ([30],), (93,)),  # fills none
+        HandRows(5, 3, PAGE, ([40, 41],), (94,)),  # 1 in the tail; ends with the block
+    ]
+    chunks = build_metadata(0, FullKV(2, 1), rows, SIZE).slots.chunks
+    assert chunks is not None
+    assert chunks.blocks.starts.tolist() == [0, 3, 4, 5]
+    assert chunks.blocks.described.tolist() == [
+        [92, 2, 4, -2, 0],
+        [92, 0, 4, 2, 1],
+        [92, 0, 3, 6, -1],
+        [93, 0, 2, 10, -1],
+        [94, 1, 4, 11, 2],
+    ]
+    assert chunks.full_rows.tolist() == [40, 41, 42, 43, 82, 83]
+    assert chunks.tail_rows.tolist() == [184, 185, 186, 187, 188, 189]
+    blocks = mx.arange(5)
+    assert blocks[chunks.full].tolist() == [0, 1, 4]
+    assert blocks[chunks.last].tolist() == [2, 3, 4]
 
 
 def test_rows_that_all_generate_need_not_be_taken_apart() -> None:

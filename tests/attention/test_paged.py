@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -223,7 +222,7 @@ class _SinglePrepared(PreparedAttention):
         self._metadata = metadata
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         told, (rows, heads, dim) = self._metadata, q.shape
         kv_heads, block = told.spec.kv_heads, told.block_tokens
@@ -324,7 +323,7 @@ class _OffPrepared(PreparedAttention):
         self._right = right
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         return 2 * self._right.forward(q, store, written, scoring)
 

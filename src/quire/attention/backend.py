@@ -73,14 +73,14 @@ class PreparedAttention(ABC):
 
     @abstractmethod
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         """Lets each row see its range of keys; those of this step are written.
 
         Args:
             q: `[T, heads, head_dim]`.
             written: in formats with tails, the blocks that the sequences with several rows wrote
-                in this step, one entry for each of those.
+                in this step, if there are any.
 
         Returns:
             `[T, heads, value_dim]`, of q's type.

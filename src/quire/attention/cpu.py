@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -80,7 +79,7 @@ class _Prepared(PreparedAttention):
         self._tables = self._ops.Tables(mx.array(np.concatenate(tables)), sizes)
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         if store.packed is not None:
             return self._packed(q, store.packed, written, scoring)
@@ -98,13 +97,13 @@ class _Prepared(PreparedAttention):
         return out if values else out[..., : store.shape.value_dim]
 
     def _packed(
-        self, q: mx.array, store: PackedStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: PackedStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         as_written: list[mx.array] = []
         if self._has_tails:
             as_written += store.tail_arrays()
-            for blocks in written:
-                as_written += (blocks.keys.flatten(0, 1), blocks.values.flatten(0, 1))
+            if written is not None:
+                as_written += (written.keys.flatten(0, 1), written.values.flatten(0, 1))
         codes = store.coded()
         out: mx.array = self._ops.attend_coded(
             q,
@@ -126,8 +125,9 @@ class _Prepared(PreparedAttention):
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
     """Where each row finds its own block, and those behind it, as written.
 
-    A sequence with one row has its tail, which lies in the tail pool, source 0. One with several
-    has the blocks that it wrote in this step, from the first row's block on.
+    A sequence with one row has its tail, which lies in the tail pool, source 0. Those with several
+    have the blocks that they wrote in this step, source 1: one after the other, each from its first
+    row's block on.
 
     Returns:
         `[T]` the number of each row's own block; `[S]` sources; `[T]` the place of the own block
@@ -137,9 +137,8 @@ def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
     if metadata.rows == metadata.sequences:
         return [own, np.zeros(len(own), np.int32), tails]
     several = metadata.counts > 1
-    sources = np.where(several, np.cumsum(several), 0).astype(np.int32)
-    first_own = own[metadata.query_starts[:-1]]
-    begins = np.repeat(np.where(several, first_own, 0), metadata.counts)
-    places = np.where(np.repeat(several, metadata.counts), own - begins, 0)
-    places += np.repeat(np.where(several, 0, tails), metadata.counts)
-    return [own, sources, places.astype(np.int32)]
+    first, last = own[metadata.query_starts[:-1]], own[metadata.query_starts[1:] - 1]
+    blocks = np.where(several, last + 1 - first, 0)  # that each wrote
+    begins = np.where(several, np.cumsum(blocks) - blocks, tails)
+    places = own + np.repeat(begins - first, metadata.counts)
+    return [own, several.astype(np.int32), places.astype(np.int32)]

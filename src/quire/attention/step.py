@@ -66,7 +66,7 @@ class _FormatRows:
     pool: KVPool
     metadata: AttentionMetadata
     slots: SlotMapping | None = None
-    written: dict[int, list[WrittenBlocks]] = field(default_factory=dict)
+    written: dict[int, WrittenBlocks | None] = field(default_factory=dict)
     runs: dict[_CaseKey, list[_Run]] = field(default_factory=dict)
     prepared: dict[tuple[AttentionBackend, int, int], PreparedAttention] = field(
         default_factory=dict
@@ -198,7 +198,7 @@ class StepAttention:
         store = part.pool.layers[owner]
         if k is not None and v is not None and len(k):
             part.written[owner] = store.write(k, v, part.slots or part.metadata.slots)
-        written = part.written.get(owner, ())
+        written = part.written.get(owner)
         runs = self._runs(part, store, q, scoring)
         if len(runs) == 1:
             return runs[0].prepared.forward(q, store, written, scoring)
@@ -206,7 +206,7 @@ class StepAttention:
             run.prepared.forward(
                 q[run.rows],
                 store,
-                written[run.chunks],
+                None if written is None else written.part(run.chunks),
                 scoring.part(run.rows) if run.chosen else scoring._replace(chosen=None),
             )
             for run in runs

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +51,92 @@ class VectorCoding:
     refits: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class ChunkBlocks:
+    """The blocks that chunks write to, those of a chunk side by side; the same in all layers.
+
+    Attributes:
+        starts: `[S + 1]`; blocks `[starts[s], starts[s + 1])` are chunk s's.
+        tails: `[n]` the tail of each block's chunk, as a block of the tail pool.
+        begun: `[n]` tokens of the block that the tail holds.
+        ends: `[n]` tokens of the block up to the chunk's end.
+        rows: `[n]` the row of the block's first token among the vectors; where the tail holds that
+            token, the row that it would have.
+        codes: `[n]` the number of the block among those that are full; -1 where it is not.
+    """
+
+    starts: Ints
+    tails: Ints
+    begun: Ints
+    ends: Ints
+    rows: Ints
+    codes: Ints
+
+    @staticmethod
+    def of(rows: Ints, counts: Ints, tails: Ints, offsets: Ints, block_tokens: int) -> ChunkBlocks:
+        """Those of some chunks.
+
+        Args:
+            rows, counts: `[S]` the first row of each among the vectors, and how many it has.
+            tails: `[S]` their tails.
+            offsets: `[S]` tokens that these hold before the chunk.
+        """
+        ends = offsets + counts
+        each = -(-ends // block_tokens)
+        starts = np.concatenate([[0], np.cumsum(each)]).astype(np.int32)
+        owner = np.repeat(np.arange(len(each)), each)
+        first = (
+            np.arange(starts[-1]) - starts[owner]
+        ) * block_tokens  # token of the chunk's blocks
+        own_ends = np.minimum(ends[owner] - first, block_tokens)
+        full = own_ends == block_tokens
+        return ChunkBlocks(
+            starts,
+            tails[owner],
+            np.where(first == 0, offsets[owner], 0),
+            own_ends,
+            rows[owner] - offsets[owner] + first,
+            np.where(full, np.cumsum(full) - 1, -1),
+        )
+
+    @property
+    def count(self) -> int:
+        """n."""
+        return len(self.rows)
+
+    @cached_property
+    def full(self) -> Ints:
+        """Those that are full, by their numbers."""
+        return np.flatnonzero(self.codes >= 0).astype(np.int32)
+
+    @cached_property
+    def described(self) -> mx.array:
+        """`[n, 5]` for kernels: of each block `tails`, `begun`, `ends`, `rows` and `codes`."""
+        fields = self.tails, self.begun, self.ends, self.rows, self.codes
+        return mx.array(np.stack(fields, axis=1).astype(np.int32))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """Consecutive tokens of a sequence, to be written behind those that its tail holds.
+class Chunks:
+    """Consecutive tokens of some sequences, to be written behind those that their tails hold.
 
     Attributes:
         tails: of keys, and values if there are any, `[tails * heads, block_tokens, dim]`.
-        vectors: new ones, `[T, heads, dim]`.
-        rows: `[heads]` of the sequence's own tail.
-        offset: tokens that it holds before the chunk.
+        vectors: new ones, `[T, heads, dim]`; of other sequences too.
     """
 
     tails: Sequence[mx.array]
     vectors: Sequence[mx.array]
-    rows: mx.array
-    offset: int
+    blocks: ChunkBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class CodedChunk:
-    """A `Chunk` in blocks, which begin with what its tail held.
+class CodedChunks:
+    """`Chunks` in blocks, which begin with what a tail held.
 
     Attributes:
-        written: keys and values, `[n, heads, block_tokens, dim]` each; zeros behind the last token.
+        written: keys and values, `[n, heads, block_tokens, dim]` each; zeros behind a chunk's last
+            token.
         codes: of the full blocks, codes, scales and biases of keys `[full * heads, key_dim, -]`,
             then of values `[full * heads, block_tokens, -]`.
     """

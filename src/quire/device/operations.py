@@ -8,7 +8,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from quire.device.coding import Chunk, CodedChunk, VectorCoding
+from quire.device.coding import Chunks, CodedChunks, VectorCoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +391,8 @@ class Operations:
         self.write_vectors(pools, codes, rows, offsets)
         return True
 
-    def code_blocks(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
-        """The blocks that a chunk writes to, and codes of those that it fills.
+    def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
+        """The blocks that chunks write to, and codes of those that they fill.
 
         Args:
             codings: of a channel of a block's keys, and of a token's values.

@@ -10,7 +10,7 @@ import pytest
 from quire.cache.formats.base import LayerStore
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.device.coding import Chunk, CodedChunk, VectorCoding
+from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.driver import Graph
 from quire.device.cuda.encoding import Encoder
@@ -85,8 +85,8 @@ class _Coding(PreciseOperations):
     def __init__(self) -> None:
         self._blocks = BlockEncoder(Encoder())
 
-    def code_blocks(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
-        return self._blocks.code(chunk, codings)
+    def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
+        return self._blocks.code(chunks, codings)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -50,7 +49,7 @@ class _Prepared(PreparedAttention):
         self._metadata = metadata
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         assert store.packed is not None
         metadata, coded, runner = self._metadata, store.packed.coded(), EmulatedRunner()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import ClassVar
 
@@ -69,7 +69,7 @@ def _serves_packed(case: AttentionCase) -> bool:
     return known and case.dtype == mx.bfloat16
 
 
-_OverCodes = Callable[[mx.array, PackedStore, Sequence[WrittenBlocks], Scoring], mx.array]
+_OverCodes = Callable[[mx.array, PackedStore, WrittenBlocks | None, Scoring], mx.array]
 
 
 class _Prepared(PreparedAttention):
@@ -82,7 +82,7 @@ class _Prepared(PreparedAttention):
         self._coded: list[tuple[slice, slice, _OverCodes]] = []
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         spec = self._metadata.spec
         shape = cuda.Shape(
@@ -113,14 +113,19 @@ class _Prepared(PreparedAttention):
         self,
         q: mx.array,
         store: PackedStore,
-        written: Sequence[WrittenBlocks],
+        written: WrittenBlocks | None,
         scoring: Scoring,
         shape: cuda.Shape,
     ) -> mx.array:
         if not self._coded:
             self._coded = _coded_parts(self._metadata, shape)
         outs = [
-            attend(q if len(self._coded) == 1 else q[rows], store, written[chunks], scoring)
+            attend(
+                q if len(self._coded) == 1 else q[rows],
+                store,
+                None if written is None else written.part(chunks),
+                scoring,
+            )
             for rows, chunks, attend in self._coded
         ]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
@@ -166,4 +171,11 @@ def _single_rows(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
 
 def _prompts(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
     prompts = CodedPrompts(metadata)
-    return lambda q, store, written, scoring: prompts.attend(q, store, written, scoring, shape)
+
+    def attend(
+        q: mx.array, store: PackedStore, written: WrittenBlocks | None, scoring: Scoring
+    ) -> mx.array:
+        assert written is not None, "sequences with several rows write blocks"
+        return prompts.attend(q, store, written, scoring, shape)
+
+    return attend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -47,11 +46,9 @@ class BlockDecoder:
         self._some = max(1, _ELEMENTS // (metadata.block_tokens * vector))
         self._all_rows: mx.array | None = None
 
-    def blocks(
-        self, store: PackedStore, written: Sequence[WrittenBlocks], dtype: mx.Dtype
-    ) -> Blocks:
+    def blocks(self, store: PackedStore, written: WrittenBlocks | None, dtype: mx.Dtype) -> Blocks:
         """The blocks decoded, then those that were written, a row for each KV head."""
-        kept = _kept_blocks(written) if written else None
+        kept = None if written is None else _kept_blocks(written)
         if not self._rows.size and kept is not None:
             return kept
         kind = _kind_served(store, dtype, kept)
@@ -81,11 +78,8 @@ def _with_kept(rows: mx.array, count: int) -> mx.array:
     return mx.concatenate([rows, -1 - mx.arange(count, dtype=rows.dtype)])
 
 
-def _kept_blocks(written: Sequence[WrittenBlocks]) -> Blocks:
-    keys, values = [each.keys for each in written], [each.values for each in written]
-    if len(written) > 1:
-        keys, values = [mx.concatenate(keys)], [mx.concatenate(values)]
-    return keys[0].flatten(0, 1), values[0].flatten(0, 1)
+def _kept_blocks(written: WrittenBlocks) -> Blocks:
+    return written.keys.flatten(0, 1), written.values.flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

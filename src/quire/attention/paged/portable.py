@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -131,7 +131,7 @@ class _Prepared(PreparedAttention):
         self._tailed: dict[Shape, tuple[Launch, Launch]] = {}
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         if store.packed is not None:
             return self._packed(q, store.packed, scoring)

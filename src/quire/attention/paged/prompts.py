@@ -7,7 +7,6 @@ of plain blocks, and the rows of each block have a block table of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -43,7 +42,7 @@ class TokenPrompts:
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)
             table = mx.array(self._decoded.block_table)
             self._launch = Launch(tiles, table, visible, len(part.tiles), few=False, splits=1)
-        keys, values = self._decoder.blocks(store, [], q.dtype)
+        keys, values = self._decoder.blocks(store, None, q.dtype)
         return cuda.attend(q, keys, values, self._launch, scoring, shape)
 
 
@@ -65,14 +64,14 @@ class CodedPrompts:
         self,
         q: mx.array,
         store: PackedStore,
-        written: Sequence[WrittenBlocks],
+        written: WrittenBlocks,
         scoring: Scoring,
         shape: Shape,
     ) -> mx.array:
         """Rows `[T, heads, key_dim]`: `[T, heads, value_dim]`.
 
         Args:
-            written: by each sequence.
+            written: by these sequences.
         """
         blocks = self._decoder.blocks(store, written, q.dtype)
         if not self._launches:

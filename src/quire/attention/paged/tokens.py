@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from typing import ClassVar
@@ -65,7 +65,7 @@ class _Prepared(PreparedAttention):
             self._parts.append((rows, attend))
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         packed, spec = store.packed, self._spec
         assert packed is not None, "blocks hold codes"

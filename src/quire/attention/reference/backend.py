@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import mlx.core as mx
@@ -30,14 +29,13 @@ class _Prepared(PreparedAttention):
     def __init__(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
         self._batches, self._chunks = cut(metadata)
-        self._tails = metadata.tails is not None
 
     @cached_property
     def _places(self) -> KeyPlaces:
         return KeyPlaces.of(self._metadata)
 
     def forward(
-        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         if store.packed is None and scoring.chosen is not None:
             return plain.chosen(q, store, self._places, scoring, scoring.chosen)
@@ -64,7 +62,7 @@ class _Prepared(PreparedAttention):
         return outs
 
     def _packed(
-        self, q: mx.array, store: PackedStore, written: Sequence[WrittenBlocks], scoring: Scoring
+        self, q: mx.array, store: PackedStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> list[tuple[slice, mx.array]]:
         """What each part of the rows gets."""
         scaled = q if scoring.scale == 1.0 else q * scoring.scale
@@ -74,7 +72,7 @@ class _Prepared(PreparedAttention):
             out = packed.decode(_rows(scaled, batch.rows), store, batch, own)
             outs.append((batch.rows, out.astype(q.dtype)))
         for number, chunk in enumerate(self._chunks):
-            blocks = written[number] if self._tails and store.has_tail else None
+            blocks = None if written is None else written.part(slice(number, number + 1))
             own = scoring.part(chunk.rows)
             out = packed.prefill(_rows(scaled, chunk.rows), store, chunk, blocks, own)
             outs.append((chunk.rows, out.astype(q.dtype)))

@@ -53,14 +53,29 @@ def vector_sizes(shape: LayerShape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlocks:
-    """The blocks that a chunk writes to, not coded, its sequence's tail before it included.
+    """The blocks that chunks wrote to, not coded, the tails before them included.
 
     Attributes:
         keys, values: `[n, kv_heads, block_tokens, head_dim or value_dim]`.
+        starts: `[chunks + 1]`; blocks `[starts[c], starts[c + 1])` are chunk c's.
     """
 
     keys: mx.array
     values: mx.array
+    starts: Ints
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return len(self.starts) - 1
+
+    def part(self, chunks: slice) -> WrittenBlocks:
+        """Those of some chunks, neighbours."""
+        if (chunks.start, chunks.stop) == (0, self.chunks):
+            return self
+        starts = self.starts[chunks.start : chunks.stop + 1]
+        blocks = slice(int(starts[0]), int(starts[-1]))
+        return WrittenBlocks(self.keys[blocks], self.values[blocks], starts - starts[0])
 
 
 class BlockReader(ABC):
@@ -220,11 +235,11 @@ class LayerStore(ABC):
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     @abstractmethod
-    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
+    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
         """Mutates: stores keys `[T, kv_heads, head_dim]` and values `[T, kv_heads, value_dim]`.
 
         Returns:
-            In formats with tails, what each sequence with several rows wrote.
+            In formats with tails, what the sequences with several rows wrote, if there are any.
         """
 
     def arrays(self) -> list[mx.array]:

@@ -30,9 +30,9 @@ from quire.cache.formats.packing import (
     multiplies_codes,
 )
 from quire.cache.formats.paging import gathered, resized
-from quire.cache.formats.slots import ChunkPlace, SlotMapping, TailRows
+from quire.cache.formats.slots import ChunkPlaces, SlotMapping, TailRows
 from quire.core.kv_format import KVFormat
-from quire.device.coding import Chunk, VectorCoding
+from quire.device.coding import Chunks, VectorCoding
 from quire.device.device import current_device
 
 
@@ -148,16 +148,16 @@ class PageStore(PackedStore):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
+    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
         singles = slots.singles
         if singles is not None:
             self._write_singles(singles.of(k), singles.of(v), singles)
             if singles.every:
-                return []
+                return None
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)
-        return [self._write_chunk(k[c.rows], v[c.rows], c) for c in slots.chunks]
+        return None if slots.chunks is None else self._write_chunks(k, v, slots.chunks)
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
         vectors = (k, v)[: len(self._tails)]
@@ -173,35 +173,35 @@ class PageStore(PackedStore):
         blocks = mx.unflatten(vectors, 0, (-1, self.shape.block_tokens))
         return blocks.swapaxes(1, 2).flatten(0, 1)
 
-    def _write_chunk(self, k: mx.array, v: mx.array, chunk: ChunkPlace) -> WrittenBlocks:
-        """Codes the blocks that the chunk fills, the tail first; the rest is the new tail."""
-        vectors, full = (k, v)[: len(self._tails)], chunk.full_blocks
-        given = Chunk(self._tails, vectors, chunk.tail_rows, chunk.offset)
+    def _write_chunks(self, k: mx.array, v: mx.array, places: ChunkPlaces) -> WrittenBlocks:
+        """Codes the blocks that chunks fill, their tails first; the rest is the new tails.
+
+        The operations that this takes are as many for one chunk as for all of a step.
+        """
+        vectors, blocks = (k, v)[: len(self._tails)], places.blocks
+        given = Chunks(self._tails, vectors, blocks)
         coded = current_device().operations.code_blocks(given, self._codings)
         if coded is not None:
             written = coded.written
-            self._store(coded.codes, chunk.full_rows)
+            self._store(coded.codes, places.full_rows)
         else:
             written = [
-                self._in_blocks(tails, new, chunk)
+                self._in_blocks(tails, new, places)
                 for tails, new in zip(self._tails, vectors, strict=True)
             ]
-            if full:
-                self._code([blocks[:full].flatten(0, 1) for blocks in written], chunk.full_rows)
-        # Even when it is full: the chunk's last row may be read once more, as a generating one.
-        for tails, blocks in zip(self._tails, written, strict=True):
-            tails[chunk.tail_rows] = blocks[-1:].flatten(0, 1)
-        return WrittenBlocks(*self._keys_and_values(written))
+            if places.full is not None:
+                self._code([each[places.full].flatten(0, 1) for each in written], places.full_rows)
+        # Even when it is full: a chunk's last row may be read once more, as a generating one.
+        for tails, each in zip(self._tails, written, strict=True):
+            tails[places.tail_rows] = each[places.last].flatten(0, 1)
+        return WrittenBlocks(*self._keys_and_values(written), blocks.starts)
 
-    def _in_blocks(self, tails: mx.array, new: mx.array, chunk: ChunkPlace) -> mx.array:
-        """The chunk's vectors behind those of its tail: `[n, kv_heads, block_tokens, dim]`."""
-        tokens, dim = tails.shape[1:]
-        new = new.swapaxes(0, 1)  # [kv_heads, t, dim]
-        after = chunk.blocks * tokens - chunk.end
-        parts = [tails[chunk.tail_rows][:, : chunk.offset]] if chunk.offset else []
-        parts += [new, mx.zeros((new.shape[0], after, dim), dtype=new.dtype)]
-        joined = mx.concatenate(parts, axis=1)
-        return mx.unflatten(joined, 1, (-1, tokens)).swapaxes(0, 1)
+    def _in_blocks(self, tails: mx.array, new: mx.array, places: ChunkPlaces) -> mx.array:
+        """Chunks' vectors behind those of their tails: `[n, kv_heads, block_tokens, dim]`."""
+        parts = [new.flatten(0, 1), mx.zeros((1, new.shape[-1]), dtype=new.dtype)]
+        if places.begun_rows is not None:
+            parts.append(tails[places.begun_rows].flatten(0, 1))
+        return mx.concatenate(parts)[places.sources]
 
     def _code(self, vectors: list[mx.array], rows: mx.array) -> None:
         """Codes keys, and values not in them, into the rows of the pool.

@@ -37,9 +37,9 @@ class PlainStore(LayerStore):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         return (self._arrays,)
 
-    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
+    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
         vectors = (k, v)[: len(self._arrays)]
         current_device().operations.write_vectors(
             self._arrays, vectors, slots.head_rows, slots.head_offsets
         )
-        return []
+        return None

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.cache.formats.paging import block_rows
 from quire.cache.specs import Ints
+from quire.device.coding import ChunkBlocks
 
 
 def head_rows(blocks: Ints, kv_heads: int) -> Ints:
@@ -68,13 +69,12 @@ class SlotMapping:
         return TailRows(_as_slice(self.query_starts[numbers]), self.tails[numbers], self)
 
     @cached_property
-    def chunks(self) -> list[ChunkPlace]:
-        """The sequences with several rows, if the format has tails."""
+    def chunks(self) -> ChunkPlaces | None:
+        """The sequences with several rows, if the format has tails and there are any."""
         if self.tails is None or self._only_singles:
-            return []
-        starts = self.query_starts.tolist()
-        spans = zip(starts, starts[1:], self.tails.tolist(), strict=False)
-        return [ChunkPlace(a, b - a, tail, self) for a, b, tail in spans if b - a > 1]
+            return None
+        several = np.flatnonzero(np.diff(self.query_starts) > 1)
+        return ChunkPlaces(several.astype(np.int32), self.tails, self)
 
     @property
     def _only_singles(self) -> bool:
@@ -139,52 +139,77 @@ class TailRows:
 
 
 @dataclass(frozen=True)
-class ChunkPlace:
-    """Consecutive tokens of one sequence, in formats with tails.
+class ChunkPlaces:
+    """Consecutive tokens of some sequences, in formats with tails; made once for all layers.
 
     Attributes:
-        start, count: its rows among the mapping's.
-        tail: the sequence's tail block.
+        numbers: which `[n]` sequences of the mapping they belong to.
+        tails: `[S]` the tail block of each sequence of the mapping.
     """
 
-    start: int
-    count: int
-    tail: int
+    numbers: Ints
+    tails: Ints
     slots: SlotMapping
 
-    @property
-    def rows(self) -> slice:
-        """Takes its rows from arrays `[T, ...]`."""
-        return slice(self.start, self.start + self.count)
+    @cached_property
+    def blocks(self) -> ChunkBlocks:
+        """Those that the chunks write to."""
+        slots, numbers = self.slots, self.numbers
+        rows, counts = slots.query_starts[numbers], np.diff(slots.query_starts)[numbers]
+        offsets = slots.offsets[rows]
+        return ChunkBlocks.of(rows, counts, self.tails[numbers], offsets, slots.block_tokens)
 
-    @property
-    def offset(self) -> int:
-        """Tokens before the chunk in its first block."""
-        return int(self.slots.offsets[self.start])
-
-    @property
-    def end(self) -> int:
-        """Tokens up to the chunk's end, counted from the start of its first block."""
-        return self.offset + self.count
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that the chunk writes to."""
-        return -(-self.end // self.slots.block_tokens)
-
-    @property
-    def full_blocks(self) -> int:
-        """Blocks that the chunk fills: the first ones of those."""
-        return self.end // self.slots.block_tokens
+    @cached_property
+    def full(self) -> slice | mx.array | None:
+        """Takes the full ones of `blocks` from arrays `[n, ...]`; None where there are none."""
+        full = self.blocks.full
+        return _taking(full) if len(full) else None
 
     @cached_property
     def full_rows(self) -> mx.array:
-        """`[full_blocks * kv_heads]` rows of the pool's arrays."""
-        size, slots = self.slots.block_tokens, self.slots
-        firsts = np.arange(self.full_blocks) * size - self.offset
-        return block_rows(slots.blocks[self.rows][np.maximum(firsts, 0)], slots.kv_heads)
+        """`[full * kv_heads]` rows of the pool's arrays, where these go."""
+        blocks = self.blocks
+        fresh = (blocks.rows + blocks.begun)[blocks.full]
+        return block_rows(self.slots.blocks[fresh], self.slots.kv_heads)
+
+    @cached_property
+    def last(self) -> slice | mx.array:
+        """Takes the last block of each chunk from arrays `[n, ...]`."""
+        return _taking(self.blocks.starts[1:] - 1)
 
     @cached_property
     def tail_rows(self) -> mx.array:
-        """`[kv_heads]` rows of the tail pool's arrays."""
-        return block_rows(np.array([self.tail], np.int32), self.slots.kv_heads)
+        """`[chunks * kv_heads]` rows of the tail pool's arrays."""
+        return block_rows(self.tails[self.numbers], self.slots.kv_heads)
+
+    @cached_property
+    def begun_rows(self) -> mx.array | None:
+        """`[m * kv_heads]` rows of the tail pool of chunks that begin within a block, if any do."""
+        blocks = self.blocks
+        begun = blocks.tails[blocks.begun > 0]
+        return block_rows(begun, self.slots.kv_heads) if len(begun) else None
+
+    @cached_property
+    def sources(self) -> mx.array:
+        """`[n, kv_heads, block_tokens]`: where the vectors of blocks come from, one by one.
+
+        They are numbers among the mapping's `[T * kv_heads]`, one more, of zeros, for what is
+        behind a chunk's end, and those of the tails that begin blocks,
+        `[m * kv_heads * block_tokens]`.
+        """
+        blocks, slots = self.blocks, self.slots
+        size, heads = slots.block_tokens, slots.kv_heads
+        zeros = len(slots.blocks) * heads
+        token, head = np.arange(size), np.arange(heads)[:, None]
+        fresh = (blocks.rows[:, None, None] + token) * heads + head
+        number = np.cumsum(blocks.begun > 0) - 1  # among the tails that begin blocks
+        begun = zeros + 1 + (number[:, None, None] * heads + head) * size + token
+        found = np.where(token < blocks.begun[:, None, None], begun, fresh)
+        found = np.where(token < blocks.ends[:, None, None], found, zeros)
+        return mx.array(found.astype(np.int32))
+
+
+def _taking(numbers: Ints) -> slice | mx.array:
+    """Takes rows in ascending order, without a copy where they are neighbours."""
+    rows = _as_slice(numbers)
+    return rows if isinstance(rows, slice) else mx.array(rows)

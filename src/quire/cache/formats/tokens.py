@@ -81,12 +81,12 @@ class TokenStore(PackedStore):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         return self._keys, self._values
 
-    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
+    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
         operations, arrays = current_device().operations, self.arrays()
         vectors, places = (k, v)[: len(self._codings)], (slots.head_rows, slots.head_offsets)
         if not operations.write_codes(arrays, vectors, self._codings, *places):
             operations.write_vectors(arrays, self._encode(k, v), *places)
-        return []
+        return None
 
     def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
         """The parts of keys and then of values."""

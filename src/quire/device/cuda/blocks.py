@@ -1,15 +1,16 @@
-"""Blocks of a chunk as codes: keys by channel, values by token, in one launch."""
+"""Blocks of chunks as codes: keys by channel, values by token, in one launch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import mlx.core as mx
+import numpy as np
 
-from quire.device.coding import Chunk, CodedChunk, VectorCoding
+from quire.device.coding import ChunkBlocks, Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.encoding import LONGEST, Encoder, Kind, coding_text
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
 
@@ -64,10 +65,10 @@ class BlockEncoder:
         self._encoder = encoder
         self._sound: dict[BlockKind, bool] = {}
 
-    def code(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
+    def code(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
         """See `Operations.code_blocks`; None where the kernel does not serve."""
-        tails = chunk.tails
-        filled = len(tails) == 2 and chunk.offset + len(chunk.vectors[0]) >= _TOKENS
+        tails = chunks.tails
+        filled = len(tails) == 2 and len(chunks.blocks.full) > 0
         if not filled or not _made_for(tails, codings):
             return None
         keys, values = codings
@@ -77,7 +78,7 @@ class BlockEncoder:
         )
         if kind not in self._sound:
             self._sound[kind] = self._tried(kind, codings)
-        return _coded(kind, chunk, values) if self._sound[kind] else None
+        return _coded(kind, chunks, values) if self._sound[kind] else None
 
     def _tried(self, kind: BlockKind, codings: Sequence[VectorCoding]) -> bool:
         difference = problem_of(lambda: blocks_differ(kind, codings, self._encoder))
@@ -102,17 +103,15 @@ def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> boo
     )
 
 
-def _coded(kind: BlockKind, chunk: Chunk, coding: VectorCoding) -> CodedChunk:
-    """One launch. Codes of the last block, if it is not full, are left out.
+def _coded(kind: BlockKind, chunks: Chunks, coding: VectorCoding) -> CodedChunks:
+    """One launch.
 
     Args:
         coding: of values.
     """
     assert coding.rotation is not None, "values are rotated"
-    vectors, offset = chunk.vectors, chunk.offset
-    tokens, heads = vectors[0].shape[:2]
-    end = offset + tokens
-    count, full = -(-end // _TOKENS), end // _TOKENS
+    vectors, blocks = chunks.vectors, chunks.blocks
+    heads, full = vectors[0].shape[1], len(blocks.full)
     dims = kind.key_dim, kind.values.dim
     coded: list[tuple[int, ...]] = []
     for each, size in ((kind.keys, kind.key_dim), (kind.values, _TOKENS)):
@@ -121,20 +120,15 @@ def _coded(kind: BlockKind, chunk: Chunk, coding: VectorCoding) -> CodedChunk:
     key_parts = -(-kind.key_dim // _THREADS)
     # MLX writes to no array in place that a kernel of the same step reads: it would copy the tails,
     # and recorded steps, which know them by address, would be recorded anew.
-    begun = chunk.tails if offset else vectors
+    begun = chunks.tails if blocks.begun.any() else vectors
     keys, values, *codes = _kernel(kind)(
-        inputs=[*begun, *vectors, coding.rotation.map, chunk.rows, _numbers(offset, end, heads)],
-        grid=(count * heads * _THREADS, key_parts + _TOKENS // 16, 1),
+        inputs=[*begun, *vectors, coding.rotation.map, blocks.described],
+        grid=(blocks.count * _THREADS, key_parts + _TOKENS // 16, heads),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[*((count, heads, _TOKENS, dim) for dim in dims), *coded],
+        output_shapes=[*((blocks.count, heads, _TOKENS, dim) for dim in dims), *coded],
         output_dtypes=[kind.dtype] * 2 + [mx.uint32, mx.float16, mx.float16] * 2,
     )
-    return CodedChunk([keys, values], codes)
-
-
-@lru_cache(maxsize=64)
-def _numbers(offset: int, end: int, heads: int) -> mx.array:
-    return mx.array([offset, end, heads], mx.int32)
+    return CodedChunks([keys, values], codes)
 
 
 @cache
@@ -148,8 +142,7 @@ def _kernel(kind: BlockKind) -> Kernel:
             "fresh_keys",
             "fresh_values",
             "value_signs",
-            "rows",
-            "numbers",
+            "blocks",
         ],
         ["keys", "values", *(f"{of}_{part}" for of in "kv" for part in parts)],
         kernel_text("quire.device.cuda", "blocks.cuh"),
@@ -164,26 +157,29 @@ def header(kind: BlockKind) -> str:
 
 
 def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Encoder) -> str | None:
-    """How far blocks of a random chunk are from those that single vectors give.
+    """How far blocks of random chunks are from those that single vectors give.
 
     None if they are near enough.
     """
-    heads, offset, tokens = 2, 5, 2 * _TOKENS
-    dims = kind.key_dim, kind.values.dim
+    heads, rows, dims = 2, 2 * _TOKENS + 30, (kind.key_dim, kind.values.dim)
     tails = [_normal((3 * heads, _TOKENS, dim), kind.dtype, dim) for dim in dims]
-    vectors = [_normal((tokens, heads, dim), kind.dtype, dim + 1) for dim in dims]
-    rows = mx.arange(heads, 2 * heads)
-    found = _coded(kind, Chunk(tails, vectors, rows, offset), codings[1])
-    full = (offset + tokens) // _TOKENS
+    vectors = [_normal((rows, heads, dim), kind.dtype, dim + 1) for dim in dims]
+    # One that goes on into a third block, one that ends with a block; a row of others before each.
+    chunks = [_Span(1, 2 * _TOKENS, 2, 5), _Span(2 * _TOKENS + 2, 24, 0, 40)]
+    columns = np.array(
+        [(each.row, each.count, each.tail, each.offset) for each in chunks], np.int32
+    )
+    spans, counts, owners, offsets = columns.T
+    blocks = ChunkBlocks.of(spans, counts, owners, offsets, _TOKENS)
+    found = _coded(kind, Chunks(tails, vectors, blocks), codings[1])
     expected: list[mx.array] = []
     for name, own, tail, fresh in zip(
         ("keys", "values"), found.written, tails, vectors, strict=True
     ):
-        joined = mx.concatenate([tail[rows][:, :offset], fresh.swapaxes(0, 1)], axis=1)
-        read = own.swapaxes(0, 1).flatten(1, 2)
-        if not mx.array_equal(read[:, : offset + tokens], joined).item():
+        joined = mx.concatenate([each.blocks(tail, fresh) for each in chunks])
+        if not mx.array_equal(own, joined).item():
             return f"{name} as written are not those that were given"
-        expected.append(own[:full].flatten(0, 1))
+        expected.append(joined[mx.array(blocks.full)].flatten(0, 1))
     usual = encoder.encode([mx.contiguous(expected[0].swapaxes(1, 2)), expected[1]], codings)
     if usual is None:
         return "single vectors are coded by MLX's operations"
@@ -194,6 +190,25 @@ def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Enc
         if not error <= _TOLERANCE:
             return f"codes of {name} have a relative error of {error:.2g}"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A chunk of the trial; see `ChunkBlocks.of`."""
+
+    row: int
+    count: int
+    tail: int
+    offset: int
+
+    def blocks(self, tails: mx.array, vectors: mx.array) -> mx.array:
+        """`[n, heads, 64, dim]` with zeros behind the chunk's end."""
+        heads = vectors.shape[1]
+        begun = tails[self.tail * heads : (self.tail + 1) * heads, : self.offset]
+        fresh = vectors[self.row : self.row + self.count].swapaxes(0, 1)
+        after = -(self.offset + self.count) % _TOKENS
+        joined = mx.pad(mx.concatenate([begun, fresh], axis=1), [(0, 0), (0, after), (0, 0)])
+        return mx.unflatten(joined, 1, (-1, _TOKENS)).swapaxes(0, 1)
 
 
 def _read(parts: Sequence[mx.array], coding: VectorCoding) -> mx.array:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from quire.device.coding import Chunk, CodedChunk, VectorCoding
+from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.cuda.packed import Packed
@@ -83,8 +83,8 @@ class CUDAOperations(Operations):
     ) -> list[mx.array] | None:
         return self._encoder.encode(vectors, codings)
 
-    def code_blocks(self, chunk: Chunk, codings: Sequence[VectorCoding]) -> CodedChunk | None:
-        return self._blocks.code(chunk, codings)
+    def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
+        return self._blocks.code(chunks, codings)
 
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
         gate, up, down = (_alone(each) for each in (mlp.gate, mlp.up, mlp.down))
