@@ -53,6 +53,27 @@ class _ByBlocks(Operations):
         return found
 
 
+class _Counted(_ByBlocks):
+    """With or without the kernel."""
+
+    def __init__(self, by_kernel: bool) -> None:
+        super().__init__()
+        self._by_kernel = by_kernel
+        self.encoded = 0
+
+    def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
+        if self._by_kernel:
+            return super().code_blocks(chunks, codings)
+        self.served.append(False)
+        return None
+
+    def encode(
+        self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
+    ) -> list[mx.array] | None:
+        self.encoded += 1
+        return super().encode(vectors, codings)
+
+
 def store_of(shape: LayerShape, format: KVFormat) -> PackedStore:
     store = make_store(shape, format).packed
     assert store is not None
@@ -114,6 +135,32 @@ def assert_coded_alike(
 def test_chunks_are_coded_as_the_format_codes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = LayerShape(2, 64, 64, 64, mx.bfloat16)
     assert_coded_alike(shape, KVFormat("page", 4, 8), monkeypatch)
+
+
+@emulates
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("spans", [[(40, 90)], [(40, 90), (100, 28), (0, 17)], SPANS[3:]])
+def test_more_chunks_take_no_more_launches_and_stores(
+    spans: list[tuple[int, int]], by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(LayerShape(2, 64, 64, 64, mx.bfloat16), KVFormat("page", 4, 8))
+    written(store, [(0, start) for start, _ in spans])
+    operations = _Counted(by_kernel)
+    stored: list[mx.array] = []
+    set_item = mx.array.__setitem__
+
+    def noted(self: mx.array, *arguments: Any) -> None:
+        stored.append(self)
+        set_item(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(current_device(), "operations", operations)
+        patch.setattr(mx.array, "__setitem__", noted)
+        written(store, spans)
+    assert operations.served == [by_kernel]
+    assert operations.encoded == (0 if by_kernel else 2)  # keys, and values
+    assert list(map(id, stored)) == list(map(id, store.arrays()))
 
 
 @emulates

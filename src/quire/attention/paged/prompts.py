@@ -100,37 +100,42 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
         The ids of the blocks to decode, and the rows' metadata with the rows of one block as a
         sequence. Its block table counts the decoded blocks, then those that each sequence wrote.
     """
-    size = metadata.block_tokens
-    starts = metadata.query_starts
-    own = [metadata.keys[starts[s] : starts[s + 1]] // size for s in range(metadata.sequences)]
-    before = [int(each[-1] - first) for each, first in zip(own, metadata.first_blocks, strict=True)]
-    ids = [
-        metadata.block_table[start : start + count]
-        for start, count in zip(metadata.table_starts[:-1], before, strict=True)
-    ]
-    decoded, written = 0, sum(before)
-    tables: list[Ints] = []
-    bounds: list[int] = []
-    lowest: list[int] = []
-    for blocks, first, count, row in zip(
-        own, metadata.first_blocks.tolist(), before, starts.tolist(), strict=False
-    ):
-        fresh, last = int(blocks[0]), int(blocks[-1])
-        listed = np.arange(first, last + 1, dtype=np.int32)
-        for block in range(fresh, last + 1):
-            as_code, as_written = listed - first + decoded, listed - fresh + written
-            tables.append(np.where(listed < block, as_code, as_written))
-            bounds.append(row + int(np.searchsorted(blocks, block)))
-            lowest.append(first)
-        decoded, written = decoded + count, written + last + 1 - fresh
-    ends = [*bounds[1:], metadata.rows]
+    starts, first_blocks = metadata.query_starts, metadata.first_blocks
+    own = metadata.keys // metadata.block_tokens
+    fresh, last = own[starts[:-1]], own[starts[1:] - 1]  # the blocks that each writes, inclusive
+    before, wrote = last - first_blocks, last + 1 - fresh
+    decoded, written = _begins(before), _begins(wrote) + before.sum()
+
+    owner, number = _each(wrote)  # of every block that is written
+    block = fresh[owner] + number
+    reached = block * metadata.block_tokens - metadata.keys[starts[owner]]
+    bounds = np.append(starts[owner] + np.maximum(reached, 0), metadata.rows).astype(np.int32)
+
+    # Its rows' table: the blocks before it as codes, and from it on as written.
+    lengths = np.stack([block - first_blocks[owner], last[owner] + 1 - block], axis=1)
+    entries = lengths.sum(axis=1)
+    ids = np.stack([decoded[owner], written[owner] + number], axis=1)  # where these begin
+    shifts = ids.reshape(-1) - _begins(lengths.reshape(-1))
+    table = np.arange(entries.sum()) + np.repeat(shifts, lengths.reshape(-1))
     by_block = replace(
         metadata,
-        query_starts=np.array([*bounds, metadata.rows], np.int32),
-        lengths=metadata.keys[np.array(ends) - 1] + 1,
-        table_starts=np.cumsum([0, *map(len, tables)]).astype(np.int32),
-        block_table=np.concatenate(tables),
-        first_blocks=np.array(lowest, np.int32),
+        query_starts=bounds,
+        lengths=metadata.keys[bounds[1:] - 1] + 1,
+        table_starts=np.append(0, np.cumsum(entries)).astype(np.int32),
+        block_table=table.astype(np.int32),
+        first_blocks=first_blocks[owner],
         tails=None,
     )
-    return np.concatenate(ids), by_block
+    sequence, place = _each(before)
+    return metadata.block_table[metadata.table_starts[sequence] + place], by_block
+
+
+def _begins(counts: Ints) -> Ints:
+    """Where each of some runs begins, of so many entries each, one after the other."""
+    return (np.cumsum(counts) - counts).astype(np.int32)
+
+
+def _each(counts: Ints) -> tuple[Ints, Ints]:
+    """Of every entry of such runs, the run and its number within."""
+    run = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return run, np.arange(len(run), dtype=np.int32) - _begins(counts)[run]
