@@ -1,113 +1,216 @@
-"""Times the attention kernels of recorded steps alone, without MLX around them: `attention.py OUT`.
+"""Times attention in recorded steps alone, without MLX around it: `attention.py OUT [FORMAT...]`.
 
-Blocks hold random numbers or codes. Each figure is the median of five graphs of ten launches.
+Formats as in `--kv-format`: plain, page-4, uniform-4 and turbo-4 unless said otherwise. A figure is
+of the kernel that attends and of the one that joins what its thread blocks found, of 8 sequences
+or one: the median of five runs of graphs of ten such pairs, over other blocks each while they fit
+into 6 GB. Blocks hold random codes. With `splits` among the arguments it is taken for each number
+of thread blocks that may share a row's keys, and for as many that a multiprocessor is to hold.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.paged import cuda, packed
+from quire.attention.paged import cuda, packed, portable_kernels
+from quire.cache.formats.base import LayerShape, PackedStore
+from quire.cache.formats.registry import make_store
+from quire.core.kv_choice import parse_format
+from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch
-from quire.engine.decode import kernels
-from quire.engine.decode.served import extension_for_graphs
+from quire.device.cuda.extension import load_extension
+from quire.engine.decode import kernels, token_kernels
 
 BLOCK, COUNT = 64, 10
-CODES = {"page-4": (4, 4, 64), "page-8": (8, 8, 128)}
+HEADS = ((512, 2, 8), (256, 8, 2), (128, 8, 4))
+"""head_dim, KV heads, query heads for each of them."""
+KEYS = ((8, 0, 20_000), (1, 0, 20_000), (8, 100, 1_124), (8, 0, 190), (1, 0, 190))
+"""Sequences, first key, key past the last."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+HELD = (None, 3, 4)
+"""Thread blocks that a multiprocessor is to hold; None leaves it to registers and shared memory."""
+FORMATS = ("plain", "page-4", "uniform-4", "turbo-4")
+MOST_BYTES, WARM_S = 6 << 30, 0.008
 
 
-def arrays_of(shape: cuda.Shape, blocks: int, codes: packed.Codes | None) -> list[mx.array]:
-    """As a store has them, without tails."""
-    heads, dim = blocks * shape.kv_heads, shape.key_dim
-    if codes is None:
-        return [_bytes((heads, BLOCK, dim), mx.bfloat16) for _ in range(2)]
-    groups = dim // codes.value_group
-    keys = _bytes((heads, dim, BLOCK * codes.key_bits // 32), mx.uint32)
-    values = _bytes((heads, BLOCK, dim * codes.value_bits // 32), mx.uint32)
-    scales = [mx.full((heads, dim, 1), n, mx.float16) for n in (0.1, -0.8)]
-    of_values = [mx.full((heads, BLOCK, groups), n, mx.float16) for n in (0.1, -0.8)]
-    return [keys, *scales, values, *of_values]
+@dataclass(frozen=True)
+class Pair:
+    """Two kernels and what they are launched with; the second waits for the first."""
+
+    sources: tuple[str, str]
+    grids: tuple[tuple[int, int, int], tuple[int, int, int]]
+    shared: int
+    given: tuple[list[mx.array], list[mx.array]]
 
 
-def _bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    if dtype == mx.bfloat16:
-        return mx.random.normal(shape, dtype=dtype)
-    return mx.random.randint(-(2**31), 2**31 - 1, shape, dtype=mx.int32).view(dtype)
+def store_of(shape: cuda.Shape, format: KVFormat, blocks: int, rows: int) -> PackedStore | None:
+    """Random codes, and tails where the format has them; None for plain blocks."""
+    dims = shape.kv_heads, shape.key_dim, shape.value_dim
+    store = make_store(LayerShape(*dims, BLOCK, shape.dtype), format).packed
+    if store is None:
+        return None
+    store.resize(blocks, ())
+    for arrays in store.block_arrays:
+        for number, each in enumerate(arrays):
+            arrays[number] = random_like(each.shape, each.dtype)
+            mx.eval(arrays[number])
+    if store.has_tail:
+        store.resize_tails(rows, ())
+    return store
 
 
-def measured(shape: cuda.Shape, name: str, rows: int, keys: int) -> dict[str, Any]:
-    """One row of each of `rows` sequences with `keys` keys of their own."""
-    codes = packed.Codes(*CODES[name]) if name in CODES else None
-    each = -(-keys // BLOCK)
-    arrays = arrays_of(shape, rows * each, codes)
-    rng = np.random.default_rng(0)
-    table = mx.array(rng.permutation(rows * each).astype(np.int32))
-    low, high = 0, keys if codes is None else (keys - 1) // BLOCK * BLOCK
-    tiles = mx.array([[row, 1, low, high, row * each, keys - 1] for row in range(rows)])
-    splits, heads = shape.splits(rows), shape.heads
-    q = _bytes((rows, heads, shape.key_dim), mx.bfloat16)
+def random_like(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    if dtype == mx.uint32:
+        return mx.random.randint(-(2**31), 2**31 - 1, shape, dtype=mx.int32).view(dtype)
+    return mx.random.normal(shape, dtype=dtype)
+
+
+def pair(
+    shape: cuda.Shape, format: KVFormat, rows: int, low: int, high: int, splits: int
+) -> tuple[Pair, int]:
+    """One row of each of `rows` sequences that see the keys `[low, high)`; and bytes read."""
+    each, heads = -(-high // BLOCK), shape.heads
+    table = mx.array(np.random.default_rng(0).permutation(rows * each).astype(np.int32))
+    store = store_of(shape, format, rows * each, rows)
+    q = random_like((rows, heads, shape.key_dim), mx.bfloat16)
     found = mx.zeros((rows, heads, splits, shape.value_dim)), mx.zeros((rows, heads, splits, 2))
-    numbers, parts = cuda.numbers(0.05, None), shape.kv_heads * (shape.group // shape.part)
-    if codes is None:
-        given = [q, *arrays, tiles, table, numbers, *found, mx.zeros_like(q)]
-        source, shared = kernels.attend(shape), cuda.single_memory(shape)
-        grid = rows, parts, splits
+    numbers, result, count = cuda.numbers(0.05, None), mx.zeros_like(q), mx.array([rows])
+    parts, joins = shape.kv_heads * (shape.group // shape.part), (rows * heads, 1, 1)
+    coded = high if format.scheme != "page" else (high - 1) // BLOCK * BLOCK
+    tiles = mx.array([[row, 1, low, coded, row * each, high - 1] for row in range(rows)])
+    if store is None:
+        kept = (rows * each * shape.kv_heads, BLOCK, shape.key_dim)
+        arrays = [random_like(kept, mx.bfloat16) for _ in range(2)]
+        first = [q, *arrays, tiles, table, numbers, *found, result]
+        second = [count, *found, tiles, result]
+        sources = kernels.attend(shape), kernels.combine(shape, splits)
+        shared, grid = cuda.single_memory(shape), (rows, parts, splits)
+    elif format.scheme == "page":
+        arrays = store.arrays()[:-2]
+        codes = packed.Codes.of(store.arrays())
+        own = mx.array([[row, 1, coded, high, row - coded // BLOCK, row] for row in range(rows)])
+        of_own = mx.zeros((rows, heads, 1, shape.value_dim)), mx.zeros((rows, heads, 1, 2))
+        visible = mx.array([[low, high - 1]] * rows)
+        first = [q, *store.arrays(), tiles, own, table, mx.arange(rows), visible, numbers]
+        first += [*found, *of_own]
+        second = [count, *found, *of_own, packed.signs(shape.value_dim), result]
+        sources = kernels.attend_packed(shape, codes), kernels.join(shape, splits)
+        shared, grid = packed.shared_memory(shape, codes), (rows, parts, splits + 1)
     else:
-        tails = [_bytes((rows * shape.kv_heads, BLOCK, shape.key_dim), mx.bfloat16)] * 2
-        own = [[row, 1, high, keys, row - high // BLOCK, row] for row in range(rows)]
-        visible = mx.array([[0, keys - 1]] * rows)
-        result = mx.zeros((rows, heads, 1, shape.value_dim)), mx.zeros((rows, heads, 1, 2))
-        given = [q, *arrays, *tails, tiles, mx.array(own), table, mx.arange(rows), visible]
-        given += [numbers, *found, *result]
-        source, shared = kernels.attend_packed(shape, codes), packed.shared_memory(shape, codes)
-        grid = rows, parts, splits + 1
-    mx.eval(given)
-    us = _microseconds(source, grid, shared, given)
-    size = sum(array.nbytes for array in arrays)
-    return {"format": name, "rows": rows, "keys": keys, "us": us, "TB/s": size / us / 1e6}
+        layout = store.coded()
+        arrays = [*layout.keys, *layout.values]
+        kernel = token_kernels.attend(shape, portable_kernels.Codes.of(layout))
+        turn = layout.layout.value_rotation
+        signs = mx.zeros((1,)) if turn is None else turn.map * turn.scale
+        first = [q, *arrays, tiles, table, numbers, *found]
+        second = [count, *found, signs, result]
+        combine = token_kernels.combine(shape, splits, turned=turn is not None)
+        sources, shared, grid = (kernel.text, combine), kernel.shared, (rows, parts, splits)
+    mx.eval(first, second)
+    read = sum(array.nbytes for array in arrays) * (high - low) // high
+    return Pair(sources, (grid, joins), shared, (first, second)), read
 
 
-def _microseconds(
-    source: str, grid: tuple[int, int, int], shared: int, given: list[mx.array]
-) -> float:
-    extension = extension_for_graphs()
-    (function,) = compiler().functions([source])
-    arguments = tuple(map(extension.pointer, given))
-    launches = [
-        Launch(function, grid, cuda.LANES, shared, arguments, (n - 1,) if n else ())
-        for n in range(COUNT)
-    ]
+def held(source: str, blocks: int | None) -> str:
+    """A kernel of which a multiprocessor is to hold so many thread blocks; None as it is."""
+    if blocks is None:
+        return source
+    return re.sub(r"__launch_bounds__\((\d+)[^)]*\)", rf"__launch_bounds__(\1, {blocks})", source)
+
+
+def microseconds(pairs: list[Pair], blocks: int | None) -> float:
+    extension = load_extension()
+    functions = compiler().functions([held(pairs[0].sources[0], blocks), pairs[0].sources[1]])
+    launches: list[Launch] = []
+    for number in range(COUNT):
+        own = pairs[number % len(pairs)]
+        for function, grid, shared, given in zip(
+            functions, own.grids, (own.shared, 0), own.given, strict=True
+        ):
+            before = (len(launches) - 1,) if launches else ()
+            arguments = tuple(map(extension.pointer, given))
+            launches.append(Launch(function, grid, cuda.LANES, shared, arguments, before))
     graph, out = Graph(launches), mx.zeros((1, 1))
     mx.eval(out)
-    times = []
-    for _ in range(6):
-        begun = time.perf_counter()
-        mx.eval(extension.replay(graph.handle, [], [], out, 1))
+
+    def seconds(times: int) -> float:
         mx.synchronize()
-        times.append((time.perf_counter() - begun) / COUNT * 1e6)
-    return round(statistics.median(times[1:]), 1)
+        begun = time.perf_counter()
+        for _ in range(times):
+            mx.async_eval(extension.replay(graph.handle, [], [], out, 1))
+        mx.synchronize()
+        return (time.perf_counter() - begun) / times
+
+    seconds(3)
+    times = max(3, int(WARM_S / seconds(10)))  # a card that idles takes a while to be at its clock
+    seconds(2 * times)
+    return round(statistics.median(seconds(times) for _ in range(5)) / COUNT * 1e6, 1)
 
 
-def main(out: Path) -> None:
+@dataclass(frozen=True)
+class Job:
+    """What a figure is of; `held` as in `held`."""
+
+    shape: cuda.Shape
+    format: str
+    rows: int
+    low: int
+    high: int
+    splits: int
+    held: int | None
+
+    def sources(self) -> list[str]:
+        """Of both kernels."""
+        first, second = pair(self.shape, parse_format(self.format), 1, 0, 1, self.splits)[0].sources
+        return [held(first, self.held), second]
+
+    def measured(self) -> dict[str, Any]:
+        sizes = self.rows, self.low, self.high, self.splits
+        first, read = pair(self.shape, parse_format(self.format), *sizes)
+        room = max(1, min(COUNT, MOST_BYTES // max(1, read)))
+        more = [pair(self.shape, parse_format(self.format), *sizes)[0] for _ in range(room - 1)]
+        us = microseconds([first, *more], self.held)
+        shape = f"{self.shape.heads}/{self.shape.kv_heads} x {self.shape.key_dim}"
+        row = {"heads": shape, "format": self.format, "rows": self.rows}
+        row |= {"keys": self.high - self.low, "splits": self.splits, "held": self.held}
+        return row | {"us": us, "TB/s": round(read / us / 1e6, 2)}
+
+
+def jobs(formats: list[str], *, sweep: bool) -> list[Job]:
     found = []
-    for dim, kv_heads, group in ((128, 8, 4), (256, 8, 2), (512, 2, 8)):
+    for dim, kv_heads, group in HEADS:
         shape = cuda.Shape(mx.bfloat16, dim, dim, kv_heads, group, BLOCK, False, False)
-        for rows, keys in ((8, 20_000), (1, 20_000), (8, 1024), (8, 190), (1, 190)):
-            for name in ("plain", *CODES):
-                row = measured(shape, name, rows, keys)
-                found.append({"heads": f"{shape.heads}/{kv_heads} x {dim}"} | row)
-                print(found[-1], flush=True)
-    out.write_text(json.dumps(found, indent=1))
+        for format in formats:
+            for rows, low, high in KEYS:
+                usual = shape.splits(rows)
+                tried = [n for n in SPLITS if usual <= 2 * n <= 6 * usual] if sweep else [usual]
+                many = sweep and rows > 1 and high > 1000
+                for splits in tried:
+                    for blocks in HELD if many else HELD[:1]:
+                        found.append(Job(shape, format, rows, low, high, splits, blocks))
+    return found
+
+
+def main(out: Path, names: list[str]) -> None:
+    formats = [name for name in names if name != "splits"]
+    asked = jobs(formats or list(FORMATS), sweep="splits" in names)
+    compiler().functions([text for job in asked for text in job.sources()])
+    rows = []
+    for job in asked:
+        rows.append(job.measured())
+        print(json.dumps(rows[-1]), flush=True)
+        out.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

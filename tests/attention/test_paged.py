@@ -99,7 +99,7 @@ def test_launches_depend_on_rows_and_not_on_lengths() -> None:
     shape = SHAPES[0]
     assert [shape.splits(tiles) for tiles in (1, 8, 32, 200)] == [64, 16, 4, 1]
     long = SHAPES[2]
-    assert [long.splits(tiles) for tiles in (1, 8, 32)] == [32, 4, 1]
+    assert [long.splits(tiles) for tiles in (1, 2, 8, 32)] == [64, 48, 12, 3]
 
 
 @pytest.mark.slow
@@ -110,6 +110,7 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
     text = (
         cuda.header(shape.dtype, shape.defines(tiles, split=few))
         + cuda.source("tensor")
+        + cuda.source("splits")
         + 'extern "C" __global__ void attend(const T* q, const T* keys, const T* values,'
         "const int* tiles, const int* table, const int* visible, const float* numbers,"
         "const float* sinks, T* result, float* partial, float* stats) {"
@@ -158,6 +159,7 @@ def test_sources_for_codes_compile(shape: cuda.Shape, codes: packed.Codes, tmp_p
     text = (
         cuda.header(shape.dtype, packed.defines(shape, codes))
         + packed.head()
+        + cuda.source("splits")
         + 'extern "C" __global__ void packed(const T* q, const unsigned* k_codes,'
         "const __half* k_scales, const __half* k_biases, const unsigned* v_codes,"
         "const __half* v_scales, const __half* v_biases, const T* tail_keys, const T* tail_values,"

@@ -70,6 +70,7 @@ static inline uint __byte_perm(uint a, uint b, uint which) {
   return to;
 }
 static inline uint raised(uint word, int shift) { return (word >> shift & 0x000F000Fu) | 0x43004300u; }
+static inline uint raised16(uint bits, uint mask) { return (bits & mask) | 0x64006400u; }
 static inline uint places_of(uint codes) { return (codes ^ codes >> 1) & 0x77777777u; }
 static inline uint chosen(uint x, uint y, uint mask) { return (x & mask) | (y & ~mask); }
 static inline uint bytes_at(uint low, uint high, uint places) { return __byte_perm(low, high, places); }

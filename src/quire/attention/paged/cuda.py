@@ -14,10 +14,10 @@ from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 LANES = 128  # threads of a thread block
 _QUERIES = 16  # query vectors of a product on tensor cores
 _KEYS = 64  # keys that a thread block takes at a time
-_MOST_SPLITS = 64
-_BLOCKS, _BLOCKS_OF_LONG = 1056, 264
-"""Thread blocks that fill the card, eight a multiprocessor; two where vectors are longer than 128,
-whose keys and values need more shared memory."""
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Few numbers, as the kernel that joins what splits found is compiled for each."""
+_MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
 
 VALUE_DIMS = (64, 128, 256, 512)
 TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
@@ -62,11 +62,23 @@ class Shape:
     def splits(self, tiles: int) -> int:
         """Thread blocks that share the keys of each tile.
 
-        Independent of how many keys there are: those with nothing to do return at once.
+        Independent of how many keys there are: those with nothing to do return at once. As many as
+        fill the card: once with the longest vectors, of which many splits take long to join, and
+        twice with shorter ones, whose windows have few keys. See `benchmarks/gpu/attention.py`.
         """
         blocks = tiles * self.kv_heads * (self.group // self.part)
-        wanted = (_BLOCKS if self.value_dim <= 128 else _BLOCKS_OF_LONG) // blocks
-        return min(_MOST_SPLITS, 1 << max(1, wanted).bit_length() - 1)
+        each = self.resident or 4
+        wanted = _MULTIPROCESSORS * each * (1 if self.value_dim > 256 else 2) // blocks
+        return max(n for n in _SPLITS if n <= max(1, wanted))
+
+    @property
+    def resident(self) -> int | None:
+        """Thread blocks of single rows that a multiprocessor should hold at a time.
+
+        None where that is for the compiler to say: vectors of up to 128 need few registers, and
+        more than eight query heads in a tile more than three thread blocks could have.
+        """
+        return None if self.value_dim <= 128 else 3 if self.part <= 8 else 2
 
     def defines(self, tiles: int, *, split: bool) -> dict[str, int]:
         """The constants of the kernel's source."""
@@ -208,7 +220,7 @@ def _combine_kernel(shape: Shape) -> Kernel:
     defines = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "sinks"]
     body = "const int splits = stats_shape[2], count = splits;\n" + source("combine")
-    return compiled("combine", inputs, ["result"], shape, defines, "", body, 0)
+    return compiled("combine", inputs, ["result"], shape, defines, source("splits"), body, 0)
 
 
 def single_memory(shape: Shape) -> int:

@@ -186,4 +186,4 @@ def _join_kernel(shape: Shape) -> Kernel:
     own = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "own_partial", "own_stats", "signs", "sinks"]
     body = "const int splits = stats_shape[2];\n" + cuda.source("join")
-    return cuda.compiled("join", inputs, ["result"], shape, own, "", body, 0)
+    return cuda.compiled("join", inputs, ["result"], shape, own, cuda.source("splits"), body, 0)

@@ -226,7 +226,12 @@ def attend(shape: paged.Shape) -> str:
     defines: Mapping[str, object] = {**shape.defines(1, split=True), "READY": "wait_for_others()"}
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
-        [*parameters, "T* result"], paged.source("single"), paged.LANES, defines, head
+        [*parameters, "T* result"],
+        paged.source("single"),
+        paged.LANES,
+        defines,
+        head,
+        resident=shape.resident,
     )
 
 
@@ -244,7 +249,8 @@ def combine(shape: paged.Shape, splits: int) -> str:
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("combine")])
     parameters += ["const int* tiles", "T* result"]
-    return source_text(parameters, body, paged.LANES, defines, paged.source("units"))
+    head = paged.source("units") + paged.source("splits")
+    return source_text(parameters, body, paged.LANES, defines, head)
 
 
 def of_splits(shape: paged.Shape, splits: int) -> list[str]:
@@ -270,7 +276,9 @@ def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
     more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
     head = HALF + packed.head()
-    return source_text(parameters, packed.body(), paged.LANES, defines, head)
+    return source_text(
+        parameters, packed.body(), paged.LANES, defines, head, resident=shape.resident
+    )
 
 
 def _codes(of: str) -> list[str]:
@@ -287,7 +295,9 @@ def join(shape: paged.Shape, splits: int) -> str:
     lines = of_splits(shape, splits)
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("join")])
-    return source_text([*parameters, "T* result"], body, paged.LANES, defines)
+    return source_text(
+        [*parameters, "T* result"], body, paged.LANES, defines, paged.source("splits")
+    )
 
 
 def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:

@@ -44,7 +44,9 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
     parameters += ["float* partial", "float* stats"]
     defines = {**tokens.defines(shape, codes), "READY": "wait_for_others()"}
     head = kernels.HALF + tokens.head(shape.dtype)
-    text = kernels.source_text(parameters, tokens.body(), paged.LANES, defines, head)
+    text = kernels.source_text(
+        parameters, tokens.body(), paged.LANES, defines, head, resident=shape.resident
+    )
     blocks = shape.kv_heads * (shape.group // shape.part)
     return Attend(text, blocks, paged.LANES, tokens.shared_memory(shape, codes))
 
@@ -68,5 +70,6 @@ def combine(shape: paged.Shape, splits: int, *, turned: bool) -> str:
         "THREADS": paged.LANES,
     }
     head = kernel_text(_ATTENTION, "cuda.h") + kernel_text(_ATTENTION, "portable_turn.h")
+    head += paged.source("splits")
     body = "\n".join([*lines, paged.source("combine")])
     return kernels.source_text(parameters, body, paged.LANES, defines, head)

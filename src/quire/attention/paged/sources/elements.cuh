@@ -40,18 +40,20 @@ template <int EACH_BITS> __device__ __forceinline__ constexpr int second_code(in
   if (CODEBOOK) return code_at<EACH_BITS, 8>(p / 4 * 8 + p % 4 / 2 * 4 + p % 2 + 2);
   return EACH_BITS == 4 ? first_code<EACH_BITS>(p) + 4 : 2 * p + 1;
 }
-// Affine codes: of 4 bits, those of odd p count sixteen times.
+// Affine codes n as float16 numbers 1024 + n; of 4 bits, those of odd p count sixteen times.
 template <int EACH_BITS>
 __device__ __forceinline__ unsigned neighbours(const unsigned* run, int p) {
-  if (EACH_BITS == 4) return run[p / 4] >> p % 4 / 2 * 8 & (p % 2 ? 0x00F000F0u : 0x000F000Fu);
-  return field<EACH_BITS>(run, 2 * p) | field<EACH_BITS>(run, 2 * p + 1) << 16;
+  if (EACH_BITS == 4) return raised16(run[p / 4] >> p % 4 / 2 * 8, p % 2 ? 0x00F000F0u : 0x000F000Fu);
+  return field<EACH_BITS>(run, 2 * p) | field<EACH_BITS>(run, 2 * p + 1) << 16 | 0x64006400u;
 }
 // Code e of two tokens' runs, side by side; likewise.
 template <int EACH_BITS>
 __device__ __forceinline__ unsigned across(const unsigned* a, const unsigned* b, int e) {
-  if (EACH_BITS == 4)
-    return __byte_perm(a[e / 8], b[e / 8], e % 8 < 4 ? 0x5410 : 0x7632) >> e % 4 / 2 * 8 & (e % 2 ? 0x00F000F0u : 0x000F000Fu);
-  return field<EACH_BITS>(a, e) | field<EACH_BITS>(b, e) << 16;
+  if (EACH_BITS == 4) {
+    const unsigned both = __byte_perm(a[e / 8], b[e / 8], e % 8 < 4 ? 0x5410 : 0x7632);
+    return raised16(both >> e % 4 / 2 * 8, e % 2 ? 0x00F000F0u : 0x000F000Fu);
+  }
+  return field<EACH_BITS>(a, e) | field<EACH_BITS>(b, e) << 16 | 0x64006400u;
 }
 __device__ __forceinline__ unsigned minus16(unsigned x, unsigned y) {
   unsigned to;
@@ -63,9 +65,8 @@ __device__ __forceinline__ unsigned fused16(unsigned x, unsigned y, unsigned z) 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(to) : "r"(x), "r"(y), "r"(z));
   return to;
 }
-// Two codes n, or 16 * n, as float16: 1024 + n is n's bits there, and less 1024 exactly n.
+// What two codes n, or 16 * n, stand for: 1024 + n less 1024 is exactly n.
 __device__ __forceinline__ unsigned affine16(unsigned codes, bool sixteen, unsigned scales, unsigned biases) {
-  codes |= 0x64006400u;
   const unsigned n = sixteen ? fused16(codes, 0x2C002C00u, 0xD400D400u) : minus16(codes, 0x64006400u);
   return fused16(n, scales, biases);
 }
