@@ -97,3 +97,7 @@ __device__ __forceinline__ Words words_at(const unsigned char* codes, int row, i
   const unsigned long long own = both >> run * BITS % 4 * 8;
   return {(unsigned)own, (unsigned)(own >> 32)};
 }
+// Where eight scales of values stand in shared memory, so that lanes that read those of every eighth token
+// meet in no bank. A token has GROUPS of them.
+template <int GROUPS>
+__device__ __forceinline__ int place_of_eight(int eight) { return eight ^ (eight >> 3 & (GROUPS - 1)); }

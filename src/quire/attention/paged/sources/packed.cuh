@@ -28,6 +28,7 @@
   unsigned char* v_codes_here = k_codes_here + V_AT;
   const __half* k_scales_here = (const __half*)(k_codes_here + K_OWN * K_ROW);
   const __half* v_scales_here = (const __half*)(v_codes_here + 64 * V_ROW);
+  const __half* v_scales_of = v_scales_here + share * OWN_GROUPS;
 
   const int* tile = tiles + blockIdx.x * 6;
   const int row = tile[0], low = tile[2], high = tile[3];
@@ -43,9 +44,9 @@
     constexpr int EACH = chunk_of<K_ROW>(), CHUNKS = K_ROW / EACH, ALL = K_OWN * CHUNKS;
     #pragma unroll
     for (int i = 0; i < (ALL + 31) / 32; i++) {
-      const int n = i * 32 + lane, channel = n / CHUNKS;
-      const int at = (channel & ~15) | (channel & 3) << 2 | (channel >> 2 & 3);
-      if (ALL % 32 == 0 || n < ALL) copy_chunk<K_ROW>(k_codes_here, at, n % CHUNKS, from + n * EACH);
+      const int n = i * 32 + lane, at = n / CHUNKS, chunk = n % CHUNKS;
+      const int channel = (at & ~15) | (at & 3) << 2 | (at >> 2 & 3);
+      if (ALL % 32 == 0 || n < ALL) copy_chunk<K_ROW>(k_codes_here, at, chunk, from + channel * K_ROW + chunk * EACH);
     }
     #pragma unroll
     for (int n = lane; n < K_OWN / 4; n += 32) {
@@ -60,15 +61,16 @@
     constexpr int EACH = chunk_of<V_ROW>(), CHUNKS = V_ROW / EACH;
     #pragma unroll
     for (int i = 0; i < 64 * CHUNKS / 32; i++) {
-      const int n = i * 32 + lane, token = n / CHUNKS, chunk = n % CHUNKS;
-      const int at = (token & 7) << 3 | (token >> 3 & 1) << 2 | token >> 4;
+      const int n = i * 32 + lane, at = n / CHUNKS, chunk = n % CHUNKS;
+      const int token = (at & 3) << 4 | (at >> 2 & 1) << 3 | at >> 3;
       copy_chunk<V_ROW>(v_codes_here, at, chunk, from + token * (V_DIM * V_BITS / 8) + chunk * EACH);
     }
     #pragma unroll
     for (int n = lane; n < 16 * V_GROUPS; n += 32) {
       const bool scale = n < 8 * V_GROUPS;
-      const __half* own = (scale ? v_scales : v_biases) + token0 * V_GROUPS + (scale ? n : n - 8 * V_GROUPS) * 8;
-      copy_ahead((unsigned char*)v_scales_here + n * 16, own);
+      const int eight = scale ? n : n - 8 * V_GROUPS;
+      const __half* own = (scale ? v_scales : v_biases) + token0 * V_GROUPS + eight * 8;
+      copy_ahead((unsigned char*)v_scales_here + (n - eight + place_of_eight<V_GROUPS>(eight)) * 16, own);
     }
   };
   int following = 0;  // the block after this one
@@ -251,7 +253,7 @@
     for (int j = 0; j < 8; j++)
       #pragma unroll
       for (int g = 0; g < OWN_GROUPS; g++) {
-        const __half* at = v_scales_here + (group * 8 + j) * V_GROUPS + share * OWN_GROUPS + g;
+        const __half* at = v_scales_of + place_of_eight<V_GROUPS>((group * 8 + j) * V_GROUPS / 8) * 8 + j * V_GROUPS % 8 + g;
         const __half2 scale = __half2half2(*at);
         const float bias = __half2float(at[64 * V_GROUPS]);
         const int t = (j >> 2) + 2 * (j & 1), i = j & 2;  // where this token's weights are
