@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -75,6 +76,40 @@ async def test_requests_end_once_and_alike(client: ProcessEngine) -> None:
         answers.append([token for output in outputs for token in output.token_ids])
     assert answers[0] == answers[1]
     assert (await client.stats()).generated_tokens == len(answers[0]) + len(answers[1])
+
+
+class CountedPipe:
+    """The client's end of a pipe, whose writes are counted."""
+
+    def __init__(self, pipe: socket.socket) -> None:
+        self._pipe = pipe
+        self.writes = 0
+
+    def send(self, data: bytes) -> int:
+        self.writes += 1
+        return self._pipe.send(data)
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+
+async def test_a_burst_of_requests_is_two_writes(
+    client: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.stats()  # behind the first heartbeat
+    pipe = CountedPipe(client._pipe)
+    monkeypatch.setattr(client, "_pipe", pipe)
+    tickets = [
+        client.submit([Request(f"r{number}", PROMPT, GREEDY, max_tokens=2)])[0]
+        for number in range(32)
+    ]
+    assert pipe.writes == 1  # the first does not wait for others
+    for ticket in tickets:
+        assert (await end_of(ticket)).error is None
+    assert pipe.writes == 2
 
 
 async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngine) -> None:

@@ -63,6 +63,8 @@ class ProcessEngine:
         self._frames = Frames(pipe)
         self._loop = asyncio.get_running_loop()
         self._outgoing = bytearray()
+        self._gathers = False
+        """Something was sent in this turn of the event loop; what follows goes out together."""
         self._tickets: dict[str, Ticket] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._asked = 0
@@ -184,7 +186,14 @@ class ProcessEngine:
     def _send(self, message: ToEngine) -> None:
         waiting = bool(self._outgoing)
         self._outgoing += encode(message)
-        if not waiting:
+        if not self._gathers and not waiting:
+            self._gathers = True
+            self._loop.call_soon(self._write_gathered)
+            self._write()
+
+    def _write_gathered(self) -> None:
+        self._gathers = False
+        if self._outgoing and not self._closing:
             self._write()
 
     def _write(self) -> None:

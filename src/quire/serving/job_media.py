@@ -31,6 +31,8 @@ class JobMedia:
 
     def complete(self, prepared: Prepared) -> Prepared:
         """What the job made prompts of, with the features; those are forgotten here."""
+        if not self._items:
+            return prepared
         prompts, anew = map(self._complete, (prepared.prompts, prepared.anew))
         self._items.clear()
         return replace(prepared, prompts=prompts, anew=anew)

@@ -273,6 +273,8 @@ class GenerationStream:
     @property
     def times(self) -> Times:
         """Those of the first choice, but that it has ended when all have."""
+        if len(self.choices) == 1:
+            return self.choices[0].times
         ends = [choice.times.ended for choice in self.choices]
         known = [end for end in ends if end is not None]
         ended = max(known) if len(known) == len(ends) else None

@@ -154,8 +154,9 @@ class Submission:
 
 def _choice_of(request: Request, index: int) -> Request:
     """The same request for choice `index`."""
-    seed = derived_seed(request.sampling.seed, index)
-    sampling = replace(request.sampling, seed=seed)
+    sampling = request.sampling
+    if index:
+        sampling = replace(sampling, seed=derived_seed(sampling.seed, index))
     return replace(request, id=f"{uuid.uuid4().hex}-{index}", sampling=sampling)
 
 

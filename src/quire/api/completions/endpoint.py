@@ -112,7 +112,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         if isinstance(prompt, str):
             return (prompt,)
         if prompt and isinstance(prompt[0], int):
-            return (tuple(each for each in prompt if isinstance(each, int)),)
+            return (tuple(prompt),)
         return tuple(
             each if isinstance(each, str) else tuple(each)
             for each in prompt

@@ -93,9 +93,9 @@ class PageFiles:
 
     def _asked_for(self, request: Request) -> _File | None:
         """None if it is not for the page to answer."""
-        path = request.url.path
         if request.method not in ("GET", "HEAD"):
             return None
+        path = request.url.path
         if path == "/" and "text/html" not in request.headers.get("accept", ""):
             return None
         found = re.fullmatch(r"/page/([\w.-]+)", path)

@@ -158,8 +158,9 @@ class Context:
         lease, keep_s = self.lease, spec.keep_alive_s
         if lease is not None and keep_s is not None and not lease.keep(keep_s):
             note_ignored(request.scope, ["keep_alive"])
-        spec = replace(spec, caller=caller, cache_salt=salt)
-        return await self.service.begin(self.job_media.complete(replace(prepared, spec=spec)))
+        if (caller, salt) != (spec.caller, spec.cache_salt):
+            prepared = replace(prepared, spec=replace(spec, caller=caller, cache_salt=salt))
+        return await self.service.begin(self.job_media.complete(prepared))
 
     async def read(
         self,

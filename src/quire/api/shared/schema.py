@@ -141,8 +141,9 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
     """Paths and values of fields that no schema has, but for those within the conversation."""
     for name, value in (fields.model_extra or {}).items():
         yield f"{prefix}{name}", value
-    for name in type(fields).model_fields:
-        value = getattr(fields, name)
+    for name, value in fields.__dict__.items():
+        if not isinstance(value, Wire | list):
+            continue
         path = f"{prefix}{type(fields).model_fields[name].alias or name}"
         match value:
             case History():

@@ -171,7 +171,8 @@ class Machine:
         self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
         self._owned = frozenset(self._ids)
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
-        if last_added(start)[1] in layout.reasoning[0]:
+        opening = layout.reasoning[0]
+        if opening and last_added(start)[1] in opening:
             self.mode = Mode.REASONING
         self._opener = ""
         self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)

@@ -1,0 +1,148 @@
+"""What the HTTP side costs by itself: `http_side.py FOLDER [TREE ...]`.
+
+The folder has a model of `make_tiny_model.py`, of which only the tokenizer is read: the engine's
+process is `http_worker.py`, whose steps take as long as they are told. Trees are checkouts that are
+compared in alternating rounds; this one if none is named. Processor time is that of the server's
+process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from servers import free_port
+
+from quire.api.server import serve
+from quire.cli.load import Target, Timings, closed_loop
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
+from quire.core.processes import wait_or_kill
+
+_HERE = Path(__file__).resolve().parent
+_STREAMS, _REQUESTS, _TOKENS = 32, 1024, 512
+_LIMIT_S = 120.0
+_GATHERED_MS, _SINGLE_MS = 5.0, 10.0
+"""Steps of 32 streams whose tokens go out together, as more than 4,000 a second do, and each by
+itself."""
+_WORDS = "word " * 100
+
+
+@contextmanager
+def serving(tree: Path, folder: Path, step_ms: float) -> Iterator[tuple[Target, psutil.Process]]:
+    """A server of a tree's sources around scripted steps, and its process."""
+    port = free_port()
+    command = [sys.executable, __file__, str(folder), "--serve", str(port), str(step_ms)]
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{_HERE}"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        asyncio.run(_connect(port))
+        yield Target.parse(f"http://127.0.0.1:{port}"), psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        wait_or_kill(process, 10)
+
+
+async def _connect(port: int) -> None:
+    for _ in range(600):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            return
+    raise SystemExit("the server does not come up")
+
+
+def serve_scripted(folder: Path, port: int, step_ms: float) -> int:
+    """In a process of its own, with the sources of the tree that is measured."""
+    config = ServerConfig(port=port, served_name="scripted", log_level="warning")
+    engine = EngineConfig(str(folder), step_ms=step_ms)
+    return serve((ModelConfig(engine, config),), config, "http_worker")
+
+
+def answers(target: Target, route: str, requests: int, tokens: int) -> list[Timings]:
+    """Streams with usage, 32 at once: prompts of 128 token ids, or a message of 100 words."""
+    draw = random.Random(1)
+    body = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
+    bodies = []
+    for _ in range(requests):
+        ids = [draw.randrange(10, 256) for _ in range(128)]
+        message = {"role": "user", "content": _WORDS}
+        asked = {"prompt": ids} if route == "/completions" else {"messages": [message]}
+        bodies.append(json.dumps(body | asked).encode())
+    found = asyncio.run(closed_loop(target, route, bodies, _STREAMS, _LIMIT_S))
+    for answer in found:
+        if answer.error is not None or answer.tokens != tokens:
+            raise SystemExit(f"{answer.tokens} tokens: {answer.error}")
+    return found
+
+
+def last_first_ms(found: list[Timings]) -> float:
+    """From the first request to the last first token."""
+    begun = min(answer.started for answer in found)
+    return (max(answer.text_times[0] for answer in found) - begun) * 1e3
+
+
+def spent_s(process: psutil.Process) -> float:
+    """Processor time so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measured(tree: Path, folder: Path) -> dict[str, float]:
+    """Of one server each for requests and for tokens."""
+    row = {}
+    with serving(tree, folder, 0.0) as (target, process):
+        for route in ("/completions", "/chat/completions"):
+            answers(target, route, 2 * _STREAMS, 1)
+            before = spent_s(process)
+            answers(target, route, _REQUESTS, 1)
+            row[f"{route}, ms a request"] = (spent_s(process) - before) / _REQUESTS * 1e3
+        bursts = [last_first_ms(answers(target, "/completions", _STREAMS, 1)) for _ in range(9)]
+        row["last first token of 32 requests, ms"] = statistics.median(bursts)
+    for step_ms in (_GATHERED_MS, _SINGLE_MS):
+        with serving(tree, folder, step_ms) as (target, process):
+            answers(target, "/completions", 2 * _STREAMS, 1)
+            before = spent_s(process)
+            answers(target, "/completions", _STREAMS, 1)
+            requests_s = spent_s(process) - before
+            before = spent_s(process)
+            answers(target, "/completions", _STREAMS, _TOKENS + 1)
+            used_s = spent_s(process) - before - requests_s
+            row[f"steps of {step_ms:g} ms, us a token"] = used_s / (_STREAMS * _TOKENS) * 1e6
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("trees", type=Path, nargs="*", default=[_HERE.parent])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", nargs=2, metavar=("PORT", "MS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        sys.exit(serve_scripted(args.folder, int(args.serve[0]), float(args.serve[1])))
+    trees = [tree.resolve() for tree in args.trees]
+    rows: dict[Path, list[dict[str, float]]] = {tree: [] for tree in trees}
+    for number in range(args.rounds):
+        for tree in trees if number % 2 == 0 else reversed(trees):
+            rows[tree].append(measured(tree, args.folder.resolve()))
+    for name in rows[trees[0]][0]:
+        medians = [statistics.median(row[name] for row in rows[tree]) for tree in trees]
+        print(f"{name}: " + ", ".join(f"{value:.3g}" for value in medians))
+
+
+if __name__ == "__main__":
+    main()
