@@ -34,7 +34,7 @@ from quire.engine.decode import kernels, token_kernels
 BLOCK, COUNT = 64, 10
 HEADS = ((512, 2, 8), (256, 8, 2), (128, 8, 4))
 """head_dim, KV heads, query heads for each of them."""
-KEYS = ((8, 0, 20_000), (1, 0, 20_000), (8, 100, 1_124), (8, 0, 190), (1, 0, 190))
+KEYS = ((8, 0, 20_000), (1, 0, 20_000), (8, 100, 1_124), (8, 0, 190), (1, 0, 190), (32, 0, 320))
 """Sequences, first key, key past the last."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 HELD = (None, 3, 4)

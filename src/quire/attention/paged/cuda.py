@@ -63,12 +63,14 @@ class Shape:
         """Thread blocks that share the keys of each tile.
 
         Independent of how many keys there are: those with nothing to do return at once. As many as
-        fill the card: once with the longest vectors, of which many splits take long to join, and
-        twice with shorter ones, whose windows have few keys. See `benchmarks/gpu/attention.py`.
+        fill the card once; twice where there are few rows with vectors of up to 256, whose windows
+        have few keys, and many splits of longer vectors take long to join. See
+        `benchmarks/gpu/attention.py`.
         """
         blocks = tiles * self.kv_heads * (self.group // self.part)
-        each = self.resident or 4
-        wanted = _MULTIPROCESSORS * each * (1 if self.value_dim > 256 else 2) // blocks
+        full = _MULTIPROCESSORS * (self.resident or 8)
+        few = self.value_dim == 256 and blocks <= _MULTIPROCESSORS
+        wanted = (2 if few else 1) * full // blocks
         return max(n for n in _SPLITS if n <= max(1, wanted))
 
     @property
