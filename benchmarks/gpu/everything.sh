@@ -15,6 +15,8 @@ cd "$(dirname "$self")/../.."
 python=${PYTHON:-python3} models=${MODELS:-models}
 model=$models/gemma-4-26b-a4b formats=(plain page-4 uniform-4 turbo-4)
 export PYTHONUNBUFFERED=1
+# What one process compiles the next one finds, as with `quire serve`.
+export MLX_PTX_CACHE_DIR=${MLX_PTX_CACHE_DIR:-$(realpath -m "$models")/compiled}
 
 own() {  # with what `quire serve` sets for its engine
   MLX_USE_CUDA_GRAPHS=0 MLX_ENABLE_TF32=0 "$python" "$@"
