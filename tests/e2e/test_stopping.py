@@ -49,8 +49,16 @@ def streaming(child: Child) -> Iterator[InFlight]:
     assert not thread.is_alive()
 
 
+_UNDER_NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(_UNDER_NOHUP, reason="ignored")),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signals) -> None:
     body = {"prompt": _PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
@@ -71,6 +79,35 @@ def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signa
         assert "Traceback" not in child.log.read_text()
 
 
+@pytest.mark.slow
+def test_a_terminal_may_close_under_nohup(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with quire_serve(tmp_path) as child:
+            with streaming(child) as flight:
+                child.process.send_signal(signal.SIGHUP)
+                child.engine.send_signal(signal.SIGHUP)
+                child.process.send_signal(signal.SIGTERM)
+                _wait_for(child.log, "stopping: 1 answer")
+                child.process.send_signal(signal.SIGHUP)  # no second one that ends answers now
+                child.process.send_signal(signal.SIGINT)
+                assert child.process.wait(HANG_S) == 0
+            assert flight.answer.error is not None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.skipif(_UNDER_NOHUP, reason="ignored")
+def test_a_closed_terminal_ends_answers_after_their_grace(tmp_path: Path) -> None:
+    with quire_serve(tmp_path, "--stop-grace", "0.05") as child:
+        with streaming(child) as flight:
+            for _ in range(2):  # the shell sends one, the system another
+                child.process.send_signal(signal.SIGHUP)
+            assert child.process.wait(HANG_S) == 0
+        assert flight.answer.error is not None
+        assert "1 answer has 0.05 s to end" in child.log.read_text()
+
+
 def test_a_second_signal_ends_answers_with_an_error(tmp_path: Path) -> None:
     with quire_serve(tmp_path) as child:
         with streaming(child) as flight:
@@ -83,15 +120,6 @@ def test_a_second_signal_ends_answers_with_an_error(tmp_path: Path) -> None:
         lines = child.log.read_text().splitlines()
     assert len(lines) < 8, lines
     assert not any("Traceback" in line for line in lines)
-
-
-def test_a_grace_that_is_over_ends_answers_too(tmp_path: Path) -> None:
-    with quire_serve(tmp_path, "--stop-grace", "0.05") as child:
-        with streaming(child) as flight:
-            child.process.send_signal(signal.SIGTERM)
-            assert child.process.wait(HANG_S) == 0
-        assert flight.answer.error is not None
-        assert "1 answer has 0.05 s to end" in child.log.read_text()
 
 
 def test_an_idle_server_says_that_it_stops(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from quire.core.stop_signals import stop_signals
 from quire.serving.models import Models
 from quire.serving.tasks import cancel_and_wait
 
 _LAST_WRITES_S = 2.0
 """For the errors of answers that were ended to be written, to readers that read."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Result = TypeVar("Result")
 
 
@@ -30,7 +30,7 @@ class StopSignal(Exception):
 
 
 async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits what comes before the server runs; SIGINT and SIGTERM cancel it.
+    """Awaits what comes before the server runs; a signal that asks to stop cancels it.
 
     From here on the event loop takes the signals. One that comes after the return and before
     `StoppingServer` runs waits for the loop, which then hands it to the server.
@@ -44,7 +44,7 @@ async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
         received.append(number)
         task.cancel()
 
-    for number in _SIGNALS:
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     try:
         return await task
@@ -55,7 +55,9 @@ async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 class StoppingServer(uvicorn.Server):
-    """Ends at the first SIGINT or SIGTERM when all is answered, at the second one at once.
+    """Ends at the first signal when all is answered, at a second SIGINT or SIGTERM at once.
+
+    A closed terminal may send SIGHUP twice: from the shell and from the system.
 
     Args:
         models: what is in flight ends with an error when they are closed.
@@ -72,13 +74,13 @@ class StoppingServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Takes the signals by the event loop: no handler of Python's runs between two lines."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+        loop, signals = asyncio.get_running_loop(), stop_signals()
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in _SIGNALS:
+            for number in signals:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)  # there is nothing left to be stopped
 
@@ -87,14 +89,15 @@ class StoppingServer(uvicorn.Server):
         self.should_exit |= self._stopped_at_start
         await super().main_loop()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if not self.started:
             self._stopped_at_start = (
                 True  # a start that is begun is finished, so that all is undone
             )
             return
         if self.should_exit:
-            self._now.set()
+            if number != signal.SIGHUP:
+                self._now.set()
             return
         self.should_exit = True
         text = "stopping"
@@ -125,4 +128,5 @@ class StoppingServer(uvicorn.Server):
 
 
 def _say(text: str) -> None:
-    print(f"quire: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # of a terminal that is closed
+        print(f"quire: {text}", file=sys.stderr, flush=True)

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -29,6 +28,7 @@ from quire.core.messages import (
     Submit,
 )
 from quire.core.request import Output
+from quire.core.stop_signals import leave_stopping_to_the_parent
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 
@@ -46,10 +46,7 @@ _MANY = 4000
 
 def main() -> int:
     """Serves until the other end closes. Argument 1: the file descriptor of the pipe."""
-    # Ctrl-C and a service manager's TERM reach the whole group; the parent decides, and when its
-    # end of the pipe closes this process ends too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_stopping_to_the_parent()
     pipe = socket.socket(fileno=int(sys.argv[1]))
     frames = Frames(pipe)
     opening = frames.read()

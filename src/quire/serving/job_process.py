@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from quire.core.errors import QuireError
 from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
+from quire.core.stop_signals import leave_stopping_to_the_parent
 from quire.serving.jobs import (
     KILL,
     ORDER,
@@ -37,8 +38,7 @@ _DATA = b"VmData:"
 
 def main() -> None:
     """Starts jobs until the other end closes. Argument 1: the file descriptor of the pipe."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the server decides, by closing the pipe
-        signal.signal(ignored, signal.SIG_IGN)
+    leave_stopping_to_the_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     opening = Frames(control).next()
     assert isinstance(opening, Opening)
