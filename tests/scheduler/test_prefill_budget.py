@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -135,6 +136,81 @@ def test_streams_keep_their_share_of_the_time(own_s: float, waiting: int) -> Non
     assert 0.7 * share <= of_prompts <= 1.1 * share
     assert longest <= 1.1 * max(decode_s + aim_s, decode_s + 2 * own_s)
     assert read * token_s >= 0.4 * of_prompts * steps, "most of the time goes to launching"
+
+
+def of_streams(
+    pace: PrefillBudget, prompt_s: Callable[[int], float], steps: int, clock: float = 1.0
+) -> tuple[float, int]:
+    """Beside four streams, whose step takes 3 ms alone, one prompt without end is read.
+
+    Args:
+        prompt_s: what reading so many tokens adds to a step.
+        clock: what the clock shows of a second.
+
+    Returns:
+        The time of prompts by that of streams in the last half of the steps; the steps that read.
+    """
+    decode_s, of_prompts, reads = 3e-3, 0.0, 0
+    for number in range(steps):
+        tokens = pace.prompt_budget(4)
+        pace.begin(4, 1, bool(tokens), tokens)
+        more_s = prompt_s(tokens) if tokens else 0.0
+        pace.observe(4, bool(tokens), tokens, clock * (decode_s + more_s))
+        reads += tokens > 0
+        if number >= steps // 2:
+            of_prompts += more_s
+    return of_prompts / decode_s / (steps - steps // 2), reads
+
+
+@pytest.mark.parametrize("own_s", [1e-3, 36e-3])
+@pytest.mark.parametrize(("times", "often"), [(2, 0.5), (3, 0.5), (3, 0.2), (1.5, 0.7)])
+def test_streams_keep_their_share_on_a_machine_that_is_now_and_then_slow(
+    own_s: float, times: float, often: float
+) -> None:
+    noise, pace = random.Random(0), PrefillBudget(0.06, 2.0, 2048)
+    share, _ = of_streams(
+        pace,
+        lambda tokens: (own_s + tokens * 5e-5) * (times if noise.random() < often else 1),
+        steps=4000,
+    )
+    assert 0.85 <= share <= 1.15
+
+
+@pytest.mark.parametrize("first_s", [None, 5.0, 1e-6])
+def test_what_generating_costs_is_seen_beside_prompts_without_end(first_s: float | None) -> None:
+    pace = PrefillBudget(0.06, 2.0, 2048)
+    if first_s is not None:  # the first step loads kernels, or says nothing
+        pace.observe(4, 0, 0, first_s)
+    share, reads = of_streams(pace, lambda tokens: 1e-3 + tokens * 1e-4, steps=400)
+    assert 0.85 <= share <= 1.15
+    assert reads > 100
+
+
+@pytest.mark.parametrize("times", [10, 0.1])
+def test_streams_keep_their_share_when_all_costs_change(times: float) -> None:
+    pace = PrefillBudget(0.06, 2.0, 2048)
+    of_streams(pace, lambda tokens: 1e-3 + tokens * 1e-4, steps=500)
+    share, reads = of_streams(pace, lambda tokens: times * (1e-3 + tokens * 1e-4), steps=400)
+    assert 0.7 <= share <= 1.15
+    assert reads > 20
+    assert pace.prompt_seconds(50) == pytest.approx(times * 6e-3, rel=0.3)
+
+
+def test_a_slow_first_step_keeps_no_prompt_waiting_for_long() -> None:
+    # What the next one was expected to take by it is put right when that is done.
+    first = itertools.chain([5.0], itertools.repeat(0.0))
+    pace = PrefillBudget(0.06, 2.0, 2048)
+    _, reads = of_streams(pace, lambda tokens: next(first) + 36e-3 + tokens * 4e-5, steps=400)
+    assert reads >= 8
+
+
+def test_a_clock_that_stood_still_starves_nobody() -> None:
+    pace = PrefillBudget(0.06, 2.0, 2048)
+    pace.observe(4, 0, 0, 0.0)
+    of_streams(pace, lambda tokens: tokens * 1e-4, steps=50, clock=0.0)
+    share, reads = of_streams(pace, lambda tokens: tokens * 1e-4, steps=1000)
+    assert 0.8 <= share <= 1.2
+    assert reads > 100
 
 
 def test_a_stream_that_sits_out_every_other_step_keeps_its_share() -> None:

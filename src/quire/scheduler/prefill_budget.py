@@ -7,7 +7,9 @@ steps that ran.
 Beside streams that generate, prompts have a share of the time. Where a step's own cost is small,
 every step reads as much as fits into its share. Where it is large (a GPU generates by recorded
 steps of a few milliseconds, and one that reads is launched layer by layer), a step reads a larger
-chunk, and the next ones only generate until the share has made up for it.
+chunk, and the next ones only generate until the share has made up for it. What a step was expected
+to take is put right when it is done, so that the share holds on a machine that is now fast, now
+slow.
 
 A recorded step may also read a few rows, at the cost of one that generates as many. Prompts that
 few of those read to their end are read so: nobody stalls, and the first token comes sooner.
@@ -17,9 +19,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import median_low
 from typing import NamedTuple
 
-_SMOOTHING = 0.2
+_LEAST_S = 1e-6
+"""Of a step: a clock may stand still meanwhile."""
+_ALONE = 5
+"""Steps that only generated, of whose times the median counts: the first often takes longer."""
+_READS_IN_A_ROW = 16
+"""Steps that read beside streams, one after the other, before one only generates: that alone shows
+what generating costs."""
+_BELIEVED = 4
+"""Times its cost, at most, that a step is set against the share of prompts: a machine that stands
+still for a while makes nobody wait as long again."""
 _DECAY = 0.95
 """Weight of older steps, for each step that follows."""
 _MIN_TOKENS = 4
@@ -49,6 +61,10 @@ _SLOW, _SLOW_WEIGHT = 1.25, 0.05
 then, and nothing speeds one up."""
 _PASSES = 4
 """Fits at most, each of which knows the slow steps by the one before."""
+_UNSEEN = 2
+"""Steps that are planned while the time of none of them is known yet, at most."""
+_CHANGED = 4
+"""Slow steps in a row that are no accident: steps cost more from the first of them on."""
 _MIN_PIVOT = 0.01
 """Share of a term's squares that elimination must leave, so that steps tell it from the others."""
 _MIN_TOKEN_SHARE = 0.05
@@ -61,6 +77,10 @@ _LEAST_RECORDED = 8
 _RECORDED_STEPS = 4
 """Recorded steps that take about as long as one that is launched layer by layer, whatever it reads:
 8 ms each with 64 rows, 35 to 45 ms (Gemma 4 26B-A4B in 4 bits on an H200)."""
+
+
+_Shape = tuple[int, int, int]
+"""Generating rows, chunks and prompt rows of a step."""
 
 
 class PrefillBudget:
@@ -81,9 +101,13 @@ class PrefillBudget:
         self._cost = _StepCost()
         self._largest = _FIRST_TOKENS // _GROWTH
         self._smaller = False
-        self._decode_s: dict[int, float] = {}
+        self._decode_s: dict[int, deque[float]] = {}
         self._ahead_s = 0.0
-        """What prompts took beyond their share of the time, while others generated."""
+        """What prompts took beyond their share of the time, while others generated; below 0 what
+        they left of a step's."""
+        self._taken: deque[tuple[_Shape, float]] = deque(maxlen=_UNSEEN)
+        """Of steps whose time is not known yet, what their prompts are expected to take of it."""
+        self._reads_in_a_row = 0
 
     def room(self, decode_rows: int) -> int:
         """Rows that a step has left beside the generating ones."""
@@ -113,11 +137,13 @@ class PrefillBudget:
             sits_out: whether somebody who generates has no row in this step, and waits for its end.
 
         Returns:
-            0 while those who generate are owed time; see `begin`.
+            0 while those who generate are owed time, see `begin`, or to see what they cost alone.
         """
         room = self.room(decode_rows)
         cost = self._cost.estimate
         if (decode_rows or sits_out) and self._ahead_s > 0:
+            return 0
+        if decode_rows and self._reads_in_a_row >= (_READS_IN_A_ROW if self._decode_s else 1):
             return 0
         if cost.token_s == 0:
             return min(room, _FIRST_TOKENS)
@@ -183,13 +209,17 @@ class PrefillBudget:
         if not decode_rows and not sits_out:
             self._ahead_s = 0.0
             return
+        if decode_rows:
+            alone = recorded or not prompt_rows  # or shows what that many rows cost
+            self._reads_in_a_row = 0 if alone else self._reads_in_a_row + 1
         taken = 0.0
         if prompt_rows and recorded:
             taken = self._recorded_seconds(decode_rows, prompt_rows)
         elif prompt_rows:
             taken = self._cost.estimate.of(chunks, prompt_rows)
+            self._taken.append(((decode_rows, chunks, prompt_rows), taken))
         share = self._share(decode_rows, prompts) if decode_rows else 0.0
-        self._ahead_s = max(0.0, self._ahead_s + taken - share)
+        self._ahead_s = max(-share, self._ahead_s + taken - share)
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
@@ -218,15 +248,26 @@ class PrefillBudget:
         *,
         recorded: bool = False,
     ) -> None:
-        """A step took this long."""
+        """A step took this long: what it read is set against the share of prompts by that."""
+        seconds = max(seconds, _LEAST_S)
         if prompt_rows == 0 or recorded:
             bucket = _bucket(decode_rows + prompt_rows)
-            self._decode_s[bucket] = _blend(self._decode_s.get(bucket), seconds)
+            self._decode_s.setdefault(bucket, deque(maxlen=_ALONE)).append(seconds)
         else:
             base = self._decode_estimate(decode_rows) if decode_rows else 0.0
-            self._cost.observe(chunks, prompt_rows, max(seconds - base, seconds * 0.1))
+            taken = max(seconds - base, seconds * 0.1)
+            self._put_right((decode_rows, chunks, prompt_rows), taken)
+            self._cost.observe(chunks, prompt_rows, taken)
             self._smaller = not self._smaller
             self._largest = max(prompt_rows, _FIRST_TOKENS // _GROWTH, int(self._largest * _DECAY))
+
+    def _put_right(self, shape: _Shape, taken: float) -> None:
+        """A step's prompts took this long, which `begin` could only expect."""
+        planned = next((each for each in self._taken if each[0] == shape), None)
+        if planned is not None:
+            self._taken.remove(planned)
+            _, expected = planned
+            self._ahead_s += min(taken, _BELIEVED * expected) - expected
 
     def _decode_estimate(self, rows: int) -> float:
         """From the nearest number of rows seen; a guess of the step time before any was."""
@@ -234,7 +275,7 @@ class PrefillBudget:
             return self._step_s / 4
         bucket = _bucket(rows)
         nearest = min(self._decode_s, key=lambda seen: abs(seen - bucket))
-        return self._decode_s[nearest]
+        return median_low(self._decode_s[nearest])
 
 
 class _Cost(NamedTuple):
@@ -283,7 +324,11 @@ class _StepCost:
             self._sums = self._weighted(slow)
             self.estimate = cost = self._fitted()
             before, slow = slow, [_is_slow(step, cost) for step in self._steps]
-            if slow == before:
+            if len(slow) > _CHANGED and all(slow[-_CHANGED:]):
+                while len(self._steps) > _CHANGED:
+                    self._steps.popleft()
+                slow = [False] * _CHANGED
+            elif slow == before:
                 break
 
     def _weighted(self, slow: list[bool]) -> list[list[float]]:
@@ -328,10 +373,3 @@ def _is_slow(step: tuple[float, float, float, float], cost: _Cost) -> bool:
 def _bucket(rows: int) -> int:
     """Numbers of rows that take about as long as each other: recorded steps are made for 2 ** n."""
     return (rows - 1).bit_length()
-
-
-def _blend(old: float | None, new: float) -> float:
-    """A moving average that one outlier cannot throw far off."""
-    if old is None:
-        return new
-    return old + _SMOOTHING * (min(new, 2 * old) - old)
