@@ -1,6 +1,7 @@
 """Times steps of 8 streams whose contexts are 128, 1,100 and 20,000 tokens of their own:
 
 `contexts.py FOLDER OUT [FORMAT...]`, formats as in `--kv-format`, `plain` unless said otherwise.
+With `all-layers` among them no layer stays plain, where by default the last full one does.
 
 A step is timed in the engine, and where it is recorded also alone: the same graph launched again
 and again, without what the host and the sampler do between two steps.
@@ -125,7 +126,9 @@ def measured(
 
 
 def main(folder: str, out: Path, formats: list[str]) -> None:
-    engine = open_engine(EngineConfig(folder, kv_memory=40 << 30))
+    skipped = () if "all-layers" in formats else None
+    formats = [each for each in formats if each != "all-layers"]
+    engine = open_engine(EngineConfig(folder, kv_memory=40 << 30, kv_skip_layers=skipped))
     whole = engine._runner._whole
     recorded = None if whole is None else Recorded(whole)
     rows: list[dict[str, Any]] = []
