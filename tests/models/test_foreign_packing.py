@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,25 @@ def _group_scales(path: str, matrix: mx.array) -> Packed:
     return tensors, mx.from_fp8(codes, mx.float32) * wide
 
 
+def _modelopt(inputs: bool) -> Pack:
+    """ModelOpt's NVFP4: the scale for the matrix multiplies; with AWQ inputs have scales, too."""
+
+    def pack(path: str, matrix: mx.array) -> Packed:
+        whole, columns = 0.2, mx.random.uniform(0.5, 2, matrix.shape[-1:])
+        factor = columns if inputs else mx.ones_like(columns)
+        words, scales = mx.quantize(matrix / factor / whole, group_size=16, bits=4, mode="nvfp4")
+        wide = mx.dequantize(words, scales, group_size=16, bits=4, mode="nvfp4")
+        tensors = {f"{path}.weight": words.view(mx.uint8), f"{path}.weight_scale": scales}
+        tensors |= {f"{path}.weight_scale_2": mx.array(whole), f"{path}.input_scale": mx.array(0.5)}
+        if inputs:
+            tensors[f"{path}.pre_quant_scale"] = columns
+        return tensors, wide.astype(mx.float32) * whole * factor
+
+    return pack
+
+
 COMPRESSED = {"quant_method": "compressed-tensors"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "fp8-blocks": (_blocks, {"quant_method": "fp8", "weight_block_size": [48, 32]}),
     "fp8-blocks-of-compressed-tensors": (
@@ -168,8 +187,11 @@ PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     ),
     "mxfp4": (_floats("mxfp4", 32), COMPRESSED | {"format": "mxfp4-pack-quantized"}),
     "nvfp4": (_floats("nvfp4", 16), COMPRESSED | {"format": "nvfp4-pack-quantized"}),
+    "nvfp4-of-modelopt": (_modelopt(inputs=False), MODELOPT),
+    # Older ones say so in hf_quant_config.json alone.
+    "nvfp4-of-modelopt-with-awq": (_modelopt(inputs=True), {}),
 }
-UNPACKED = ("int4-in-another-order", "int4-groups-of-16", "nvfp4")
+UNPACKED = ("int4-in-another-order", "int4-groups-of-16")
 
 
 def _separate_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -191,11 +213,13 @@ def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
     return str(folder)
 
 
-def _as_fp8(file: Path) -> None:
-    """Says in the header that bytes are FP8, which MLX writes as U8."""
+def _as_fp8(file: Path, of: bytes = b"") -> None:
+    """Says in the header that bytes are FP8, which MLX writes as U8; of tensors so named."""
     content = file.read_bytes()
     length = int.from_bytes(content[:8], "little")
-    header = content[8 : 8 + length].replace(b'"U8"', b'"F8_E4M3"')
+    named = re.compile(rb'(%s":{[^}]*"dtype":)"U8"' % of)
+    header, count = named.subn(rb'\1"F8_E4M3"', content[8 : 8 + length])
+    assert count, "no such bytes"
     file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
 
 
@@ -215,12 +239,14 @@ def test_packed_weights_compute_what_they_stand_for(
     folder = _write(tmp_path / "packed", config | {"quantization_config": method}, packed)
     if name.startswith("fp8"):
         _as_fp8(tmp_path / "packed" / "model.safetensors")
+    elif name.startswith("nvfp4"):
+        _as_fp8(tmp_path / "packed" / "model.safetensors", b"weight_scale")
 
     ours, theirs = open_model(folder), open_model(_write(tmp_path / "plain", config, plain))
 
     difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
     assert mx.max(mx.abs(difference)).item() < 1e-4
-    unpacked = name in UNPACKED or name.startswith("fp8")
+    unpacked = name in UNPACKED or name.startswith(("fp8", "nvfp4"))
     assert ("are unpacked" in caplog.text) == unpacked
     assert unpacked or ours.parameter_bytes < theirs.parameter_bytes
 
@@ -333,6 +359,31 @@ def test_parts_of_small_floats_that_do_not_fit_are_refused(
     _write(folder, config, weights | tensors)
     with pytest.raises(ModelError, match=named):
         open_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "named"),
+    [
+        ("weight_scale", None, "weight_scale' is missing"),
+        ("weight_scale", mx.ones((2, 2), mx.uint8), r"do not fit \[2, 2\] scales for 16"),
+        ("weight_scale", mx.ones((128, 4)), "weight_scale' is .*float32, not 8 bits"),
+        ("weight_scale_2", mx.ones(2), r"weight_scale_2' has shape \[2\], not one number"),
+        ("weight", mx.ones((128, 64)), "weight' is .*float32, not bytes of two codes"),
+        ("pre_quant_scale", mx.ones(3), r"has shape \[3\], the matrix 64 columns"),
+    ],
+)
+def test_parts_of_modelopts_that_do_not_fit_are_refused(
+    part: str, value: mx.array | None, named: str, tmp_path: Path
+) -> None:
+    config = qwen3_moe_config() | {"quantization_config": MODELOPT}
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    tensors, _ = _modelopt(inputs=True)(path, weights.pop(f"{path}.weight"))
+    tensors.pop(f"{path}.{part}")
+    if value is not None:
+        tensors[f"{path}.{part}"] = value
+    folder = _write(tmp_path / "model", config, weights | tensors)
+    with pytest.raises(ModelError, match=named):
+        open_model(folder)
 
 
 def test_scales_of_caches_are_left_out(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.models.affine import AffineCodes, unpack_words
+from quire.models.small_floats import nvfp4, small_float_words
 
 log = logging.getLogger("quire.models")
 
@@ -155,24 +156,15 @@ class _Matrix:
         self, codes: mx.array, scales: mx.array, dtype: mx.Dtype | None
     ) -> dict[str, mx.array]:
         """E2M1, two codes a byte: MXFP4's groups of 32, or NVFP4's of 16 and a scale for all."""
-        group = 32 if self._whole_scale is None else 16
-        groups, rest = divmod(codes.shape[-1] * 2, group)
-        if rest or codes.ndim < 2 or scales.shape != (*codes.shape[:-1], groups):
-            missing = " without a weight_global_scale" if self._whole_scale is None else ""
-            raise ModelError(
-                f"tensor '{self._path}.weight_packed': {list(codes.shape)} bytes{missing} do not "
-                f"fit {list(scales.shape)} scales for {group} codes each"
-            )
-        if scales.dtype != mx.uint8:
-            raise ModelError(f"tensor '{self._path}.weight_scale' is {scales.dtype}, not 8 bits")
-        words = codes.view(mx.uint32)
-        if self._whole_scale is None:
+        name, whole = f"{self._path}.weight_packed", self._whole_scale
+        if whole is None:
+            lack = " without a weight_global_scale"
+            words = small_float_words(name, codes, scales, 32, lack)
             return {f"{self._path}.weight": words, f"{self._path}.scales": scales}
-        if self._whole_scale.size != 1:
+        matrix = nvfp4(name, codes, scales)
+        if whole.size != 1:
             raise ModelError(
-                f"tensor '{self._path}.weight_global_scale' has shape "
-                f"{list(self._whole_scale.shape)}, not one number"
+                f"tensor '{self._path}.weight_global_scale' has shape {list(whole.shape)}, "
+                "not one number"
             )
-        matrix = mx.dequantize(words, scales, group_size=16, bits=4, mode="nvfp4")
-        matrix = matrix.astype(mx.float32) / self._whole_scale
-        return {f"{self._path}.weight": matrix.astype(dtype or mx.bfloat16)}
+        return {f"{self._path}.weight": (matrix / whole).astype(dtype or mx.bfloat16)}

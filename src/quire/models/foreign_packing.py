@@ -16,6 +16,7 @@ from quire.core.errors import ModelError
 from quire.core.values import Values
 from quire.models.compressed_tensors import from_compressed
 from quire.models.gptq_awq import from_integers
+from quire.models.modelopt import from_modelopt
 from quire.models.quantization import foreign_method
 
 log = logging.getLogger("quire.models")
@@ -42,8 +43,9 @@ def from_foreign(
     """
     weights = from_compressed(from_integers(weights, config, dtype), config, dtype)
     said = Values(config).nested("quantization_config", "compression_config", needed=False)
-    if said.values:
+    if said.values or any(name.endswith(_SCALES) for name in weights):
         weights = {name: array for name, array in weights.items() if not name.endswith(_SIDE)}
+    weights = from_modelopt(weights, dtype)
     scales = {name for name in weights if name.endswith(_SCALES)}
     if not scales:
         return weights
