@@ -39,8 +39,8 @@ with a scale for each block, group, row or tensor is unpacked; integers of compr
 and 8 bits, with zero points or without, also of W8A8, whose activations stay floats) and MXFP4
 become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ ("gemm"); matrices in
 an order of their own (`desc_act`), and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and
-the log says so. Of multimodal checkpoints what the table's second column names is served. A setting in
-`config.json` that a family does not compute is refused by name.
+the log says so. Of multimodal checkpoints what the table's second column names is served. A setting
+in `config.json` that a family does not compute is refused by name.
 
 A tokenizer is `tokenizer.json`, or where that is not there, Mistral's `tekken.json`, Moonshot's
 `tiktoken.model` or SentencePiece's `tokenizer.model`, of which one is made at load. With the seven
