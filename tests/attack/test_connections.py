@@ -159,6 +159,22 @@ def test_a_stream_that_nobody_reads_ends(serve: Serve, monkeypatch: pytest.Monke
     client.close()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_with_several_requests_under_way_is_noticed(
+    serve: Serve, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(lambda _: Script(silent=True), config=ServerConfig())
+    body = json.dumps({**ASK, "stream": stream}).encode()
+    head = HEAD.replace(str(len(BODY)).encode(), str(len(body)).encode())
+    client = connect(served, 3 * (head + body))
+    wait_until(lambda: served.engine.tickets)
+    client.close()
+    wait_until(lambda: served.engine.tickets[0].aborted)
+    served.settle()
+    assert len(served.engine.tickets) == 1, "nobody waits for the others"
+    assert not caplog.records
+
+
 @pytest.mark.slow
 def test_more_connections_than_a_process_begins_with(tmp_path: Path) -> None:
     """A shell's limit on open files is none of the server's."""

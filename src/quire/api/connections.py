@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _MAX_HEAD = 128 << 10  # bytes
+_MAX_AHEAD = 16  # requests of a connection that are read while one is answered
 _OF_OFFERS = {b"upgrade", b"http2-settings"}
 """Headers and options of a connection by which a request offers to go on in another protocol."""
 
@@ -88,6 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _unread = 0  # bytes that were written and not read, when last looked at
     _unread_since = 0.0
     _timer: asyncio.TimerHandle | None = None
+    _unanswered: tuple[RequestResponseCycle, ...] = ()
 
     @property
     def unfinished(self) -> bool:
@@ -107,6 +109,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        for cycle in self._unanswered:  # uvicorn tells the last one alone
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -138,6 +144,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.offered:
             return
         super().on_headers_complete()
+        waiting = (each for each in self._unanswered if not each.response_complete)
+        self._unanswered = (*waiting, self.cycle)
+        if 1 < len(self._unanswered) <= _MAX_AHEAD:
+            # Uvicorn reads no further here, and would not see that the client leaves.
+            self.flow.resume_reading()
         self._in_head, self._received, self._since = False, 0, self.loop.time()
 
     def on_message_complete(self) -> None:
