@@ -6,8 +6,7 @@ import mlx.core as mx
 import pytest
 
 from quire.models.base import named_parameters
-from quire.models.gated_delta import GatedDelta, GatedDeltaNet, gated_delta
-from quire.models.kimi_delta import channel_delta
+from quire.models.gated_delta import GatedDelta, GatedDeltaNet, channel_delta, gated_delta
 from tests.models.solo import SoloStep
 
 HIDDEN = 32
@@ -94,7 +93,7 @@ def test_the_rule_token_by_token(t: int) -> None:
     beta = mx.random.uniform(shape=(n, t, heads), key=draws[4])
     state = start = mx.random.normal((n, heads, value_dim, key_dim), key=draws[5])
 
-    y, after = gated_delta(q, k, v, mx.log(decay), beta, start)
+    y, after = gated_delta(q, k, v, decay, beta, start)
 
     for i in range(t):
         keys, queries = (mx.repeat(x[:, i], 2, axis=1)[:, :, None] for x in (k, q))
@@ -118,7 +117,7 @@ def test_channels_that_forget_alike_are_a_head_that_does(t: int) -> None:
     kept = mx.broadcast_to(decay[..., None], k.shape)
     got = channel_delta(q, k, v, kept, beta, state)
 
-    for ours, theirs in zip(got, gated_delta(q, k, v, mx.log(decay), beta, state), strict=True):
+    for ours, theirs in zip(got, gated_delta(q, k, v, decay, beta, state), strict=True):
         assert mx.max(mx.abs(ours - theirs)).item() < 1e-5
 
 

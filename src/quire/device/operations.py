@@ -172,18 +172,26 @@ class GatedExperts:
 class DeltaGates:
     """How a gated delta net forgets and takes in.
 
-    A state keeps `exp(-exp(log_rates) * softplus(steps + step_biases))` of itself, and takes in
-    `sigmoid(betas)` of the difference between a value and what it says of its key.
+    With `x = steps + step_biases` a state keeps `exp(-exp(log_rates) * softplus(x))` of itself, or
+    `exp(most_forgotten * sigmoid(exp(log_rates) * x))`. It takes in
+    `most_correction * sigmoid(betas)` of the difference between a value and what it says of its
+    key.
 
     Attributes:
-        steps, betas: `[n, t, value_heads]`.
-        log_rates, step_biases: `[value_heads]`.
+        steps: `[n, t, value_heads]`, or `[n, t, value_heads, key_dim]` where each column of a state
+            forgets by itself.
+        betas: `[n, t, value_heads]`.
+        log_rates: `[value_heads]`.
+        step_biases: as the steps of a token, in one dimension.
+        most_forgotten: below zero; None where there is no bound.
     """
 
     steps: mx.array
     betas: mx.array
     log_rates: mx.array
     step_biases: mx.array
+    most_correction: float = 1.0
+    most_forgotten: float | None = None
 
 
 class Operations:

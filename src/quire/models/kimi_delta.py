@@ -12,8 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
+from quire.device.operations import DeltaGates
 from quire.models.base import Module, RecurrentSegment, Step
-from quire.models.gated_delta import unit
+from quire.models.gated_delta import delta_rule
 from quire.models.norm import RMSNorm
 from quire.models.recurrent import CausalConv, in_sequence, over_segments
 
@@ -96,10 +97,10 @@ class KimiDeltaAttention(Module):
         order = in_sequence(segments)
         x = x[order]
         qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
-        kept, betas = self._kept(x), mx.sigmoid(self.b_proj(x).astype(mx.float32))
+        steps, betas = self._gate("f", x), self.b_proj(x).astype(mx.float32)
         y = over_segments(
             segments,
-            lambda segment, part: self._advance(segment, qkv[part], kept[part], betas[part]),
+            lambda segment, part: self._advance(segment, qkv[part], steps[part], betas[part]),
         )
         gate = mx.sigmoid(self._gate("g", x))
         y = self.o_norm(y).reshape(x.shape[0], -1) * gate
@@ -114,61 +115,21 @@ class KimiDeltaAttention(Module):
             y = self[f"{name}_proj"](x)
         return y.astype(mx.float32)
 
-    def _kept(self, x: mx.array) -> mx.array:
-        """What each channel keeps of its state: `[T, hidden]` -> `[T, heads, head_dim]`."""
-        kind, wide = self._kind, self._gate("f", x) + self.dt_bias
-        wide = wide.reshape(x.shape[0], kind.heads, -1)
-        rates = mx.exp(self.A_log.astype(mx.float32))[:, None]
-        if kind.most_forgotten is not None:
-            return mx.exp(kind.most_forgotten * mx.sigmoid(rates * wide))
-        return mx.exp(-rates * mx.logaddexp(wide, 0.0))
-
     def _advance(
-        self, segment: RecurrentSegment, qkv: mx.array, kept: mx.array, betas: mx.array
+        self, segment: RecurrentSegment, qkv: mx.array, steps: mx.array, betas: mx.array
     ) -> mx.array:
         """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, heads, head_dim]`."""
-        n, t, heads, dim = segment.n, segment.t, self._kind.heads, self._kind.head_dim
+        kind, n, t = self._kind, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), qkv.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        mixed = self.conv1d(window, silu=True).astype(mx.float32).reshape(n, t, 3 * heads, dim)
-        q, k, v = mx.split(mixed, 3, axis=2)
-        y, state = channel_delta(
-            unit(q) * dim**-0.5,
-            unit(k),
-            v,
-            kept.reshape(n, t, heads, dim),
-            betas.reshape(n, t, heads),
-            segment.read("delta"),
+        gates = DeltaGates(
+            steps.reshape(n, t, kind.heads, kind.head_dim),
+            betas.reshape(n, t, kind.heads),
+            self.A_log,
+            self.dt_bias,
+            most_forgotten=kind.most_forgotten,
         )
+        mixed = self.conv1d(window, silu=True).astype(mx.float32)
+        y, state = delta_rule(mixed, gates, segment.read("delta"), kind.heads)
         segment.write("delta", state)
         return y.flatten(0, 1)
-
-
-def channel_delta(
-    q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """For each token: forget, compare the value at `k` with `v`, correct it by `beta`, read at `q`.
-
-    Args:
-        q, k: `[n, t, heads, key_dim]`.
-        v: `[n, t, heads, value_dim]`.
-        kept: `[n, t, heads, key_dim]`, in (0, 1); multiplies each column of the state.
-        beta: `[n, t, heads]`, in (0, 1).
-        state: `[n, heads, value_dim, key_dim]`, float32.
-
-    Returns:
-        `[n, t, heads, value_dim]` and the state after the last token.
-    """
-    # Token by token, so that its last bits do not depend on where a prompt is cut; MLX's fused
-    # delta rule forgets by head alone.
-    written = k * beta[..., None]
-    rows = (mx.split(each, each.shape[1], axis=1) for each in (q, k, written, kept))
-    values = mx.split(v[..., None], v.shape[1], axis=1)
-    outputs = []
-    for query, key, change, left, value in zip(*rows, values, strict=True):
-        # Rows stand over the columns of a state, `[n, heads, 1, key_dim]`.
-        state = state * left.swapaxes(1, 2)
-        error = value.squeeze(1) - (state * key.swapaxes(1, 2)).sum(axis=-1, keepdims=True)
-        state = state + error * change.swapaxes(1, 2)
-        outputs.append((state * query.swapaxes(1, 2)).sum(axis=-1))
-    return mx.stack(outputs, axis=1), state

@@ -236,13 +236,15 @@ void check_coded_attention() {
 }
 
 // One head, token by token, in double precision.
-void check_gated_delta() {
-    const int dim = 16, value_dim = 8, tokens = 19, channels = 2 * dim + value_dim;
-    const Floats mixed = drawn(tokens * channels, 12), steps = drawn(tokens, 13), betas = drawn(tokens, 14),
-                 before = drawn(value_dim * dim, 15), rate = drawn(1, 16), bias = drawn(1, 17);
+void check_gated_delta(bool by_column, float most_forgotten) {
+    const int dim = 16, value_dim = 9, tokens = 19, channels = 2 * dim + value_dim, columns = by_column ? dim : 1;
+    const Floats mixed = drawn(tokens * channels, 12), steps = drawn(tokens * columns, 13), betas = drawn(tokens, 14),
+                 before = drawn(value_dim * dim, 15), rate = drawn(1, 16), bias = drawn(columns, 17);
+    const double most_correction = by_column ? 1 : 2;
     Floats after(before.size()), out(tokens * value_dim);
     const GatedDelta d{mixed.data(), steps.data(), betas.data(), rate.data(), bias.data(), before.data(), after.data(),
-                       out.data(), tokens, 1, 1, dim, value_dim, 1e-6f};
+                       out.data(), tokens, 1, 1, dim, value_dim, 1e-6f, by_column, (float)most_correction,
+                       most_forgotten};
     Floats scratch(kernels.gated_delta_scratch_floats(d));
     kernels.gated_delta(d, 0, 0, scratch.data());
     std::vector<double> state(before.begin(), before.end()), exact;
@@ -253,11 +255,17 @@ void check_gated_delta() {
             q_squares += (double)q[i] * q[i];
             k_squares += (double)k[i] * k[i];
         }
-        const double keeps = std::exp(-std::exp((double)rate[0]) * std::log1p(std::exp((double)steps[t] + bias[0])));
-        const double beta = 1 / (1 + std::exp(-(double)betas[t]));
+        std::vector<double> keeps;
+        for (int i = 0; i < dim; i++) {
+            const int column = by_column ? i : 0;
+            const double step = (double)steps[t * columns + column] + bias[column], each = std::exp((double)rate[0]);
+            keeps.push_back(std::exp(most_forgotten < 0 ? most_forgotten / (1 + std::exp(-each * step))
+                                                        : -each * std::log1p(std::exp(step))));
+        }
+        const double beta = most_correction / (1 + std::exp(-(double)betas[t]));
         for (int r = 0; r < value_dim; r++) {
             double known = 0, read = 0;
-            for (int i = 0; i < dim; i++) known += (state[r * dim + i] *= keeps) * k[i] / std::sqrt(k_squares);
+            for (int i = 0; i < dim; i++) known += (state[r * dim + i] *= keeps[i]) * k[i] / std::sqrt(k_squares);
             for (int i = 0; i < dim; i++) {
                 state[r * dim + i] += beta * (v[r] - known) * k[i] / std::sqrt(k_squares);
                 read += state[r * dim + i] * q[i] / std::sqrt(q_squares * dim);
@@ -309,7 +317,10 @@ int main() {
     check_rows();
     check_plain_attention();
     check_coded_attention();
-    check_gated_delta();
+    for (bool by_column : {false, true}) {
+        check_gated_delta(by_column, 0);
+        check_gated_delta(by_column, -5);
+    }
     check_state_space();
     return failures ? 1 : 0;
 }

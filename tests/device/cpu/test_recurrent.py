@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,73 +12,144 @@ import pytest
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.operations import KernelOperations
 from quire.device.operations import DeltaGates
-from quire.models.gated_delta import GatedDelta, GatedDeltaNet
+from quire.models.gated_delta import spelled_out
 from quire.models.mamba import selective_scan
 from quire.models.mamba2 import state_space
 from quire.models.recurrent import CausalConv
 
-SHAPE = GatedDelta(key_heads=2, value_heads=4, key_dim=48, value_dim=20, kernel=4, eps=1e-6)
 Inputs = tuple[mx.array, DeltaGates, mx.array]
 
 
-def drawn(n: int, t: int) -> Inputs:
+@dataclass(frozen=True)
+class Rule:
+    """Sizes of a delta rule, and what its gates are.
+
+    Attributes:
+        by_column: each column of a state forgets by itself, as in Kimi Delta Attention.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    by_column: bool
+    most_correction: float = 1.0
+    most_forgotten: float | None = None
+
+
+RULES = {
+    "by head": Rule(2, 4, 48, 20, by_column=False),
+    "by head, corrected twice": Rule(1, 3, 96, 18, by_column=False, most_correction=2.0),
+    "by head, bounded": Rule(3, 3, 16, 4, by_column=False, most_forgotten=-5.0),
+    "by column": Rule(3, 3, 48, 48, by_column=True),
+    "by column, corrected twice": Rule(1, 1, 256, 7, by_column=True, most_correction=2.0),
+    "by column, bounded": Rule(5, 5, 16, 33, by_column=True, most_forgotten=-5.0),
+}
+
+
+def drawn(rule: Rule, n: int, t: int) -> Inputs:
     """Rows that are mixed, their gates, and a state."""
     keys = mx.random.split(mx.random.key(0), 6)
-    heads = SHAPE.value_heads
+    heads = rule.value_heads
+    columns = (rule.key_dim,) if rule.by_column else ()
+    channels = 2 * rule.key_heads * rule.key_dim + heads * rule.value_dim
 
     def normal(number: int, *shape: int) -> mx.array:
         return mx.random.normal(shape, key=keys[number])
 
     gates = DeltaGates(
-        3 * normal(0, n, t, heads), 2 * normal(1, n, t, heads), normal(2, heads), normal(3, heads)
+        3 * normal(0, n, t, heads, *columns),
+        2 * normal(1, n, t, heads),
+        normal(2, heads),
+        normal(3, heads, *columns).flatten(),
+        rule.most_correction,
+        rule.most_forgotten,
     )
-    state = normal(4, n, heads, SHAPE.value_dim, SHAPE.key_dim)
-    return normal(5, n, t, SHAPE.channels), gates, state
+    return normal(5, n, t, channels), gates, normal(4, n, heads, rule.value_dim, rule.key_dim)
 
 
-def advanced(ops: Any, mixed: mx.array, gates: DeltaGates, state: mx.array) -> list[mx.array]:
-    kernels = KernelOperations(CPUKernels(ops, "", 1))
-    out = kernels.gated_delta(mixed, gates, state, SHAPE.key_heads, 1e-6)
+def advanced(ops: Any, rule: Rule, inputs: Inputs) -> list[mx.array]:
+    out = KernelOperations(CPUKernels(ops, "", 1)).gated_delta(*inputs, rule.key_heads, 1e-6)
     assert out is not None
     return list(out)
 
 
+def reference(rule: Rule, inputs: Inputs) -> list[mx.array]:
+    """In MLX's operations."""
+    return list(spelled_out(*inputs, rule.key_heads))
+
+
+def assert_near(got: list[mx.array], wanted: list[mx.array]) -> None:
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        assert mx.max(mx.abs(ours - theirs)).item() < 2e-5
+
+
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("t", [1, 37])
-def test_the_rule_is_the_reference_s(ops: Any, t: int) -> None:
-    inputs = drawn(3, t)
-    reference = GatedDeltaNet(SHAPE, 32, 0)._spelled_out(*inputs)
-    for got, wanted in zip(advanced(ops, *inputs), reference, strict=True):
-        assert got.shape == wanted.shape
-        assert mx.max(mx.abs(got - wanted)).item() < 2e-5
+def test_the_rule_is_the_reference_s(ops: Any, name: str, t: int) -> None:
+    inputs = drawn(RULES[name], 3, t)
+    assert_near(advanced(ops, RULES[name], inputs), reference(RULES[name], inputs))
 
 
-def test_bits_do_not_depend_on_company_or_cuts(ops: Any) -> None:
-    mixed, gates, state = drawn(3, 37)
-    whole, last = advanced(ops, mixed, gates, state)
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("key_dim", [16, 80, 128, 256])
+@pytest.mark.parametrize(("n", "t"), [(1, 16), (2, 17), (5, 2), (1, 70)])
+def test_sizes(compiled: Any, by_column: bool, key_dim: int, n: int, t: int) -> None:
+    rule = Rule(2, 2, key_dim, 13, by_column)
+    inputs = drawn(rule, n, t)
+    assert_near(advanced(compiled, rule, inputs), reference(rule, inputs))
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("most_forgotten", [None, -5.0])
+def test_gates_far_from_zero(ops: Any, by_column: bool, most_forgotten: float | None) -> None:
+    """A state that keeps all of itself, or next to nothing, and is corrected wholly or not."""
+    rule = Rule(2, 2, 16, 4, by_column, 2.0, most_forgotten)
+    mixed, gates, state = drawn(rule, 2, 30)
+    gates = replace(gates, steps=40 * gates.steps, betas=40 * gates.betas)
+    inputs = mixed, gates, state
+    assert_near(advanced(ops, rule, inputs), reference(rule, inputs))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_bits_do_not_depend_on_company_or_cuts(ops: Any, name: str) -> None:
+    mixed, gates, state = drawn(RULES[name], 3, 37)
+    whole, last = advanced(ops, RULES[name], (mixed, gates, state))
     for cuts in ([0, 1, 2, 20, 37], [0, 16, 36, 37]):
         after = state[1:2]
         for begin, end in pairwise(cuts):
-            part = DeltaGates(
-                gates.steps[1:2, begin:end],
-                gates.betas[1:2, begin:end],
-                gates.log_rates,
-                gates.step_biases,
-            )
-            y, after = advanced(ops, mixed[1:2, begin:end], part, after)
+            steps, betas = (each[1:2, begin:end] for each in (gates.steps, gates.betas))
+            part = replace(gates, steps=steps, betas=betas)
+            y, after = advanced(ops, RULES[name], (mixed[1:2, begin:end], part, after))
             assert mx.array_equal(y, whole[1:2, begin:end])
         assert mx.array_equal(after, last[1:2])
 
 
-def test_threads_change_no_bit(compiled: Any) -> None:
-    inputs = drawn(5, 30)
-    alone = advanced(compiled, *inputs)
+@pytest.mark.parametrize("name", ["by head", "by column"])
+def test_threads_change_no_bit(compiled: Any, name: str) -> None:
+    inputs = drawn(RULES[name], 5, 30)
+    alone = advanced(compiled, RULES[name], inputs)
     mx.eval(alone)
     compiled.set_threads(3)
     try:
-        together = advanced(compiled, *inputs)
+        together = advanced(compiled, RULES[name], inputs)
         assert all(mx.array_equal(a, b) for a, b in zip(alone, together, strict=True))
     finally:
         compiled.set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_narrow_rows_are_read_in_float32(compiled: Any, dtype: mx.Dtype) -> None:
+    rule = RULES["by column"]
+    mixed, gates, state = drawn(rule, 2, 5)
+    names = ("steps", "betas", "log_rates", "step_biases")
+    narrow = replace(gates, **{name: getattr(gates, name).astype(dtype) for name in names})
+    wide = replace(narrow, **{name: getattr(narrow, name).astype(mx.float32) for name in names})
+    mixed = mixed.astype(dtype)
+    got = advanced(compiled, rule, (mixed, narrow, state))
+    wanted = advanced(compiled, rule, (mixed.astype(mx.float32), wide, state))
+    assert all(mx.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 Space = tuple[mx.array, mx.array, mx.array, mx.array, mx.array, mx.array]
@@ -103,7 +175,7 @@ def stepped(ops: Any, inputs: Space) -> list[mx.array]:
     return list(out)
 
 
-def spelled_out(inputs: Space, by_column: bool) -> list[mx.array]:
+def spelled_out_space(inputs: Space, by_column: bool) -> list[mx.array]:
     if not by_column:
         return list(state_space(*inputs))
     values, keys, queries, steps, rates, state = inputs
@@ -116,7 +188,7 @@ def spelled_out(inputs: Space, by_column: bool) -> list[mx.array]:
 @pytest.mark.parametrize("t", [1, 37])
 def test_state_spaces_are_the_reference_s(ops: Any, t: int, by_column: bool) -> None:
     inputs = space(3, t, by_column)
-    for got, wanted in zip(stepped(ops, inputs), spelled_out(inputs, by_column), strict=True):
+    for got, wanted in zip(stepped(ops, inputs), spelled_out_space(inputs, by_column), strict=True):
         assert got.shape == wanted.shape
         assert mx.max(mx.abs(got - wanted)).item() < 1e-4
 
@@ -156,10 +228,9 @@ def test_convolution(ops: Any, biased: bool, silu: bool) -> None:
     assert mx.array_equal(run(window[1:, 4:8]), out[1:, 4:5])
 
 
-def test_other_types_and_sizes_are_the_reference_s(compiled: Any) -> None:
+def test_other_sizes_are_the_reference_s(compiled: Any) -> None:
     kernels = KernelOperations(CPUKernels(compiled, "", 1))
-    mixed, gates, state = drawn(1, 1)
-    assert kernels.gated_delta(mixed.astype(mx.bfloat16), gates, state, 2, 1e-6) is None
+    mixed, gates, state = drawn(RULES["by head"], 1, 1)
     assert kernels.gated_delta(mixed, gates, state[..., :40], 2, 1e-6) is None
     values, keys, queries, steps, rates, last = space(1, 1, by_column=False)
     cut = values, keys[..., :40], queries[..., :40], steps, rates, last[..., :40]

@@ -122,19 +122,25 @@ struct PagedRows {
 
 // The gated delta rule (arXiv:2412.06464): a matrix a value head forgets, takes in `beta` of the difference
 // between a value and what it says of its key, and is read at the query. Queries, keys and values stand
-// side by side; a key head serves consecutive value heads.
+// side by side; a key head serves consecutive value heads. A head forgets as a whole, or each of its
+// columns by itself (Kimi Delta Attention, arXiv:2510.26692).
 struct GatedDelta {
     const float* mixed;  // [sequences, tokens, 2 * key_heads * key_dim + value_heads * value_dim]
-    // [sequences, tokens, value_heads]: the state keeps exp(-exp(log_rate) * softplus(step + step_bias)), and
-    // beta is sigmoid(betas).
-    const float *steps, *betas;
-    const float *log_rates, *step_biases;  // [value_heads]
+    const float* steps;  // [sequences, tokens, value_heads], or if `by_column` [.., value_heads, key_dim]
+    const float* betas;  // [sequences, tokens, value_heads]: beta is most_correction * sigmoid(betas)
+    const float* log_rates;    // [value_heads]
+    const float* step_biases;  // as the steps of a token
     const float* before;  // [sequences, value_heads, value_dim, key_dim]
     float* after;         // likewise
     float* out;           // [sequences, tokens, value_heads, value_dim]
     int64_t tokens;
     int key_heads, value_heads, key_dim, value_dim;
     float eps;            // added to the squared lengths of keys and queries
+    bool by_column;
+    float most_correction;
+    // Of x = step + step_bias and rate = exp(log_rate) the state keeps exp(-rate * softplus(x)), or if this
+    // is below 0, exp(most_forgotten * sigmoid(rate * x)).
+    float most_forgotten;
 };
 
 // A state space (Mamba, arXiv:2312.00752, and Mamba 2, arXiv:2405.21060): a matrix a head forgets, takes in

@@ -26,8 +26,6 @@ from quire.device.operations import (
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _MULTIPLE = 16
 """Of channels and keys: the longest vector that a kernel works with."""
-_STATE_ROWS = 4
-"""That advance together."""
 _MOST_TAPS = 8
 
 
@@ -163,12 +161,16 @@ class KernelOperations(UnfusedOperations):
     def gated_delta(
         self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
     ) -> tuple[mx.array, mx.array] | None:
-        arrays = (mixed, gates.steps, gates.betas, gates.log_rates, gates.step_biases, state)
-        *_, value_dim, key_dim = state.shape
-        known = key_dim % _MULTIPLE == 0 and value_dim % _STATE_ROWS == 0
-        if not known or any(each.dtype != mx.float32 for each in arrays):
+        if state.shape[-1] % _MULTIPLE:
             return super().gated_delta(mixed, gates, state, key_heads, eps)
-        y, after = self._ops.gated_delta(*arrays, key_heads, eps)
+        arrays = (mixed, gates.steps, gates.betas, gates.log_rates, gates.step_biases, state)
+        y, after = self._ops.gated_delta(
+            *(each.astype(mx.float32) for each in arrays),
+            key_heads,
+            eps,
+            gates.most_correction,
+            gates.most_forgotten or 0.0,
+        )
         return y, after
 
     def state_space(

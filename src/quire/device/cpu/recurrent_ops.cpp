@@ -8,7 +8,7 @@ namespace {
 // The gated delta rule over `n` sequences of `t` tokens, as `device.operations.Operations.gated_delta` says.
 std::vector<array> gated_delta(const array& mixed, const array& steps, const array& betas,
                                const array& log_rates, const array& step_biases, const array& state,
-                               int key_heads, float eps) {
+                               int key_heads, float eps, float most_correction, float most_forgotten) {
     using namespace mlx::core;
     for (const array& each : {mixed, steps, betas, log_rates, step_biases, state})
         require(each.dtype() == float32, "all arrays must be float32");
@@ -21,14 +21,18 @@ std::vector<array> gated_delta(const array& mixed, const array& steps, const arr
     d.value_dim = state.shape(2);
     d.key_dim = state.shape(3);
     d.eps = eps;
+    d.by_column = steps.ndim() == 4;
+    d.most_correction = most_correction;
+    d.most_forgotten = most_forgotten;
     require(d.value_heads % key_heads == 0, "the value heads are no multiple of the key heads");
-    require(d.key_dim % 16 == 0 && d.value_dim % 4 == 0, "key_dim is a multiple of 16, value_dim of 4");
+    require(d.key_dim % 16 == 0, "key_dim is a multiple of 16");
     require(mixed.shape(2) == 2 * key_heads * d.key_dim + d.value_heads * d.value_dim,
             "mixed does not fit the heads");
     const size_t gates = (size_t)mixed.shape(0) * mixed.shape(1) * d.value_heads;
-    require(steps.size() == gates && betas.size() == gates, "each token and value head has gates");
-    require((int)log_rates.size() == d.value_heads && (int)step_biases.size() == d.value_heads,
-            "each value head has a rate and a bias");
+    const size_t columns = d.by_column ? d.key_dim : 1;
+    require(steps.size() == gates * columns && betas.size() == gates, "each token and value head has gates");
+    require((int)log_rates.size() == d.value_heads && step_biases.size() == d.value_heads * columns,
+            "each value head has a rate and a bias, or a bias for each column");
     const Shape out_shape = {mixed.shape(0), mixed.shape(1), d.value_heads, d.value_dim};
     return operation("quire::gated_delta", {out_shape, state.shape()},
                      {mixed, steps, betas, log_rates, step_biases, state},
@@ -129,7 +133,8 @@ array causal_conv(const array& window, const array& taps, const std::optional<ar
 
 void bind_recurrent(nb::module_& m) {
     m.def("gated_delta", &gated_delta, nb::arg("mixed"), nb::arg("steps"), nb::arg("betas"), nb::arg("log_rates"),
-          nb::arg("step_biases"), nb::arg("state"), nb::arg("key_heads"), nb::arg("eps"));
+          nb::arg("step_biases"), nb::arg("state"), nb::arg("key_heads"), nb::arg("eps"), nb::arg("most_correction"),
+          nb::arg("most_forgotten"));
     m.def("state_space", &state_space, nb::arg("values"), nb::arg("keys"), nb::arg("queries"), nb::arg("steps"),
           nb::arg("rates"), nb::arg("state"));
     m.def("causal_conv", &causal_conv, nb::arg("window"), nb::arg("taps"), nb::arg("bias").none(), nb::arg("silu"));
