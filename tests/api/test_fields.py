@@ -288,7 +288,9 @@ def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> 
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
-@pytest.mark.parametrize("number", ["1e400", "-1E+999", "9" * 400 + ".0", "1" * 250 + "e99"])
+@pytest.mark.parametrize(
+    "number", ["1e400", "-1E+999", "9" * 400 + ".0", "9" * 400, "1" * 250 + "e99"]
+)
 def test_a_number_that_no_float_holds_is_refused(serve: Serve, path: str, number: str) -> None:
     tool = '{"type": "function", "function": {"name": "f", "parameters": {"default": %s}}}'
     body = f'{{"model": "quire-demo", "tools": [{tool % number}]}}'.encode()

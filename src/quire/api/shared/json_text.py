@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterator
 
 from pydantic_core import from_json
@@ -21,6 +21,7 @@ _ESCAPE = re.compile(
 # What a number has that is too large for a float: an exponent of three digits, or, where it has two
 # at most, 210 digits. Apart they are looked for in half the time.
 _LONG_EXPONENT, _MANY_DIGITS = re.compile(rb"[eE]\+?\d{3}"), re.compile(rb"\d{210}")
+_MOST = sys.float_info.max
 # What Python and JavaScript write where JSON has no number.
 _NO_NUMBER = re.compile(rb"NaN|Infinity")
 
@@ -58,12 +59,12 @@ def finite_json(body: bytes) -> object:
 
 
 def _not_finite(value: object) -> tuple[int | str, ...] | None:
-    """Where a decoded JSON value first holds a number that is not finite, in the text's order."""
+    """Where a decoded JSON value first holds a number that no float holds, in the text's order."""
     path: list[int | str] = []
     nested = [_members(value)]
     while nested:
         for name, node in nested[-1]:
-            if isinstance(node, float) and not math.isfinite(node):
+            if isinstance(node, float | int) and not -_MOST <= node <= _MOST:
                 return (*path, name)
             if isinstance(node, dict | list):
                 path.append(name)
