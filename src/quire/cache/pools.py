@@ -126,6 +126,19 @@ class Pools:
         for key, ids in by_pool.items():
             self.restore(key, [i for _, i in ids], contents[key])
 
+    def rehearse(self) -> None:
+        """Each pool's first block is copied onto itself, as others are to other places.
+
+        So that on a GPU the kernels that copy and move blocks are compiled.
+        """
+        pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
+        for pool in pools:
+            block = np.zeros(1, dtype=np.int32)
+            contents = pool.export(block)
+            if all(map(len, contents)):
+                mx.eval(contents)
+                pool.restore(block, contents)
+
     def export(self, key: PoolKey, ids: list[int]) -> list[mx.array]:
         """The contents of blocks in all layers (lazy), block after block along each first axis."""
         return self._pool(key).export(np.array(ids, dtype=np.int32))

@@ -82,6 +82,8 @@ class Engine:
             loaded.fingerprint,
             batch_invariant=config.batch_invariant,
         )
+        self.rehearse = self._runner.rehearse
+        """See there; to be called while there is no work."""
         budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = wanted_context(config, loaded.context_length)

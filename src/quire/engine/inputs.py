@@ -160,7 +160,7 @@ class StepInputs(_Rows):
         ]
         rows = _Rows(ends, self._attention)
         rows.tokens = self.tokens[self.wanted]
-        rows.positions = self.positions[..., self.wanted]
+        rows.positions = mx.take(self.positions, self.wanted, axis=-1)
         return rows, self.wanted
 
     def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:

@@ -32,7 +32,7 @@ class VectorStage:
             case Embed() as task:
                 return self._embed(task, rows, hidden)
             case Score() as task:
-                logits = self._model.logits(hidden[-1:])[0]
+                logits = self._model.logits(hidden[-1:]).squeeze(0)
                 return logits[mx.array(task.labels)] - mx.logsumexp(logits)
             case Generate():
                 raise AssertionError("tokens are sampled")

@@ -31,6 +31,9 @@ _FIRST_PROMPT = 300
 """Tokens: more than recorded steps would read."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
+_ADJUSTED = SamplingParams(
+    temperature=0.0, frequency_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1
+)
 
 
 class _Round(NamedTuple):
@@ -62,6 +65,8 @@ def warm_up(
     for number, each in enumerate(rounds):
         on_progress(number, len(rounds))
         _serve(engine, each)
+    if not again:
+        engine.rehearse()
     on_progress(len(rounds), len(rounds))
     if not again:
         kept().note(fact)
@@ -125,13 +130,15 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
     # Chunks up to two of the largest.
     longest = max(1, min(4 * config.max_step_tokens, context - _TOKENS))
     yield _Round([request("prompt", longest, _GREEDY)])
-    late = request("late", _first_length(config, context), _GREEDY)
+    late = request("late", _first_length(config, context), _ADJUSTED)
     streams = 1
     while True:
         for sampling in (_GREEDY, _SAMPLED):
             yield _Round([request(f"{number}", 4, sampling) for number in range(streams)])
         if others := min(streams, config.max_sequences - 1):
-            yield _Round([request(f"{number}", 2, _GREEDY) for number in range(others)], late)
+            # One alone fills a block beside the prompt: formats with tails code it in that step.
+            length = min(longest, max(2, config.page_tokens - 2)) if streams == 1 else 2
+            yield _Round([request(f"{number}", length, _GREEDY) for number in range(others)], late)
         if streams >= config.max_sequences:
             return
         streams = min(2 * streams, config.max_sequences)

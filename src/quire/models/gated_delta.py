@@ -18,7 +18,7 @@ from quire.device.operations import DeltaGates
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import GATES
 from quire.models.norm import RMSNorm
-from quire.models.recurrent import CausalConv, in_sequence, over_segments
+from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
 
 _NORM_EPS = 1e-6  # of the keys' and queries' lengths, as in the flash-linear-attention library
 
@@ -100,7 +100,7 @@ class GatedDeltaNet(Module):
         y = self.norm(y).reshape(x.shape[0], -1)
         y = GATES["silu"](self.in_proj_z(x).astype(mx.float32), y)
         out: mx.array = self.out_proj(y.astype(x.dtype))
-        return out[mx.argsort(order)]
+        return in_row_order(out, order)
 
     def _advance(
         self, segment: RecurrentSegment, qkv: mx.array, steps: mx.array, betas: mx.array

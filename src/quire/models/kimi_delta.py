@@ -16,7 +16,7 @@ from quire.device.operations import DeltaGates
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.gated_delta import delta_rule
 from quire.models.norm import RMSNorm
-from quire.models.recurrent import CausalConv, in_sequence, over_segments
+from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class KimiDeltaAttention(Module):
         gate = mx.sigmoid(self._gate("g", x))
         y = self.o_norm(y).reshape(x.shape[0], -1) * gate
         out: mx.array = self.o_proj(y.astype(x.dtype))
-        return out[mx.argsort(order)]
+        return in_row_order(out, order)
 
     def _gate(self, name: str, x: mx.array) -> mx.array:
         """What forgets ("f") or goes out ("g"), before its sigmoid: float32 `[T, width]`."""

@@ -16,7 +16,7 @@ from quire.device.device import current_device
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.description import Norm
 from quire.models.layers import ACTIVATIONS
-from quire.models.recurrent import CausalConv, in_sequence, over_segments
+from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
 
 _CHUNK = 32  # tokens that are scanned at once
 
@@ -90,7 +90,7 @@ class MambaMixer(Module):
         y = over_segments(segments, lambda segment, part: self._advance(segment, mixed[part]))
         y = y * ACTIVATIONS["silu"](gate.astype(mx.float32))
         out: mx.array = self.out_proj(y.astype(x.dtype))
-        return out[mx.argsort(order)]
+        return in_row_order(out, order)
 
     def _advance(self, segment: RecurrentSegment, mixed: mx.array) -> mx.array:
         """Runs `n` sequences `t` tokens on: `[n * t, channels]`, the result in float32."""

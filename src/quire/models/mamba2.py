@@ -16,7 +16,7 @@ from quire.device.device import current_device
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import unweighted_norm
-from quire.models.recurrent import CausalConv, in_sequence, over_segments
+from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
 
 _CHUNK = 64  # tokens whose pairs are computed at once
 
@@ -125,7 +125,7 @@ class Mamba2Mixer(Module):
         )
         y = self._gated(y, ACTIVATIONS["silu"](gate.astype(mx.float32)))
         out: mx.array = self.out_proj(y.astype(x.dtype))
-        return out[mx.argsort(order)]
+        return in_row_order(out, order)
 
     def _gated(self, y: mx.array, gate: mx.array) -> mx.array:
         if self._kind.eps is None:

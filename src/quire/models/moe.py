@@ -196,9 +196,9 @@ def _weighted_sum(
         y = mlp(x[:, None, None], chosen, False)  # [T, k, 1, hidden]
     else:
         flat = chosen.flatten()
-        order = mx.argsort(flat)
+        order = mx.argsort(flat).astype(mx.int32)
         y = mlp(x[order // k][:, None], flat[order], True)  # [T * k, 1, hidden]
-        y = y[mx.argsort(order)].reshape(rows, k, 1, -1)
+        y = y[mx.argsort(order).astype(mx.int32)].reshape(rows, k, 1, -1)
     mixed = weights.astype(x.dtype)[:, None] @ y.squeeze(-2)  # [T, 1, k] @ [T, k, hidden]
     return mixed.squeeze(1)
 

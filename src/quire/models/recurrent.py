@@ -17,6 +17,11 @@ def in_sequence(segments: Sequence[RecurrentSegment]) -> mx.array:
     return rows[0] if len(rows) == 1 else mx.concatenate(rows)
 
 
+def in_row_order(y: mx.array, order: mx.array) -> mx.array:
+    """Undoes `in_sequence`: `[T, -]` in the order of a step's rows."""
+    return y[mx.argsort(order).astype(mx.int32)]
+
+
 def over_segments(
     segments: Sequence[RecurrentSegment], advance: Callable[[RecurrentSegment, slice], mx.array]
 ) -> mx.array:
@@ -53,7 +58,8 @@ class CausalConv(Module):
         if t == 1:
             out = (window * taps).sum(axis=1, keepdims=True)
         else:
-            out = window[:, :t] * taps[0]
+            # Slices: a number as an index is a gather, which a GPU would have to compile.
+            out = window[:, :t] * taps[:1]
             for offset in range(1, kernel):
-                out = out + window[:, offset : offset + t] * taps[offset]
+                out = out + window[:, offset : offset + t] * taps[offset : offset + 1]
         return out + self.bias if "bias" in self else out

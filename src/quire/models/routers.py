@@ -128,7 +128,7 @@ class SparseMixer:
 
     def _best(self, open_logits: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The best of the open experts and its weight, `[T, 1]` each."""
-        chosen = mx.argmax(open_logits, axis=-1, keepdims=True)
+        chosen = mx.argmax(open_logits, axis=-1, keepdims=True).astype(mx.int32)
         best = current_device().operations.of_rows(open_logits, chosen)
         distance = (best - logits) / mx.maximum(mx.abs(logits), best)
         rivals = mx.where(distance > 2 * self.jitter, -mx.inf, open_logits)
@@ -148,6 +148,9 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
 
 
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """The k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order."""
-    indices = mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k]
+    """The k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order.
+
+    Indices are int32, as all by which rows are gathered: a GPU compiles a gather for each type.
+    """
+    indices = mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k].astype(mx.int32)
     return indices, current_device().operations.of_rows(scores, indices)

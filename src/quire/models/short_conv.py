@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
 from quire.models.base import Module, RecurrentSegment, Step
-from quire.models.recurrent import CausalConv, in_sequence, over_segments
+from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
 
 
 @dataclass(frozen=True)
@@ -67,4 +67,4 @@ class GatedShortConv(Module):
             return self.conv(window).flatten(0, 1)
 
         out: mx.array = self.out_proj(after * over_segments(segments, advance))
-        return out[mx.argsort(order)]
+        return in_row_order(out, order)

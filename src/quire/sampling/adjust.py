@@ -22,24 +22,33 @@ def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
         logits = _biased(logits, [row.params for row in rows])
     penalised = [i for i, row in enumerate(rows) if row.params.needs_history]
     if penalised:
-        where = mx.array(penalised)
-        part = _penalised(logits[where], [rows[i] for i in penalised])
-        logits = _with_rows(logits, where, part)
+        part = _penalised(logits[mx.array(penalised)], [rows[i] for i in penalised])
+        logits = _with_rows(logits, penalised, part)
     masked = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
     if masked:
-        where = mx.array([i for i, _ in masked])
-        part = _masked(logits[where], np.stack([mask for _, mask in masked]))
+        where = [i for i, _ in masked]
+        part = _masked(logits[mx.array(where)], np.stack([mask for _, mask in masked]))
         logits = _with_rows(logits, where, part)
     return logits
 
 
-def _with_rows(logits: mx.array, where: mx.array, part: mx.array) -> mx.array:
-    """A copy of `logits` [R, V] with `part` [N, V] at the rows `where` [N]."""
+def _with_rows(logits: mx.array, where: Sequence[int], part: mx.array) -> mx.array:
+    """`logits` [R, V] with `part` [N, V] at the rows `where`, in ascending order.
+
+    Put together from runs of rows: a third of the time that writing into a copy takes on a CPU, and
+    no scatter, which a GPU would have to compile.
+    """
     if part.shape[0] == logits.shape[0]:
         return part
-    copy = logits[:]
-    copy[where] = part
-    return copy
+    runs: list[mx.array] = []
+    at = done = 0
+    while done < len(where):
+        first, begun = where[done], done
+        while done < len(where) and where[done] == first + done - begun:
+            done += 1
+        runs += [logits[at:first], part[begun:done]]
+        at = first + done - begun
+    return mx.concatenate([*runs, logits[at:]])
 
 
 def _biased(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:

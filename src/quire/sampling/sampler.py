@@ -152,14 +152,13 @@ def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowSamplin
     part = logits[where]
     whole = mx.logsumexp(part, axis=-1, keepdims=True)  # [W, 1]
     chosen = current_device().operations.of_rows(part, tokens[where][:, None]) - whole
-    logprobs = mx.zeros(len(rows)).at[where].add(chosen[:, 0])
+    places = dict(zip(wanted, range(len(wanted)), strict=True))
+    # Of rows that want none, whatever the first has: no scatter, which a GPU would have to compile.
+    of_all = mx.array([places.get(i, 0) for i in range(len(rows))])
+    logprobs = chosen[:, 0][of_all]
     highest = max(rows[i].params.logprobs or 0 for i in wanted)
     if highest == 0:
         return Sampled(tokens, logprobs)
     ids, values = top(part, min(MAX_LOGPROBS, part.shape[1]))
     count = min(highest, ids.shape[1])
-    shape = (len(rows), count)
-    top_ids = mx.zeros(shape, dtype=mx.int32).at[where].add(ids[:, :count])
-    return Sampled(
-        tokens, logprobs, top_ids, mx.zeros(shape).at[where].add(values[:, :count] - whole)
-    )
+    return Sampled(tokens, logprobs, ids[:, :count][of_all], (values[:, :count] - whole)[of_all])

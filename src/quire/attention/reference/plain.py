@@ -83,7 +83,7 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
         )
         outs.append(out)
     out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
-    return out[0].swapaxes(0, 1)  # [t, heads, value_dim]
+    return out.squeeze(0).swapaxes(0, 1)  # [t, heads, value_dim]
 
 
 def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array, mx.array]:

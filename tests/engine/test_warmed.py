@@ -1,0 +1,34 @@
+"""What the warm-up of an engine has run is all that requests need: nothing is compiled later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [
+        ("llama", "plain"),
+        pytest.param("gemma4_moe", "plain", marks=SLOW),
+        pytest.param("gemma4_moe", "page", marks=SLOW),
+        pytest.param("llama", "page", marks=SLOW),
+        pytest.param("llama", "uniform", marks=SLOW),
+        pytest.param("qwen3_moe", "turbo", marks=SLOW),
+        pytest.param("qwen3_next", "plain", marks=SLOW),
+        pytest.param("mamba2", "plain", marks=SLOW),
+        pytest.param("deepseek_v32", "plain", marks=SLOW),
+        pytest.param("gpt_oss", "uniform", marks=SLOW),
+    ],
+)
+def test_a_mixed_load_needs_no_kernel_that_the_warm_up_has_not_run(
+    family: str, format: str
+) -> None:
+    command = [sys.executable, "-m", "tests.support.warmed", family, format]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert not run.stdout, run.stdout

@@ -1,0 +1,124 @@
+"""A card whose kernels compute nothing: engines run as on CUDA, and what they compute is blank.
+
+For what can be seen without numbers, such as which kernels are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
+
+import mlx.core as mx
+import psutil
+import pytest
+
+from quire.attention.paged import decoding
+from quire.device import device
+from quire.device.cuda import blocks, encoding, packed
+from quire.device.cuda.compiled import CompiledKernel
+from quire.device.kept import Claim, Kept
+from quire.engine.decode import whole
+from tests.device.cuda.cards import H200
+from tests.support.compiled_kernels import Needed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FOUND = {Claim.PRODUCTS_AGREE, Claim.ATTENTION_AGREES, Claim.CODING_AGREES}
+"""What an earlier start found out about kernels."""
+
+
+def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
+    """Engines that are opened from now on run on it.
+
+    Kernels are kept by many caches, so this is for processes of their own.
+
+    Args:
+        needed: gets the kernels of ours that are called, and what MLX would fuse.
+    """
+
+    def blank(kernel: CompiledKernel, **call: Any) -> list[mx.array]:
+        types = tuple(each.dtype for each in call["inputs"]), tuple(call["output_dtypes"])
+        ranks = {number: call["inputs"][number].ndim for number in kernel._shaped}
+        name = kernel._header.splitlines()[0].removeprefix("// ")
+        threads = call["threadgroup"][0]
+        needed.add((name, *types, tuple(ranks.items()), threads, kernel._shared_memory))
+        shapes = zip(call["output_shapes"], call["output_dtypes"], strict=True)
+        return [mx.zeros(shape, dtype) for shape, dtype in shapes]
+
+    class BlankCard(device.CUDA):
+        name = "a blank card"
+
+        def fused(self, function: Callable[P, T]) -> Callable[P, T]:
+            def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                types = [(each.dtype, each.ndim) for each in args if isinstance(each, mx.array)]
+                needed.add(
+                    ("fused", function.__qualname__, function.__code__.co_firstlineno, *types)
+                )
+                return function(*args, **kwargs)
+
+            return call
+
+        def free_memory(self) -> int:
+            return int(psutil.virtual_memory().available)
+
+        def bound_caches(self) -> None:
+            pass
+
+    patch.setattr(device, "CPU", BlankCard)
+    device.current_device.cache_clear()
+    mx.disable_compile()
+    patch.setattr(CompiledKernel, "__call__", blank)
+    patch.setattr(Kept, "holds", lambda self, fact: fact.claim in _FOUND)
+    patch.setattr(Kept, "note", lambda self, fact: None)
+    for module in (whole, packed):
+        patch.setattr(module, "card", lambda: H200)
+    patch.setattr(whole, "compiler", lambda: _Compiler(needed))
+    patch.setattr(whole, "load_extension", _Extension)
+    patch.setattr(whole, "Graph", _Graph)
+    patch.setattr(whole, "_TOLERANCE", float("inf"))
+    for module in (blocks, decoding, encoding):
+        patch.setattr(module, "problem_of", _passed)
+    norm = mx.linalg.norm
+
+    def norm_of(array: mx.array, **axis: Any) -> mx.array:
+        """Recorded steps are off by nothing from the model, whose numbers are blank, too."""
+        return norm(array, **axis) if axis else mx.array(1.0)
+
+    patch.setattr(mx.linalg, "norm", norm_of)
+
+
+def _passed(check: Callable[[], str | None]) -> None:
+    """A check of a kernel runs, for what it needs, and finds nothing."""
+    with suppress(Exception):
+        check()
+
+
+class _Compiler:
+    """A function is the number of its source."""
+
+    def __init__(self, needed: Needed) -> None:
+        self._needed = needed
+
+    def functions(self, sources: Sequence[str]) -> list[int]:
+        self._needed.update(("recorded", hash(each)) for each in sources)
+        return [0] * len(sources)
+
+
+class _Graph:
+    handle = 0
+
+    def __init__(self, launches: Sequence[object], kept: Sequence[mx.array] = ()) -> None:
+        """Nothing is launched."""
+
+
+class _Extension:
+    """Replays nothing."""
+
+    def pointer(self, array: mx.array) -> int:
+        """Another for each array."""
+        return id(array)
+
+    def replay(self, workspace: mx.array, rows: int, **_: object) -> mx.array:
+        return mx.zeros((rows, workspace.shape[1]), workspace.dtype)

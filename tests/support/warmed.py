@@ -1,0 +1,129 @@
+"""Prints the kernels that a mixed load needs and the warm-up of an engine does not run.
+
+    python -m tests.support.warmed FAMILY FORMAT
+
+On a blank card, and in a process of its own, see `blank_card`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request, SamplingParams, Score, Task, ThinkingBudget
+from quire.engine.engine import Engine
+from quire.engine.warm_up import warm_up
+from quire.models.loader import LoadedModel
+from quire.models.registry import build
+from tests.engine.decode.recorded import opened
+from tests.engine.decode.test_recording import FAMILIES
+from tests.support.blank_card import open_blank_card
+from tests.support.compiled_kernels import needed_kernels
+from tests.support.families import CONFIGS
+from tests.support.tiny_models import random_weights
+
+CONFIG = EngineConfig("", kv_memory=64 << 20, max_sequences=8, max_step_tokens=128)
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLINGS = [
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, seed=1),
+    SamplingParams(temperature=1.0, top_k=100, seed=1),
+    SamplingParams(temperature=0.0, repetition_penalty=1.2, presence_penalty=0.1),
+    SamplingParams(temperature=0.0, logit_bias=((3, 1.0),)),
+    SamplingParams(temperature=0.0, logprobs=0),
+    SamplingParams(temperature=0.0, logprobs=3),
+]
+_SMALL = 1 << 20
+"""Bytes of blocks, of which requests run out."""
+
+
+def load(
+    config: EngineConfig, vocabulary: int
+) -> Iterator[tuple[str, EngineConfig, list[Request]]]:
+    """What each part is called, whose engine serves it, and its requests; the last comes later."""
+    numbers, drawn = count(), random.Random(0)
+
+    def tokens(length: int) -> tuple[int, ...]:
+        return tuple(drawn.randrange(vocabulary) for _ in range(length))
+
+    def ask(
+        prompt: tuple[int, ...],
+        sampling: SamplingParams = GREEDY,
+        budget: ThinkingBudget | None = None,
+        task: Task | None = None,
+        longest: int = 5,
+    ) -> Request:
+        own = Request(f"r{next(numbers)}", prompt, sampling=sampling, max_tokens=longest)
+        return replace(own, thinking=budget, task=task or own.task, snapshots=(len(prompt) - 5,))
+
+    for name in ("a burst", "another burst"):
+        yield name, config, [ask(tokens(64)) for _ in range(8)]
+    yield "prompts beside streams", config, [*(ask(tokens(9)) for _ in range(4)), ask(tokens(90))]
+    common = tokens(100)
+    for name in ("neighbours with a prefix", "kept prefixes"):
+        yield name, config, [ask(common + tokens(28)) for _ in range(3)]
+    yield "whole prompts again", config, [ask(common), ask(common[:64]), ask(common)]
+    for sampling in SAMPLINGS:
+        yield repr(sampling), config, [ask(tokens(9), sampling), ask(tokens(9)), ask(tokens(70))]
+    budget = ThinkingBudget(2, (), (7,))
+    yield "a mask", config, [ask(tokens(9), budget=budget), ask(tokens(9)), ask(tokens(9))]
+    yield "scores", config, [ask(tokens(9), task=Score((1, 2))), ask(tokens(9))]
+    small = replace(config, kv_memory=_SMALL)
+    yield "little memory", small, [ask(tokens(60 + n), longest=70) for n in range(8)]
+
+
+def serve(engine: Engine, requests: Sequence[Request]) -> None:
+    *first, late = requests
+    for request in first:
+        engine.add(request)
+    for step in count():
+        if step == 3:
+            engine.add(late)
+        elif not engine.has_work and step > 3:
+            return
+        for output in engine.step():
+            assert output.error is None, output.error
+
+
+def model_of(family: str) -> LoadedModel:
+    """Packed where its steps are recorded."""
+    if family in FAMILIES:
+        return opened(FAMILIES[family])
+    model = build(CONFIGS[family])
+    weights = [
+        (name, each.astype(mx.bfloat16)) for name, each in random_weights(CONFIGS[family]).items()
+    ]
+    model.load_weights(weights)
+    own = CONFIGS[family], Path(), frozenset[int](), "random", 0, 1024, 1024, "bfloat16"
+    return LoadedModel(model, *own)
+
+
+def main(family: str, format: str) -> None:
+    own = KVFormat() if format == "plain" else KVFormat(format, 4, 4)
+    with pytest.MonkeyPatch.context() as patch, needed_kernels() as needed:
+        open_blank_card(patch, needed)
+        loaded, usual = model_of(family), replace(CONFIG, kv_format=own)
+        warm_up(loaded, usual)
+        warm = set(needed)
+        assert len(warm) > 5, "nothing was noted"
+        engines: dict[EngineConfig, Engine] = {}
+        for name, config, requests in load(usual, loaded.model.vocab_size):
+            if config not in engines:
+                engines[config] = Engine(loaded, config)
+            serve(engines[config], requests)
+            for kernel in needed - warm:
+                print(f"{name}: {kernel}")
+            warm |= needed
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
