@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.device.device import current_device
 from quire.engine.inputs import StepInputs
 from quire.engine.runner import Runner
 from quire.models.loader import open_model
@@ -27,10 +29,31 @@ def written(name: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def kernels() -> Iterator[None]:
+    """Products as on the default set-up, by the CPU kernels where they were compiled."""
+    current_device().choose_products("auto")
+    yield
+    current_device().choose_products("mlx")
+
+
 @pytest.mark.parametrize("name", [*registered.CONFIGS, *tiny_models.CONFIGS])
 def test_queries_keys_values_and_rows_stay_narrow(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert computed_types(name, tmp_path, monkeypatch) == {mx.bfloat16}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["qwen2", "kimi_linear", "olmo_hybrid", "jamba"])
+def test_they_stay_narrow_beside_kernels_for_float32(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert computed_types(name, tmp_path, monkeypatch) == {mx.bfloat16}
+
+
+def computed_types(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[mx.Dtype]:
+    """The types of what is attended to and of a step's last rows, with weights in bfloat16."""
     types: set[mx.Dtype] = set()
     attend, finish = StepInputs.attend, Runner._finish
 
@@ -44,6 +67,6 @@ def test_queries_keys_values_and_rows_stay_narrow(
 
     monkeypatch.setattr(StepInputs, "attend", attends)
     monkeypatch.setattr(Runner, "_finish", finishes)
-    loaded = open_model(str(written(name, tmp_path)), dtype="bfloat16")
-    Company(loaded, EngineConfig(str(tmp_path), kv_memory=64 << 20)).run(prompts([5], 2))
-    assert types == {mx.bfloat16}
+    loaded = open_model(str(written(name, folder)), dtype="bfloat16")
+    Company(loaded, EngineConfig(str(folder), kv_memory=64 << 20)).run(prompts([5], 2))
+    return types

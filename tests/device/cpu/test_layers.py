@@ -112,3 +112,11 @@ def test_heads_that_turn_otherwise_are_spelled_out(operations: KernelOperations)
     (doubled,) = operations.heads(x, parts, 1e-6, lambda y: 2 * y)
     (plain,) = operations.heads(x, parts, 1e-6, None)
     assert mx.array_equal(doubled, 2 * plain)
+
+
+def test_a_norm_with_a_narrow_weight(operations: KernelOperations) -> None:
+    x, weight = drawn(3, HIDDEN), drawn(HIDDEN, seed=1).astype(mx.bfloat16)
+    y = operations.rms_norm(x, weight, 1e-6)
+    assert y.dtype == mx.float32
+    wanted = operations.rms_norm(x, weight.astype(mx.float32), 1e-6)
+    assert mx.allclose(y, wanted, rtol=1e-6, atol=1e-6)

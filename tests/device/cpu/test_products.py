@@ -143,8 +143,9 @@ def test_float_weights(ops: Any, dtype: mx.Dtype, depth: int, columns: int) -> N
         assert mx.array_equal(ops.product(x[:rows], weight), y[:rows])
 
 
-def test_a_bias_is_added(ops: Any) -> None:
-    weight, bias, x = drawn(6, 64), drawn(6, seed=2), drawn(3, 64, seed=1)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_a_bias_is_added(ops: Any, dtype: mx.Dtype) -> None:
+    weight, bias, x = drawn(6, 64), drawn(6, seed=2).astype(dtype), drawn(3, 64, seed=1)
     y = ops.product(x, weight, offsets=bias)
     assert mx.allclose(y, ops.product(x, weight) + bias, rtol=0, atol=0)
 

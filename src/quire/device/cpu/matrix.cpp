@@ -78,9 +78,8 @@ Matrix::Matrix(const array& weight, const std::optional<array>& scales, const st
     }
     t.has_offsets = offsets.has_value();
     if (offsets) {
-        require(offsets->dtype() == float32 && offsets->shape(-1) == t.columns,
-                "the bias must be float32, one a column");
-        arrays_.push_back(*offsets);
+        require(offsets->shape(-1) == t.columns, "the bias must be one a column");
+        arrays_.push_back(astype(*offsets, float32));
     }
 }
 

@@ -93,7 +93,7 @@ class KernelOperations(UnfusedOperations):
         return packed
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-        if x.dtype != mx.float32:
+        if not all(each is None or each.dtype == mx.float32 for each in (x, weight)):
             return super().rms_norm(x, weight, eps)
         y: mx.array = self._ops.rms_norm(x, weight, eps)
         return y
