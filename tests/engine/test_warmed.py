@@ -14,6 +14,8 @@ SLOW = pytest.mark.slow
     ("family", "format"),
     [
         ("llama", "plain"),
+        ("llama", "plain 1"),
+        pytest.param("llama", "plain 3", marks=SLOW),
         pytest.param("gemma4_moe", "plain", marks=SLOW),
         pytest.param("gemma4_moe", "page", marks=SLOW),
         pytest.param("llama", "page", marks=SLOW),
@@ -28,7 +30,7 @@ SLOW = pytest.mark.slow
 def test_a_mixed_load_needs_no_kernel_that_the_warm_up_has_not_run(
     family: str, format: str
 ) -> None:
-    command = [sys.executable, "-m", "tests.support.warmed", family, format]
+    command = [sys.executable, "-m", "tests.support.warmed", family, *format.split()]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert not run.stdout, run.stdout

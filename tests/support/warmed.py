@@ -1,6 +1,6 @@
 """Prints the kernels that a mixed load needs and the warm-up of an engine does not run.
 
-    python -m tests.support.warmed FAMILY FORMAT
+    python -m tests.support.warmed FAMILY FORMAT [SEQUENCES]
 
 On a blank card, and in a process of its own, see `blank_card`.
 """
@@ -65,6 +65,8 @@ def load(
         own = Request(f"r{next(numbers)}", prompt, sampling=sampling, max_tokens=longest)
         return replace(own, thinking=budget, task=task or own.task, snapshots=(len(prompt) - 5,))
 
+    for length in (2, 7, 12, 20, 40):
+        yield f"{length} tokens alone", config, [ask(tokens(length)), ask(tokens(length))]
     for name in ("a burst", "another burst"):
         yield name, config, [ask(tokens(64)) for _ in range(8)]
     yield "prompts beside streams", config, [*(ask(tokens(9)) for _ in range(4)), ask(tokens(90))]
@@ -107,11 +109,12 @@ def model_of(family: str) -> LoadedModel:
     return LoadedModel(model, *own)
 
 
-def main(family: str, format: str) -> None:
+def main(family: str, format: str, sequences: str = "8") -> None:
     own = KVFormat() if format == "plain" else KVFormat(format, 4, 4)
     with pytest.MonkeyPatch.context() as patch, needed_kernels() as needed:
         open_blank_card(patch, needed)
-        loaded, usual = model_of(family), replace(CONFIG, kv_format=own)
+        loaded, usual = model_of(family), CONFIG
+        usual = replace(usual, kv_format=own, max_sequences=int(sequences))
         warm_up(loaded, usual)
         warm = set(needed)
         assert len(warm) > 5, "nothing was noted"

@@ -130,6 +130,12 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
     # Chunks up to two of the largest.
     longest = max(1, min(4 * config.max_step_tokens, context - _TOKENS))
     yield _Round([request("prompt", longest, _GREEDY)])
+    # Numbers of rows that steps are recorded for, and products cut by, beyond those of streams.
+    for rows in (2, 8, 16, 32, 64):
+        if rows > 4 * config.max_sequences or config.max_sequences == 1:
+            # With one sequence no prompt comes late.
+            sampling = _ADJUSTED if rows == 2 else _GREEDY
+            yield _Round([request(f"{rows} rows", min(rows, longest), sampling)])
     late = request("late", _first_length(config, context), _ADJUSTED)
     streams = 1
     while True:
