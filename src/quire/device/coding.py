@@ -85,9 +85,8 @@ class ChunkBlocks:
         each = -(-ends // block_tokens)
         starts = np.concatenate([[0], np.cumsum(each)]).astype(np.int32)
         owner = np.repeat(np.arange(len(each)), each)
-        first = (
-            np.arange(starts[-1]) - starts[owner]
-        ) * block_tokens  # token of the chunk's blocks
+        # Of each block, among the tokens of its chunk's blocks.
+        first = (np.arange(starts[-1]) - starts[owner]) * block_tokens
         own_ends = np.minimum(ends[owner] - first, block_tokens)
         full = own_ends == block_tokens
         return ChunkBlocks(

@@ -77,8 +77,8 @@ class Shape:
     def resident(self) -> int | None:
         """Thread blocks of single rows that a multiprocessor should hold at a time.
 
-        None where that is for the compiler to say: vectors of up to 128 need few registers, and
-        more than eight query heads in a tile more than three thread blocks could have.
+        None leaves it to the compiler: vectors of up to 128 need few registers. With more than
+        eight query heads in a tile a third one would find too few.
         """
         return None if self.value_dim <= 128 else 3 if self.part <= 8 else 2
 
