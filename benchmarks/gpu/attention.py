@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.paged import cuda, packed, portable_kernels
+from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerShape, PackedStore
 from quire.cache.formats.registry import make_store
 from quire.core.kv_choice import parse_format
@@ -29,6 +30,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
+from quire.device.gpu_kernels import in_device_memory
 from quire.engine.decode import kernels, token_kernels
 
 BLOCK, COUNT = 64, 10
@@ -69,6 +71,11 @@ def store_of(shape: cuda.Shape, format: KVFormat, blocks: int, rows: int) -> Pac
     return store
 
 
+def on_device(numbers: Any) -> mx.array:
+    """int32, where a step's inputs are."""
+    return in_device_memory(mx.array(np.array(numbers, np.int32)))
+
+
 def random_like(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     if dtype == mx.uint32:
         return mx.random.randint(-(2**31), 2**31 - 1, shape, dtype=mx.int32).view(dtype)
@@ -80,14 +87,14 @@ def pair(
 ) -> tuple[Pair, int]:
     """One row of each of `rows` sequences that see the keys `[low, high)`; and bytes read."""
     each, heads = -(-high // BLOCK), shape.heads
-    table = mx.array(np.random.default_rng(0).permutation(rows * each).astype(np.int32))
+    table = on_device(np.random.default_rng(0).permutation(rows * each))
     store = store_of(shape, format, rows * each, rows)
     q = random_like((rows, heads, shape.key_dim), mx.bfloat16)
     found = mx.zeros((rows, heads, splits, shape.value_dim)), mx.zeros((rows, heads, splits, 2))
-    numbers, result, count = cuda.numbers(0.05, None), mx.zeros_like(q), mx.array([rows])
+    numbers, result, count = score_numbers(0.05, None), mx.zeros_like(q), on_device([rows])
     parts, joins = shape.kv_heads * (shape.group // shape.part), (rows * heads, 1, 1)
     coded = high if format.scheme != "page" else (high - 1) // BLOCK * BLOCK
-    tiles = mx.array([[row, 1, low, coded, row * each, high - 1] for row in range(rows)])
+    tiles = on_device([[row, 1, low, coded, row * each, high - 1] for row in range(rows)])
     if store is None:
         kept = (rows * each * shape.kv_heads, BLOCK, shape.key_dim)
         arrays = [random_like(kept, mx.bfloat16) for _ in range(2)]
@@ -98,12 +105,12 @@ def pair(
     elif format.scheme == "page":
         arrays = store.arrays()[:-2]
         codes = packed.Codes.of(store.arrays())
-        own = mx.array([[row, 1, coded, high, row - coded // BLOCK, row] for row in range(rows)])
+        own = on_device([[row, 1, coded, high, row - coded // BLOCK, row] for row in range(rows)])
         of_own = mx.zeros((rows, heads, 1, shape.value_dim)), mx.zeros((rows, heads, 1, 2))
-        visible = mx.array([[low, high - 1]] * rows)
-        first = [q, *store.arrays(), tiles, own, table, mx.arange(rows), visible, numbers]
+        visible = on_device([[low, high - 1]] * rows)
+        first = [q, *store.arrays(), tiles, own, table, on_device(range(rows)), visible, numbers]
         first += [*found, *of_own]
-        second = [count, *found, *of_own, packed.signs(shape.value_dim), result]
+        second = [count, *found, *of_own, in_device_memory(packed.signs(shape.value_dim)), result]
         sources = kernels.attend_packed(shape, codes), kernels.join(shape, splits)
         shared, grid = packed.shared_memory(shape, codes), (rows, parts, splits + 1)
     else:
@@ -111,7 +118,7 @@ def pair(
         arrays = [*layout.keys, *layout.values]
         kernel = token_kernels.attend(shape, portable_kernels.Codes.of(layout))
         turn = layout.layout.value_rotation
-        signs = mx.zeros((1,)) if turn is None else turn.map * turn.scale
+        signs = mx.zeros((1,)) if turn is None else in_device_memory(turn.map * turn.scale)
         first = [q, *arrays, tiles, table, numbers, *found]
         second = [count, *found, signs, result]
         combine = token_kernels.combine(shape, splits, turned=turn is not None)

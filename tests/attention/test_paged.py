@@ -14,7 +14,7 @@ from quire.attention.paged import PagedBackend, check, cuda, decoding, packed
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
 from quire.attention.paged.prompts import side_by_side
-from quire.attention.paged.tiles import cut
+from quire.attention.paged.tiles import cut, score_numbers
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
@@ -236,7 +236,7 @@ class _SinglePrepared(PreparedAttention):
         found = (rows, heads, splits)
         texts = decode.attend(shape), decode.combine(shape, splits)
         names = ["q", "keys", "values", "tiles", "table", "numbers"]
-        numbers, table = cuda.numbers(scoring.scale, None), mx.array(told.block_table)
+        numbers, table = score_numbers(scoring.scale, None), mx.array(told.block_table)
         made, shared = ["partial", "stats", "result"], cuda.single_memory(shape)
         partial, stats, done = _emulated(texts[0], names, made, shared)(
             inputs=[q, *store.arrays(), tiles, table, numbers],

@@ -23,6 +23,16 @@ def problem_of(check: Callable[[], str | None]) -> str | None:
         return str(error)
 
 
+def in_device_memory(array: mx.array) -> mx.array:
+    """Its elements, and 16 bytes of zeros behind them, `[n]`.
+
+    On CUDA, MLX 0.32.4 keeps what the host wrote in memory that both share, and arrays of up to 8
+    bytes always. A kernel's thread blocks that read such a pair of numbers waited 8 to 10 us on an
+    H200. What a kernel writes is the device's own.
+    """
+    return mx.concatenate([array.reshape(-1), mx.zeros((16 // array.itemsize,), array.dtype)])
+
+
 @cache
 def kernel_text(package: str, name: str) -> str:
     """A file of `sources/` beside a package, without comments: MLX hashes the text at each call."""

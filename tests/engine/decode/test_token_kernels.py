@@ -14,6 +14,7 @@ from quire.attention.paged import check
 from quire.attention.paged import cuda as paged
 from quire.attention.paged.check import differs
 from quire.attention.paged.portable_kernels import Codes
+from quire.attention.paged.tiles import score_numbers
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks
 from quire.cache.formats.registry import make_store
@@ -72,7 +73,7 @@ class _Prepared(PreparedAttention):
         result = mx.zeros(q.shape, q.dtype)
         found = runner.address(partial), runner.address(stats)
         parts = map(runner.address, (*coded.keys, *coded.values))
-        scale = runner.address(paged.numbers(scoring.scale, None))
+        scale = runner.address(score_numbers(scoring.scale, None))
         kernel = token_kernels.attend(shape, Codes.of(coded))
         arguments = (runner.address(turned), *parts, tiles, table, scale, *found)
         grid = 8, kernel.blocks, splits

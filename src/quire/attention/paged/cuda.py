@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
 
 from quire.attention.backend import Scoring
+from quire.attention.paged.tiles import score_numbers
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 
 LANES = 128  # threads of a thread block
@@ -169,7 +169,7 @@ def grid(launch: Launch, shape: Shape) -> tuple[int, int, int]:
 def _inputs(
     q: mx.array, keys: mx.array, values: mx.array, launch: Launch, scoring: Scoring
 ) -> list[mx.array]:
-    constants = numbers(scoring.scale, scoring.softcap)
+    constants = score_numbers(scoring.scale, scoring.softcap)
     sinks = constants if scoring.sinks is None else scoring.sinks
     return [q, keys, values, launch.tiles, launch.table, launch.visible, constants, sinks]
 
@@ -190,12 +190,6 @@ class Launch:
     count: int
     few: bool
     splits: int
-
-
-@cache
-def numbers(scale: float, softcap: float | None) -> mx.array:
-    """Scale and cap for weights that are powers of two."""
-    return mx.array([scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)])
 
 
 @cache

@@ -12,7 +12,7 @@ from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda
 from quire.attention.paged.cuda import Shape
-from quire.attention.paged.tiles import TILE_FIELDS
+from quire.attention.paged.tiles import TILE_FIELDS, score_numbers
 from quire.cache.formats.rotation import rotation
 from quire.cache.specs import Ints
 from quire.device.gpu_kernels import Kernel
@@ -95,7 +95,7 @@ def attend(
             then tails.
     """
     rows, heads = q.shape[:2]
-    numbers = cuda.numbers(scoring.scale, scoring.softcap)
+    numbers = score_numbers(scoring.scale, scoring.softcap)
     sinks = numbers if scoring.sinks is None else scoring.sinks
     coded, own = (rows, heads, launch.splits), (rows, heads, 1)
     tables = launch.tiles, launch.own_tiles, launch.table, launch.tails, launch.visible

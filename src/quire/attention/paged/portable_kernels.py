@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ import numpy as np
 
 from quire.attention.backend import Scoring
 from quire.attention.paged.target import Target
+from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import CodedArrays
 from quire.cache.specs import Ints
 from quire.device.gpu_kernels import Kernel
@@ -222,9 +222,9 @@ def attend(
         Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
         `[T, heads, splits, 2]`.
     """
+    numbers = score_numbers(scoring.scale, scoring.softcap)
     found = (launch.rows, shape.heads, launch.splits)
     types = tuple(each.dtype for each in (q, *blocks))
-    numbers = _numbers(scoring.scale, scoring.softcap)
     extra = [] if signs is None else [signs]
     return _attend_kernel(target, shape, codes, types, turned=bool(extra))(
         inputs=[q, *blocks, launch.tiles, launch.table, launch.visible, numbers, *extra],
@@ -261,12 +261,6 @@ def merge(
         output_shapes=[(rows, heads, shape.value_dim)] * outputs,
         output_dtypes=[shape.dtype] * outputs,
     )
-
-
-@cache
-def _numbers(scale: float, softcap: float | None) -> mx.array:
-    """Scale and cap for weights that are powers of two."""
-    return mx.array([scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)])
 
 
 @cache

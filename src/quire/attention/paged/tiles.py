@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
+import mlx.core as mx
 import numpy as np
 
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.specs import Ints
+from quire.device.gpu_kernels import in_device_memory
 
 FEW_ROWS = 8
 """A sequence with more rows in a step counts as a prompt."""
@@ -72,3 +76,10 @@ def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: in
     tiles[:, 4] = metadata.table_starts[owner] - metadata.first_blocks[owner]
     tiles[:, 5] = owner
     return Part(span, few, tiles, visible)
+
+
+@cache
+def score_numbers(scale: float, softcap: float | None) -> mx.array:
+    """A scale and a cap of scores for weights that are powers of two, first of its elements."""
+    both = [scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)]
+    return in_device_memory(mx.array(both))

@@ -19,7 +19,7 @@ from quire.attention.paged.portable import SignsOfStores
 from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.prompts import TokenPrompts
 from quire.attention.paged.target import CUDA
-from quire.attention.paged.tiles import FEW_ROWS, cut
+from quire.attention.paged.tiles import FEW_ROWS, cut, score_numbers
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
@@ -141,7 +141,7 @@ def attend(
     rows = q.shape[0]
     found = (rows, shape.heads, splits)
     return _kernel(shape, codes, q.dtype)(
-        inputs=[q, *parts, tiles, table, cuda.numbers(scoring.scale, scoring.softcap)],
+        inputs=[q, *parts, tiles, table, score_numbers(scoring.scale, scoring.softcap)],
         grid=(rows * LANES, shape.kv_heads * (shape.group // shape.part), splits),
         threadgroup=(LANES, 1, 1),
         output_shapes=[(*found, shape.value_dim), (*found, 2)],

@@ -13,6 +13,7 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed, tokens
 from quire.attention.paged import portable_kernels as portable
 from quire.attention.paged.backend import kernels_serve
+from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
 from quire.cache.formats.tokens import TokenStore
 from quire.core.kv_format import KVFormat
@@ -94,7 +95,7 @@ class LayerPool(ABC):
         shape = paged.Shape(
             mx.bfloat16, dim, dim, attention.kv_heads, group, tokens, capped=False, sinks=False
         )
-        numbers = recorder.constant(paged.numbers(attention.scale, None))
+        numbers = recorder.constant(score_numbers(attention.scale, None))
         return self._attend(recorder, shape, numbers, last)
 
     def _heads(self, recorder: Recorder, attention: StackAttention, eps: float, last: int) -> int:
@@ -116,7 +117,7 @@ class LayerPool(ABC):
         arguments = [at(Buffer.ROWS), at(Buffer.Q), at(Buffer.K)]
         arguments += [at(Buffer.K if attention.v is None else Buffer.V)]
         arguments += map(recorder.optional, (attention.q_norm, attention.k_norm))
-        arguments += [recorder.address(rope.frequencies), at(Buffer.POSITIONS)]
+        arguments += [recorder.constant(rope.frequencies), at(Buffer.POSITIONS)]
         arguments += [to.blocks, to.offsets, *to.arrays]
         grid = kernel.grid(recorder.max_rows)
         return recorder.add(kernel.text, grid, heads.THREADS, arguments, (last,))

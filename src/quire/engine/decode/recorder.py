@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from quire.device.cuda.driver import Card, Launch
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.gpu_kernels import in_device_memory
 from quire.device.operations import PackedWeight
 from quire.engine.decode import kernels
 from quire.engine.decode.workspace import Buffer, Workspace
@@ -102,10 +103,11 @@ class Recorder:
         return self.address(weight.codes), self.address(weight.scales), self.address(weight.biases)
 
     def constant(self, array: mx.array) -> int:
-        """Of an array that is kept as long as the graph."""
-        mx.eval(array)
-        self.kept.append(array)
-        return self.address(array)
+        """Of a copy of an array, kept as long as the graph, in memory that is the device's own."""
+        copy = in_device_memory(array)
+        mx.eval(copy)
+        self.kept.append(copy)
+        return self.address(copy)
 
     def optional(self, array: mx.array | None) -> int:
         """0 where there is none."""

@@ -191,7 +191,10 @@ class Recording:
         arguments = [at(Buffer.ROWS), at(Buffer.X), at(Buffer.Y)]
         arguments += [recorder.optional(added.dense_norm)]
         arguments += [at(Buffer.EXPERT_Y), at(Buffer.WEIGHTS), recorder.optional(expert_norm)]
-        arguments += [recorder.optional(added.post), recorder.optional(added.scalar)]
+        arguments += [
+            recorder.optional(added.post),
+            0 if added.scalar is None else recorder.constant(added.scalar),
+        ]
         arguments += [*(recorder.address(norm) for norm, _ in outs), *missing]
         arguments += [*(place for _, place in outs), *missing]
         grid = recorder.max_rows, 1, 1
