@@ -63,14 +63,12 @@ class Shape:
         """Thread blocks that share the keys of each tile.
 
         Independent of how many keys there are: those with nothing to do return at once. As many as
-        fill the card once; twice where there are few rows with vectors of up to 256, whose windows
-        have few keys, and many splits of longer vectors take long to join. See
-        `benchmarks/gpu/attention.py`.
+        are on the card at a time, so that none waits for another to end. Vectors of up to 128, of
+        which three or four are, take more: it costs them little, and evens out rows with few and
+        with many keys. See `benchmarks/gpu/attention.py`.
         """
         blocks = tiles * self.kv_heads * (self.group // self.part)
-        full = _MULTIPROCESSORS * (self.resident or 8)
-        few = self.value_dim == 256 and blocks <= _MULTIPROCESSORS
-        wanted = (2 if few else 1) * full // blocks
+        wanted = _MULTIPROCESSORS * (self.resident or 5) // blocks
         return max(n for n in _SPLITS if n <= max(1, wanted))
 
     @property
