@@ -1,9 +1,9 @@
 """Quire's engine, Quire over HTTP and mlx-lm on the same models, one after the other, in rounds.
 
 `python benchmarks/gpu/compare.py OUT.json`: see `--help`. A model is written if its folder is not
-there. Its tokens by kernels are held against those by MLX's operations alone. The table says how
-much of what memory allows a step reaches: the bytes of weights that it reads, experts as they are
-likely to be chosen, by the speed of a copy.
+there. The table says how much of what memory allows a step reaches: the bytes of weights that it
+reads, experts as they are likely to be chosen, by the speed of a copy. After it the model's tokens
+by kernels are held against those by MLX's operations alone.
 """
 
 from __future__ import annotations
@@ -165,15 +165,14 @@ def main() -> None:
         folder = asked.models / (shape if asked.layers is None else f"{shape}-{asked.layers}")
         if not (folder / "config.json").exists():
             write(shape, folder, asked.layers)
-        own = {
-            "same tokens": {
-                each: same_tokens(folder, each, f"kv-{asked.kv_memory}") for each in asked.formats
-            }
-        }
-        result["shapes"][shape] = own | compared(folder, asked, copied)
+        found = result["shapes"][shape] = compared(folder, asked, copied)
+        printed(shape, found["lines"])
         asked.out.write_text(json.dumps(result, indent=1, default=str))
-        print(json.dumps(own))
-        printed(shape, result["shapes"][shape]["lines"])
+        memory = f"kv-{asked.kv_memory}"
+        same = {each: same_tokens(folder, each, memory) for each in asked.formats}
+        found["same tokens"] = same
+        print(json.dumps(same), flush=True)
+        asked.out.write_text(json.dumps(result, indent=1, default=str))
 
 
 if __name__ == "__main__":
