@@ -14,7 +14,7 @@ from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import CodedArrays
 from quire.cache.specs import Ints
-from quire.device.gpu_kernels import Kernel
+from quire.device.gpu_kernels import Kernel, in_device_memory
 
 LONGEST = 576
 """Elements of a vector, at most: what fits into registers and 32 KiB of threadgroup memory."""
@@ -265,7 +265,7 @@ def merge(
 
 @cache
 def _sizes(splits: int) -> mx.array:
-    return mx.array([splits], mx.int32)
+    return in_device_memory(mx.array([splits], mx.int32))
 
 
 @cache

@@ -11,7 +11,13 @@ from math import prod
 import mlx.core as mx
 
 from quire.device.coding import VectorCoding
-from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
+from quire.device.gpu_kernels import (
+    Kernel,
+    cuda_kernel,
+    in_device_memory,
+    kernel_text,
+    problem_of,
+)
 
 log = logging.getLogger("quire.device")
 
@@ -147,7 +153,7 @@ class _Plan:
 
 @lru_cache(maxsize=64)
 def _numbers(counts: tuple[int, ...]) -> mx.array:
-    return mx.array(counts)
+    return in_device_memory(mx.array(counts))
 
 
 @cache
