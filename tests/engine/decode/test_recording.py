@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,14 @@ def recorded(
     format: KVFormat = PLAIN,
     batch_invariant: bool = False,
     card: Card = H200,
+    address: Callable[[mx.array], int] = id,
 ) -> tuple[list[Kernel], Workspace]:
     model = packed_model(config)
     layout, stack = KVLayout.of(model.layout), model.stack()
     check_stack(stack, layout, card, batch_invariant=batch_invariant)
     workspace = Workspace(stack, len(layout.groups), MOST_ROWS, 100, id)
     pools = {n: pool_of(layout, n, format) for n in range(len(stack.layers))}
-    recorder = Recorder(max_rows, id, workspace, card, batch_invariant=batch_invariant)
+    recorder = Recorder(max_rows, address, workspace, card, batch_invariant=batch_invariant)
     Recording(stack, pools, recorder, 3, 4).record()
     return recorder.kernels, workspace
 
@@ -127,6 +129,22 @@ def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, format:
 def test_coding_single_tokens_takes_no_kernel_of_its_own(format: KVFormat) -> None:
     coded, plain = (recorded(FAMILIES["llama"], 8, format=each)[0] for each in (format, PLAIN))
     assert [each.grid[:2] for each in coded] == [each.grid[:2] for each in plain]
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_read_no_array_that_mlx_keeps_beside_the_host(
+    family: str, format: KVFormat
+) -> None:
+    read: list[int] = []
+
+    def address(array: mx.array) -> int:
+        read.append(array.nbytes)
+        return id(array)
+
+    recorded(FAMILIES[family], 8, format=format, address=address)
+    small = [size for size in read if 0 < size <= 8]  # stores have no blocks here
+    assert not small, "see `in_device_memory`"
 
 
 def test_layers_that_a_format_skips_are_recorded_plain() -> None:
