@@ -117,7 +117,7 @@ class LayerPool(ABC):
         arguments = [at(Buffer.ROWS), at(Buffer.Q), at(Buffer.K)]
         arguments += [at(Buffer.K if attention.v is None else Buffer.V)]
         arguments += map(recorder.optional, (attention.q_norm, attention.k_norm))
-        arguments += [recorder.constant(rope.frequencies), at(Buffer.POSITIONS)]
+        arguments += [recorder.copied(rope.frequencies), at(Buffer.POSITIONS)]
         arguments += [to.blocks, to.offsets, *to.arrays]
         grid = kernel.grid(recorder.max_rows)
         return recorder.add(kernel.text, grid, heads.THREADS, arguments, (last,))
@@ -215,7 +215,7 @@ class PagePool(LayerPool):
         shared = packed.shared_memory(shape, self.codes)
         source = kernels.attend_packed(shape, self.codes)
         last = recorder.add(source, grid, paged.LANES, arguments, (last,), shared)
-        signs = recorder.constant(packed.signs(shape.value_dim))
+        signs = recorder.copied(packed.signs(shape.value_dim))
         arguments = [at(Buffer.ROWS), *found, signs, at(Buffer.ATTENDED)]
         source, grid = kernels.join(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
         return recorder.add(source, grid, paged.LANES, arguments, (last,))
@@ -248,7 +248,7 @@ class TokenPool(LayerPool):
 
     def _destination(self, recorder: Recorder) -> Destination:
         group, store = recorder.workspace.group(self.group), self.store
-        tables = [0 if each is None else recorder.constant(each) for each in code_tables(store)]
+        tables = [0 if each is None else recorder.copied(each) for each in code_tables(store)]
         parts = map(recorder.optional, code_parts(store))
         return Destination(group.blocks, group.offsets, Coding.of(store), (*tables, *parts))
 
@@ -259,8 +259,8 @@ class TokenPool(LayerPool):
         found = at(Buffer.PARTIAL), at(Buffer.STATS)
         arguments = [at(Buffer.Q)]
         for *codes, last_part in (coded.keys, coded.values):
-            # Biases are of the pool; levels are not, and last as long as the graph.
-            own = recorder.constant if coded.layout.codebook else recorder.address
+            # Biases are of the pool, levels are not.
+            own = recorder.copied if coded.layout.codebook else recorder.address
             arguments += [*map(recorder.address, codes), own(last_part)]
         arguments += [group.tiles, recorder.workspace.table, numbers, *found]
         grid = recorder.max_rows, kernel.blocks, splits

@@ -46,6 +46,7 @@ class Recorder:
         workspace: what the kernels write to, and where the step's inputs are.
         card: that they run on.
         batch_invariant: a row's bits do not depend on how many rows there are.
+        copies: see `copied`; by identity arrays and their copies, which outlive all graphs.
 
     Attributes:
         kept: arrays that must live as long as the graph: kernels read them.
@@ -56,6 +57,7 @@ class Recorder:
     workspace: Workspace
     card: Card
     batch_invariant: bool = False
+    copies: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
 
@@ -103,11 +105,18 @@ class Recorder:
         return self.address(weight.codes), self.address(weight.scales), self.address(weight.biases)
 
     def constant(self, array: mx.array) -> int:
-        """Of a copy of an array, kept as long as the graph, in memory that is the device's own."""
-        copy = in_device_memory(array)
-        mx.eval(copy)
-        self.kept.append(copy)
-        return self.address(copy)
+        """Of an array that is kept as long as the graph."""
+        mx.eval(array)
+        self.kept.append(array)
+        return self.address(array)
+
+    def copied(self, array: mx.array) -> int:
+        """Of the copy of an array that the host wrote, in memory that is the device's own."""
+        if id(array) not in self.copies:
+            copy = in_device_memory(array)
+            mx.eval(copy)
+            self.copies[id(array)] = array, copy
+        return self.address(self.copies[id(array)][1])
 
     def optional(self, array: mx.array | None) -> int:
         """0 where there is none."""

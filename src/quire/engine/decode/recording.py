@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.paged import packed
+from quire.device.gpu_kernels import in_device_memory
 from quire.engine.decode import kernels
 from quire.engine.decode.head import Head
 from quire.engine.decode.pools import LayerPool, TailCoding
@@ -116,8 +117,9 @@ class Recording:
             group = recorder.workspace.group(coding.group)
             arguments = [recorder.workspace.at(Buffer.ROWS)]
             arguments += [group.blocks, group.offsets, group.tails]
-            arguments += [recorder.constant(packed.signs(coding.dim))]
-            arguments += [recorder.constant(mx.array(np.array(stores, np.int64)))]
+            arguments += [recorder.copied(packed.signs(coding.dim))]
+            addresses = mx.array(np.array(stores, np.int64))
+            arguments += [recorder.constant(in_device_memory(addresses))]
             source = kernels.code_tails(coding.kv_heads, coding.dim, coding.codes)
             grid = coding.kv_heads, len(stores), 1
             last = recorder.add(source, grid, kernels.TAIL_THREADS, arguments, (last,))
@@ -191,10 +193,8 @@ class Recording:
         arguments = [at(Buffer.ROWS), at(Buffer.X), at(Buffer.Y)]
         arguments += [recorder.optional(added.dense_norm)]
         arguments += [at(Buffer.EXPERT_Y), at(Buffer.WEIGHTS), recorder.optional(expert_norm)]
-        arguments += [
-            recorder.optional(added.post),
-            0 if added.scalar is None else recorder.constant(added.scalar),
-        ]
+        scalar = 0 if added.scalar is None else recorder.copied(added.scalar)
+        arguments += [recorder.optional(added.post), scalar]
         arguments += [*(recorder.address(norm) for norm, _ in outs), *missing]
         arguments += [*(place for _, place in outs), *missing]
         grid = recorder.max_rows, 1, 1

@@ -150,6 +150,8 @@ class WholeDecode:
             mx.eval(self._logits)
         mx.eval(self._out)
         self._recorded: dict[KVFormat, _Graphs] = {}
+        self._copies: dict[int, tuple[mx.array, mx.array]] = {}
+        """See `Recorder.copied`."""
         self._serves_format: dict[KVFormat, bool] = {}
         self.verified: dict[tuple[KVFormat, int], bool] = {}
         """By format and rows of a graph, whether it computes what the model does."""
@@ -343,7 +345,12 @@ class WholeDecode:
             for layer, store in enumerate(stores)
         }
         recorder = Recorder(
-            max_rows, pointer, self._workspace, card(), batch_invariant=self._batch_invariant
+            max_rows,
+            pointer,
+            self._workspace,
+            card(),
+            batch_invariant=self._batch_invariant,
+            copies=self._copies,
         )
         out = pointer(self._out)
         logits = None if self._logits is None else pointer(self._logits)
