@@ -10,7 +10,7 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.reference.cuts import Chunk, DecodeBatch, cut
 from quire.cache.formats.base import LayerStore
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.device.device import current_device
 
 _ELEMENTS = 32 << 20

@@ -10,7 +10,7 @@ import numpy as np
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.device.cpu.kernels import CPUKernels
 
 _MULTIPLE = 16

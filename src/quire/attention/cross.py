@@ -15,7 +15,8 @@ import numpy as np
 
 from quire.attention.metadata import AttentionMetadata, AttentionRows
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import CrossKV, Ints
+from quire.cache.specs import CrossKV
+from quire.core.arrays import Ints
 from quire.core.media import CrossMedia
 
 

@@ -16,7 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import AttentionSpec, Ints, KVSpec
+from quire.cache.specs import AttentionSpec, KVSpec
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 
 

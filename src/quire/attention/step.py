@@ -23,7 +23,8 @@ from quire.attention.reference.cuts import length_class
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.pools import KVPool, Pools
-from quire.cache.specs import CrossKV, Ints, KVLayout
+from quire.cache.specs import CrossKV, KVLayout
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 
 _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]

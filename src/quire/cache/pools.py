@@ -10,8 +10,9 @@ import numpy as np
 from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import block_bytes, make_index_store, make_store, store_type
-from quire.cache.specs import Ints, KVGroup, recurrent_groups, stored_groups
+from quire.cache.specs import KVGroup, recurrent_groups, stored_groups
 from quire.cache.states import StatePool
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 
 

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int32]
+from quire.core.arrays import Ints
 
 
 class LayerSpec(ABC):

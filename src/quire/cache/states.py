@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.formats.paging import block_rows, resized
-from quire.cache.specs import Ints, RecurrentState
+from quire.cache.specs import RecurrentState
+from quire.core.arrays import Ints
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 

@@ -8,9 +8,8 @@ from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int32]
+from quire.core.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)

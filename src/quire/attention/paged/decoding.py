@@ -15,7 +15,7 @@ from quire.attention.paged.portable_kernels import Codes
 from quire.cache.formats.base import CodedArrays, LayerShape, PackedStore, WrittenBlocks
 from quire.cache.formats.paging import block_rows
 from quire.cache.formats.registry import make_store
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
 from quire.device.gpu_kernels import Kernel, kernel_text, problem_of

@@ -14,7 +14,7 @@ from quire.attention.paged import cuda
 from quire.attention.paged.cuda import Shape
 from quire.attention.paged.tiles import TILE_FIELDS, score_numbers
 from quire.cache.formats.rotation import rotation
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.device.gpu_kernels import Kernel
 
 BLOCK_TOKENS = 64

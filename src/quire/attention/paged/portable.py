@@ -24,7 +24,8 @@ from quire.attention.paged.portable_kernels import (
 from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
-from quire.cache.specs import FullKV, Ints
+from quire.cache.specs import FullKV
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
 

@@ -13,7 +13,7 @@ from quire.attention.backend import Scoring
 from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import CodedArrays
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.device.gpu_kernels import Kernel, in_device_memory
 
 LONGEST = 576

@@ -19,7 +19,7 @@ from quire.attention.paged.cuda import Launch, Shape
 from quire.attention.paged.decoding import BlockDecoder
 from quire.attention.paged.tiles import FEW_ROWS, cut
 from quire.cache.formats.base import PackedStore, WrittenBlocks
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 
 
 class TokenPrompts:

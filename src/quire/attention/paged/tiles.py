@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.metadata import AttentionMetadata
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.device.gpu_kernels import in_device_memory
 
 FEW_ROWS = 8

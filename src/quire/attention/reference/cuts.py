@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.slots import head_rows
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 
 _SHORT_TABLE = 15
 """Block tables up to this long share one batch; longer ones share with those of like length."""

@@ -10,7 +10,8 @@ import mlx.core as mx
 
 from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import Ints, KVSpec
+from quire.cache.specs import KVSpec
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 
 
 def block_rows(blocks: Ints, rows: int) -> mx.array:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.formats.paging import block_rows
-from quire.cache.specs import Ints
+from quire.core.arrays import Ints
 from quire.device.coding import ChunkBlocks
 
 

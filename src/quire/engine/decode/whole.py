@@ -21,7 +21,8 @@ from quire.attention.paged import packed
 from quire.attention.paged.tiles import TILE_FIELDS
 from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
-from quire.cache.specs import Ints, KVLayout
+from quire.cache.specs import KVLayout
+from quire.core.arrays import Ints
 from quire.core.errors import EngineFailure, ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler

@@ -1,0 +1,8 @@
+"""Types of NumPy's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
