@@ -28,7 +28,7 @@ MAX_SOURCE = 4 << 20
 """Characters of a grammar."""
 _REHEARSED = 8
 _BLANKS = " \t\n\r"
-_IN_JSON = re.compile(rf'(?P<string>"(?:[^"\\]|\\.)*+"?)|[{_BLANKS}]+', re.DOTALL)
+_IN_JSON = re.compile(rf'(?P<string>"(?:[^"\\]|\\.?)*+"?)|[{_BLANKS}]+', re.DOTALL)
 """Strings, the last of which may be open, and what stands between the parts of JSON."""
 _MANY = re.compile(r"\{\d*,?\d{3}")
 """A repetition of hundreds: a pattern with such may be too large, which its first letters show."""
