@@ -118,7 +118,7 @@ def pair(
         arrays = [*layout.keys, *layout.values]
         kernel = token_kernels.attend(shape, portable_kernels.Codes.of(layout))
         turn = layout.layout.value_rotation
-        signs = mx.zeros((1,)) if turn is None else in_device_memory(turn.map * turn.scale)
+        signs = mx.zeros((1,)) if turn is None else turn.map * turn.scale
         first = [q, *arrays, tiles, table, numbers, *found]
         second = [count, *found, signs, result]
         combine = token_kernels.combine(shape, splits, turned=turn is not None)

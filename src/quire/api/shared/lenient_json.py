@@ -17,7 +17,7 @@ from quire.api.shared.json_text import finite_json, invalid_json, replace_invali
 # Python 3.11.0 to 3.11.4 go on behind what a possessive group began and could not end: such a group
 # has only what always ends here. Others cost memory by the repetition, and have a bound.
 # What needs no look: all between strings, and strings without escapes and control characters.
-_CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+"){,4096}')
+_CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+"){1,4096}')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"', re.DOTALL)
 # An escape that JSON has, a backslash that begins none, or a raw control character.
 _SUSPECT = re.compile(rb'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt])|\\|[\x00-\x1f]')
@@ -80,8 +80,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
     """Where the strings stand that may need repair, up to one that never ends."""
     position = 0
     while position < len(body):
-        clean = _CLEAN.match(body, position)
-        if clean is not None and clean.end() > position:
+        if clean := _CLEAN.match(body, position):
             position = clean.end()
             continue
         string = _STRING.match(body, position)

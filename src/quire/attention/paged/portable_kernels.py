@@ -222,9 +222,9 @@ def attend(
         Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
         `[T, heads, splits, 2]`.
     """
-    numbers = score_numbers(scoring.scale, scoring.softcap)
     found = (launch.rows, shape.heads, launch.splits)
     types = tuple(each.dtype for each in (q, *blocks))
+    numbers = score_numbers(scoring.scale, scoring.softcap)
     extra = [] if signs is None else [signs]
     return _attend_kernel(target, shape, codes, types, turned=bool(extra))(
         inputs=[q, *blocks, launch.tiles, launch.table, launch.visible, numbers, *extra],

@@ -131,7 +131,7 @@ class LayerPool(ABC):
         """Rows attend.
 
         Args:
-            numbers: the address of `paged.numbers`.
+            numbers: the address of `score_numbers`.
         """
 
 
