@@ -154,7 +154,8 @@ def write(shape: str, folder: Path, layers: int | None = None) -> None:
         mx.eval(list(shard.values()))
         if sum(each.nbytes for each in shard.values()) > _SHARD:
             flush()
-    flush()
+    if shard:
+        flush()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     config["quantization"] = {"group_size": GROUP, "bits": BITS}
     (folder / "config.json").write_text(json.dumps(config, indent=1))

@@ -6,7 +6,6 @@ Alone, in a batch, with prompts cut into chunks, pre-empted and resumed; packed 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,40 +13,24 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
-from quire.core.request import Request
 from quire.device.device import current_device
-from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import SCENARIOS, Company, Generated, Scenario, alone, prompts
+from tests.support.parity import SCENARIOS, alone, prompts
 from tests.support.tiny_models import tiny_model
 
 TOKENS = 70
 """More than a block, so that answers fill blocks too."""
 
 
-def preempted(
-    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-) -> dict[str, Generated]:
-    """A budget that holds the longest request and half as much again."""
-    longest = max(len(request.prompt) for request in wanted) + TOKENS
-    budget = int(Engine(loaded, config).worst_case_bytes(config.kv_format, longest) * 1.5)
-    company = Company(loaded, replace(config, kv_memory=budget))
-    company.run(wanted)
-    assert company.engine.stats().preemptions > 0, "the budget was no pressure"
-    return company.answers
-
-
-COMPANY: dict[str, Scenario] = {
-    "pre-empted and resumed": preempted,
-    **{
-        name: SCENARIOS[name]
-        for name in (
-            "batch of unequal lengths",
-            "beside a cancelled neighbour",
-            "in chunks of 9",
-            "in chunks of 33",
-        )
-    },
+COMPANY = {
+    name: SCENARIOS[name]
+    for name in (
+        "batch of unequal lengths",
+        "beside a cancelled neighbour",
+        "in chunks of 9",
+        "in chunks of 33",
+        "pre-empted and resumed",
+    )
 }
 
 

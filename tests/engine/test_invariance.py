@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Embed, Request
 from quire.engine import invariance
-from quire.engine.invariance import check_request, limited
+from quire.engine.invariance import check_format, check_request, limited
 
 ASKED = EngineConfig("", batch_invariant=True, max_sequences=200)
 PAGE = KVFormat("page", 4, 4)
@@ -32,13 +33,17 @@ def test_steps_are_no_larger_than_recorded_ones() -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_what_recorded_steps_do_not_compute_is_refused() -> None:
-    with pytest.raises(ModelError, match="batch-invariant: the KV cache must be plain, not page-4"):
-        limited(EngineConfig("", batch_invariant=True, kv_format=PAGE))
-    check_request(ASKED, Request("r", (1,)), KVFormat())
-    with pytest.raises(RequestError, match="plain KV caches alone"):
-        check_request(ASKED, Request("r", (1,)), PAGE)
+    float16 = KVFormat(dtype="float16")
+    check_format(ASKED, PAGE, {PAGE}.__contains__)
+    check_format(EngineConfig(""), float16, {PAGE}.__contains__)
+    with pytest.raises(ModelError, match=r"batch-invariant: .* over a plain-float16 KV cache"):
+        check_format(ASKED, float16, {PAGE}.__contains__)
+    check_request(ASKED, Request("r", (1,), kv_format=KVFormat()))
+    with pytest.raises(RequestError, match="its own KV format alone, plain"):
+        check_request(ASKED, Request("r", (1,), kv_format=PAGE))
+    check_request(replace(ASKED, kv_format=PAGE), Request("r", (1,), kv_format=PAGE))
     with pytest.raises(RequestError, match="generates tokens alone"):
-        check_request(ASKED, Request("r", (1,), task=Embed()), KVFormat())
+        check_request(ASKED, Request("r", (1,), task=Embed()))
 
 
 def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

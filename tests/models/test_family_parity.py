@@ -139,7 +139,7 @@ def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], famil
         pytest.skip("a state never grows, so that nobody gives way")
     wanted = prompts((50,) * 5, 16)
     expected = alone(loaded, config, wanted)
-    got = preempted(256)(loaded, config, wanted)
+    got = preempted(loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])
 
 

@@ -19,6 +19,7 @@ from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.kept import Claim, Kept
 from quire.engine.decode import whole
+from quire.engine.decode.pools import LayerPool, TokenPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
@@ -77,7 +78,8 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     patch.setattr(whole, "compiler", lambda: _Compiler(needed))
     patch.setattr(whole, "load_extension", _Extension)
     patch.setattr(whole, "Graph", _Graph)
-    patch.setattr(whole, "_TOLERANCE", float("inf"))
+    for kind in (LayerPool, TokenPool):
+        patch.setattr(kind, "tolerance", float("inf"))
     for module in (blocks, decoding, encoding):
         patch.setattr(module, "problem_of", _passed)
     norm = mx.linalg.norm

@@ -19,6 +19,7 @@ from quire.device.kept import Kept
 from quire.device.operations import ExpertMatrices, GatedExperts, Operations, PackedWeight
 from quire.engine import invariance
 from quire.engine.decode import coding_check, whole
+from quire.engine.decode.pools import LayerPool
 from quire.engine.decode.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 
@@ -117,7 +118,7 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
-    monkeypatch.setattr(whole, "_TOLERANCE", _TOLERANCE)
+    monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
     for module in (whole, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
     monkeypatch.setattr(whole, "card", lambda: SMALL)

@@ -78,8 +78,8 @@ class EngineOptions(Options):
     )
     batch_invariant: bool = Field(
         False,
-        description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text and "
-        "plain KV caches, in steps of 64 rows; the compiled CPU kernels give it anyway",
+        description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text, in "
+        "steps of 64 rows; the compiled CPU kernels give it anyway",
     )
     stop_on_loop: Annotated[int, Field(ge=MIN_REPEATS), Flag("N")] | None = Field(
         None,

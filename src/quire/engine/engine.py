@@ -28,7 +28,7 @@ from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
-from quire.engine.invariance import check_request, limited
+from quire.engine.invariance import check_format, check_request, limited
 from quire.engine.known import check_known
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
@@ -97,6 +97,7 @@ class Engine:
         )
         self._offered = offered(config.page_tokens, config.kv_format.group_size)
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
+        check_format(config, self._format(None), self._runner.recorded)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
@@ -124,7 +125,7 @@ class Engine:
             check_known(request, self._loaded.model, self._offered)
             check_sampling(request.sampling, self._loaded.model.vocab_size)
             format = self._format(request.kv_format)
-            check_request(self.config, request, format)
+            check_request(self.config, request)
             model, repeats = self._loaded.model, self.config.stop_on_loop
             parts = SequenceParts(
                 positions=TokenPositions(model.positions(request.prompt, request.media)),

@@ -6,6 +6,7 @@ steps, whose kernels add up each row's sums in one order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from quire.core.config import EngineConfig
@@ -24,13 +25,10 @@ def limited(config: EngineConfig) -> EngineConfig:
     Raises:
         ModelError: nothing on this device computes rows alike in any batch.
     """
-    device = current_device()
-    if not config.batch_invariant or device.kernels is not None:
+    if not _by_recorded_steps(config):
         return config
-    if device.kernel_language != "cuda":
+    if current_device().kernel_language != "cuda":
         raise ModelError(f"{_FIELD}: needs an NVIDIA GPU, or a CPU with the compiled kernels")
-    if config.kv_format.scheme != "plain" or config.kv_format.dtype:
-        raise ModelError(f"{_FIELD}: the KV cache must be plain, not {config.kv_format.name}")
     return replace(
         config,
         max_step_tokens=min(MOST_ROWS, config.max_step_tokens),
@@ -38,18 +36,39 @@ def limited(config: EngineConfig) -> EngineConfig:
     )
 
 
-def check_request(config: EngineConfig, request: Request, format: KVFormat) -> None:
+def check_format(
+    config: EngineConfig, format: KVFormat, recorded: Callable[[KVFormat], bool]
+) -> None:
+    """Whether rows can be computed so over the server's KV format.
+
+    Args:
+        recorded: whether there are recorded steps over a format.
+
+    Raises:
+        ModelError: they cannot.
+    """
+    if _by_recorded_steps(config) and not recorded(format):
+        raise ModelError(f"{_FIELD}: nothing computes rows so over a {format.name} KV cache")
+
+
+def check_request(config: EngineConfig, request: Request) -> None:
     """Whether a request can be computed so.
 
     Raises:
         RequestError: it cannot; names the field.
     """
-    if not config.batch_invariant or current_device().kernels is not None:
+    if not _by_recorded_steps(config):
         return
     if request.media:
         raise RequestError(f"media: this server runs with --{_FIELD}, for text alone")
     if not request.task.samples:
         raise RequestError(f"this server runs with --{_FIELD}, which generates tokens alone")
-    if format.scheme != "plain" or format.dtype:
-        message = f"kv_bits: this server runs with --{_FIELD}, for plain KV caches alone"
+    # A step is recorded for one format.
+    if request.kv_format not in (None, config.kv_format):
+        own = config.kv_format.name
+        message = f"kv_bits: this server runs with --{_FIELD}, for its own KV format alone, {own}"
         raise RequestError(message, param="kv_bits")
+
+
+def _by_recorded_steps(config: EngineConfig) -> bool:
+    return config.batch_invariant and current_device().kernels is None

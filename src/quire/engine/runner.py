@@ -135,6 +135,10 @@ class Runner:
         """See `WholeDecode.rows_together`; 0 where no step is one operation."""
         return 0 if self._whole is None else self._whole.rows_together(format)
 
+    def recorded(self, format: KVFormat) -> bool:
+        """Whether steps over a format can be one operation."""
+        return self._whole is not None and self._whole.serves_format(format)
+
     # -- one step after the other --------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None) -> LaunchedStep | None:

@@ -30,6 +30,7 @@ row's logits: bfloat16 turns ties."""
 CODED = 2.5
 """How much further logits may be over codes, some of which are others for numbers at an edge."""
 
+PLAIN_BLOCKS = KVFormat()
 LONG = {"head_dim": 256, "global_head_dim": 512}
 CODED_FAMILIES = FAMILIES | {
     "llama, heads of 128": FAMILIES["llama"] | {"head_dim": 128},
@@ -57,9 +58,21 @@ def opened(config: dict[str, Any]) -> LoadedModel:
     return LoadedModel(model, config, Path(), frozenset(), "random", size, 1024, 1024, "bfloat16")
 
 
-def assert_the_same_bits_in_any_batch(loaded: LoadedModel, wanted: list[Request]) -> None:
+def assert_the_same_bits_in_any_batch(
+    loaded: LoadedModel,
+    wanted: list[Request],
+    format: KVFormat = PLAIN_BLOCKS,
+    skipped: tuple[int, ...] = (),
+) -> None:
     """With `batch_invariant` each scenario gives the logits and tokens of each request alone."""
-    config = EngineConfig("", kv_memory=256 << 20, prefix_cache=False, batch_invariant=True)
+    config = EngineConfig(
+        "",
+        kv_memory=256 << 20,
+        kv_format=format,
+        kv_skip_layers=skipped,
+        prefix_cache=False,
+        batch_invariant=True,
+    )
     expected = alone(loaded, config, wanted)
     for name, scenario in SCENARIOS.items():
         got = scenario(loaded, config, wanted)

@@ -40,6 +40,15 @@ def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
     assert_the_same_bits_in_any_batch(opened(FAMILIES[family]), prompts(tokens=40))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma4_moe"])
+@pytest.mark.parametrize(("format", "skipped"), CODED_FORMATS, ids=str)
+def test_logits_over_codes_have_the_same_bits_in_any_batch(
+    family: str, format: KVFormat, skipped: tuple[int, ...]
+) -> None:
+    loaded = opened(FAMILIES[family])
+    assert_the_same_bits_in_any_batch(loaded, prompts(tokens=40), format, skipped)
+
+
 def test_rows_turn_by_their_positions(
     wholes: list[WholeDecode], monkeypatch: pytest.MonkeyPatch
 ) -> None:

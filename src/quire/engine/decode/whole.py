@@ -46,7 +46,6 @@ log = logging.getLogger("quire.engine")
 
 _MOST_ENTRIES = 1 << 18
 """Of all block tables of a step together."""
-_TOLERANCE = 5e-2
 
 
 def open_whole_decode(
@@ -153,7 +152,8 @@ class WholeDecode:
         self._recorded: dict[KVFormat, _Graphs] = {}
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """See `Recorder.copied`."""
-        self._serves_format: dict[KVFormat, bool] = {}
+        self._formats: dict[KVFormat, bool] = {}
+        """What `serves_format` found out."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
         """By format and rows of a graph, whether it computes what the model does."""
         self._unknown: set[tuple[KVFormat, int]] = set()
@@ -189,7 +189,7 @@ class WholeDecode:
         if inputs.wanted is None and self._known(format, max_rows) is None:
             self._tried(inputs, max_rows, reference)
         rows = None
-        if self._known(format, max_rows) is not False:
+        if self._known(format, max_rows) is not False and self._within_blocks(inputs.sequences):
             rows = self._launched(inputs, max_rows)
             if rows is None:  # something is still to be done to the pools
                 mx.eval(*self._pools.arrays(range(len(self._stack.layers))))
@@ -215,13 +215,14 @@ class WholeDecode:
         if inputs.media is not None or inputs.cross is not None:
             return False
         format = rows[0].format
-        if not self._made_for(format):
-            return False
-        if format.has_tail and not all(
-            in_one_block(each, self._pools.block_tokens) for each in rows
-        ):
+        if not self.serves_format(format) or not self._within_blocks(rows):
             return False
         return all(each.format == format and each.sampled == each.wanted for each in rows)
+
+    def _within_blocks(self, rows: Sequence[ScheduledSequence]) -> bool:
+        """Whether no row reads a block that is coded when the step ends."""
+        tokens = self._pools.block_tokens
+        return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
 
     def rows_together(self, format: KVFormat) -> int:
         """Rows of a step that is likely to be recorded, several of a sequence among them.
@@ -229,20 +230,22 @@ class WholeDecode:
         In formats with tails those of a sequence must lie in one block.
 
         Returns:
-            0 where no step is, or all are.
+            0 where no step is.
         """
-        if self._batch_invariant or not self._made_for(format):
+        if not self.serves_format(format):
             return 0
         rows = MOST_ROWS
+        if self._batch_invariant:
+            return rows
         while rows > 1 and self._known(format, rows) is False:
             rows //= 2
         return rows if rows > 1 else 0
 
-    def _made_for(self, format: KVFormat) -> bool:
+    def serves_format(self, format: KVFormat) -> bool:
         """Whether the kernels read and write it; found out once."""
-        if format not in self._serves_format:
-            self._serves_format[format] = self._tried_coding(format)
-        return self._serves_format[format]
+        if format not in self._formats:
+            self._formats[format] = self._tried_coding(format)
+        return self._formats[format]
 
     def _tried_coding(self, format: KVFormat) -> bool:
         cases = [self._case(layer, format) for layer in self._stack.layers]
@@ -289,6 +292,7 @@ class WholeDecode:
         mx.synchronize()
         expected = reference()
         mx.eval(expected, *self._pools.arrays(range(len(self._stack.layers))))
+        format = inputs.sequences[0].format
         difference: str | None
         try:
             found = self._launched(inputs, max_rows)
@@ -301,11 +305,10 @@ class WholeDecode:
             error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
             log.debug("%d rows: relative error %.2g", max_rows, float(error))
             # Written so that a NaN is too much.
-            fine = float(error) <= _TOLERANCE
+            fine = float(error) <= kind_of(format).tolerance
             difference = None if fine else f"relative error {float(error):.2g}"
         except (DriverError, RuntimeError) as problem:
             difference = str(problem)
-        format = inputs.sequences[0].format
         self.verified[format, max_rows] = difference is None
         if difference is None:
             kept().note(self._fact(format, max_rows))
