@@ -24,7 +24,7 @@ from tests.engine.decode.recorded import (
     streams_of,
 )
 from tests.engine.decode.test_recording import FAMILIES
-from tests.support.parity import Company, prompts
+from tests.support.parity import SCENARIOS, Company, prompts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,6 +47,18 @@ def test_logits_over_codes_have_the_same_bits_in_any_batch(
 ) -> None:
     loaded = opened(FAMILIES[family])
     assert_the_same_bits_in_any_batch(loaded, prompts(tokens=40), format, skipped)
+
+
+@pytest.mark.parametrize(
+    "format", [KVFormat(), *(each for each, skipped in CODED_FORMATS)], ids=str
+)
+def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: KVFormat) -> None:
+    """Of so many keys steps of one row and of 64 would give each thread block another share."""
+    scenarios = [name for name in SCENARIOS if name != "pre-empted and resumed"]
+    wanted = prompts((3, 700, 650), tokens=40)
+    assert_the_same_bits_in_any_batch(
+        opened(FAMILIES["llama"]), wanted, format, scenarios=scenarios
+    )
 
 
 def test_rows_turn_by_their_positions(

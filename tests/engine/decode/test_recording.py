@@ -158,11 +158,12 @@ def test_layers_that_a_format_skips_are_recorded_plain() -> None:
     assert own[-half + 2 :] == [each.source for each in plain][-half + 2 :]
 
 
-def test_even_rows_are_added_up_alike_in_steps_of_any_size() -> None:
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
+def test_even_rows_are_added_up_alike_in_steps_of_any_size(format: KVFormat) -> None:
     """Warps share a row's sum in products, splits in attention."""
     alike = []
     for max_rows in (1, 8, 64):
-        kernels, _ = recorded(FAMILIES["gemma4_moe"], max_rows, batch_invariant=True)
+        kernels, _ = recorded(FAMILIES["gemma4_moe"], max_rows, format=format, batch_invariant=True)
         warps = [re.findall(r"#define (?:WARPS|CHUNK) (\d+)", each.source) for each in kernels[:-1]]
         splits = [each.grid[2] for each in kernels]
         alike.append((warps, splits))
