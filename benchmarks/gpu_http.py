@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from gpu.workload import STREAMS, drawn, kv_gigabytes, tokens_asked
+from gpu.workload import bursts, kv_gigabytes, tokens_asked
 from servers import SERVERS, running
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -85,12 +85,8 @@ def main(folder: Path, out: Path, what: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     with running(server, str(folder), sys.executable, limit_s=_LIMIT_S) as (target, seconds):
         rows.append({"what": "open", "seconds": seconds})
-        for again in ("first", "second", "third"):
-            for streams in STREAMS:
-                seed = 1000 * streams + 7 * len(again)
-                prompts = [drawn(128, seed + number) for number in range(streams)]
-                name = f"{streams} streams, {again}"
-                rows.append(run(target, folder.name, prompts, tokens_asked(what), name))
+        for name, prompts in bursts():
+            rows.append(run(target, folder.name, prompts, tokens_asked(what), name))
     out.write_text(json.dumps({"model": str(folder), "rows": rows}, indent=1))
 
 

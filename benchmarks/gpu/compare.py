@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")
     parser.add_argument("--kv-memory", type=int, default=40, help="GB")
     parser.add_argument("--layers", type=int, help="only so many, for a quick look")
+    parser.add_argument("--unpacked", action="store_true", help="weights in bfloat16, not 4 bits")
     parser.add_argument("--mlx-lm", metavar="PYTHON", help="an interpreter that has mlx-lm")
     asked = parser.parse_args()
     copied = bytes_per_second()
@@ -162,11 +163,12 @@ def main() -> None:
     result: dict[str, Any] = {"date": time.strftime("%F"), "mlx": mx.__version__, "device": device}
     result |= {"copied, GB/s": round(copied / 1e9), "shapes": {}}
     for shape in asked.shapes:
-        folder = asked.models / (shape if asked.layers is None else f"{shape}-{asked.layers}")
+        parts = [shape, asked.layers, "bfloat16" if asked.unpacked else None]
+        folder = asked.models / "-".join(str(part) for part in parts if part is not None)
         if not (folder / "config.json").exists():
-            write(shape, folder, asked.layers)
-        found = result["shapes"][shape] = compared(folder, asked, copied)
-        printed(shape, found["lines"])
+            write(shape, folder, asked.layers, packed=not asked.unpacked)
+        found = result["shapes"][folder.name] = compared(folder, asked, copied)
+        printed(folder.name, found["lines"])
         asked.out.write_text(json.dumps(result, indent=1, default=str))
         memory = f"kv-{asked.kv_memory}"
         same = {each: same_tokens(folder, each, memory) for each in asked.formats}

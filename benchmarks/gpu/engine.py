@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from workload import LONG, STREAMS, drawn, kv_gigabytes, tokens_asked
+from workload import LONG, bursts, drawn, kv_gigabytes, tokens_asked
 
 from quire.attention.backend import Backends
 from quire.attention.reference import ReferenceBackend
@@ -89,10 +89,8 @@ def main(folder: str, out: Path, what: list[str]) -> None:
     engine = open_engine(replace(config, batch_invariant="batch-invariant" in what))
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
     print(rows[0], flush=True)
-    for again in ("first",) if "once" in what else ("first", "second", "third"):
-        for streams in STREAMS:
-            prompts = [drawn(128, 1000 * streams + n + 7 * len(again)) for n in range(streams)]
-            rows.append(run(engine, prompts, tokens_asked(what), f"{streams} streams, {again}"))
+    for name, prompts in bursts(1 if "once" in what else 3):
+        rows.append(run(engine, prompts, tokens_asked(what), name))
     if "quick" not in what:
         long = drawn(LONG, 1)
         rows.append(run(engine, [long], 32, "one long"))

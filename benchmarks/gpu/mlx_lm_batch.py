@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.utils import load_model
-from workload import LONG, STREAMS, drawn, tokens_asked
+from workload import LONG, bursts, drawn, tokens_asked
 
 
 def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
@@ -61,10 +61,8 @@ def main(folder: str, out: Path, what: list[str]) -> None:
     model, _ = load_model(Path(folder))
     mx.eval(model.parameters())
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
-    for again in ("first", "second"):
-        for streams in STREAMS:
-            prompts = [drawn(128, 1000 * streams + n) for n in range(streams)]
-            rows.append(run(model, prompts, tokens_asked(what), f"{streams} streams, {again}"))
+    for name, prompts in bursts(2):
+        rows.append(run(model, prompts, tokens_asked(what), name))
     if "quick" not in what:
         rows.append(run(model, [drawn(LONG, 1)], 32, "one long"))
     out.write_text(json.dumps({"model": folder, "rows": rows}, indent=1))

@@ -1,14 +1,15 @@
-"""Random models in the shapes of published ones: 4 bits, groups of 64, bfloat16.
+"""Random models in the shapes of published ones: in 4 bits, groups of 64, or in bfloat16.
 
-`python benchmarks/gpu/shapes.py SHAPE FOLDER`. The folder opens in Quire and in mlx-lm.
+`python benchmarks/gpu/shapes.py SHAPE FOLDER`: see `--help`. The folder opens in Quire and in
+mlx-lm.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(shape: str, folder: Path, layers: int | None = None) -> None:
+def write(shape: str, folder: Path, layers: int | None = None, *, packed: bool = True) -> None:
     """Writes a model of a shape.
 
     Args:
         layers: only so many, for a quick look.
+        packed: matrices in 4 bits, else in bfloat16.
     """
     config = dict(SHAPES[shape])
     if layers:
@@ -150,23 +152,26 @@ def write(shape: str, folder: Path, layers: int | None = None) -> None:
     for name, place in named_parameters(build(config)).items():
         # mlx-lm's names of experts, which Quire reads too.
         name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
-        shard |= _tensors(name, place.shape)
+        shard |= _tensors(name, place.shape, packed=packed)
         mx.eval(list(shard.values()))
         if sum(each.nbytes for each in shard.values()) > _SHARD:
             flush()
     if shard:
         flush()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    config["quantization"] = {"group_size": GROUP, "bits": BITS}
+    if packed:
+        config["quantization"] = {"group_size": GROUP, "bits": BITS}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _tensors(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
-    """A parameter as files have it; matrices in codes, drawn as codes, so that it is quick."""
+def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx.array]:
+    """A parameter as files have it; codes of matrices are drawn as such, so that it is quick."""
     if len(shape) < 2:
         ones = mx.ones(shape) if "norm" in name or name.endswith(("scale", "scalar")) else None
         return {name: (mx.zeros(shape) if ones is None else ones).astype(mx.bfloat16)}
     *lead, width = shape
+    if not packed:
+        return {name: mx.random.normal(shape, dtype=mx.bfloat16, scale=1 / math.sqrt(width))}
     words = (*lead, width * BITS // 32)
     codes = mx.random.randint(-(2**31), 2**31 - 1, words, dtype=mx.int32).view(mx.uint32)
     # The deviation of 16 equally frequent codes is 4.6.
@@ -176,4 +181,10 @@ def _tensors(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=list(SHAPES))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, help="only so many, for a quick look")
+    parser.add_argument("--unpacked", action="store_true", help="matrices in bfloat16")
+    asked = parser.parse_args()
+    write(asked.shape, asked.folder, asked.layers, packed=not asked.unpacked)

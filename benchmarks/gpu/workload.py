@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 LONG = 20_000
 STREAMS = (1, 8, 32)
@@ -12,6 +13,15 @@ def drawn(count: int, seed: int) -> tuple[int, ...]:
     """A prompt of random tokens."""
     numbers = random.Random(seed)
     return tuple(numbers.randrange(10, 100_000) for _ in range(count))
+
+
+def bursts(rounds: int = 3) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
+    """Names of rounds, and the prompts that are asked at once: 128 tokens each, none of them twice,
+    so that no prefix cache knows them."""
+    for number, again in enumerate(("first", "second", "third")[:rounds]):
+        for streams in STREAMS:
+            seed = 10_000 * streams + 100 * number
+            yield f"{streams} streams, {again}", [drawn(128, seed + n) for n in range(streams)]
 
 
 def tokens_asked(what: list[str]) -> int:
