@@ -36,7 +36,7 @@ def test_what_recorded_steps_do_not_compute_is_refused() -> None:
     float16 = KVFormat(dtype="float16")
     check_format(ASKED, PAGE, {PAGE}.__contains__)
     check_format(EngineConfig(""), float16, {PAGE}.__contains__)
-    with pytest.raises(ModelError, match=r"batch-invariant: .* over a plain-float16 KV cache"):
+    with pytest.raises(ModelError, match="batch-invariant: not possible with a plain-float16 KV"):
         check_format(ASKED, float16, {PAGE}.__contains__)
     check_request(ASKED, Request("r", (1,), kv_format=KVFormat()))
     with pytest.raises(RequestError, match="its own KV format alone, plain"):

@@ -48,7 +48,7 @@ def check_format(
         ModelError: they cannot.
     """
     if _by_recorded_steps(config) and not recorded(format):
-        raise ModelError(f"{_FIELD}: nothing computes rows so over a {format.name} KV cache")
+        raise ModelError(f"{_FIELD}: not possible with a {format.name} KV cache on this GPU")
 
 
 def check_request(config: EngineConfig, request: Request) -> None:
