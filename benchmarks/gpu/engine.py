@@ -11,7 +11,6 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,13 @@ def main(folder: str, out: Path, what: list[str]) -> None:
     named = [part for part in what if part.startswith(("page", "turbo", "uniform"))]
     format = parse_format(named[0]) if named else KVFormat()
     begun = time.perf_counter()
-    config = EngineConfig(folder, kv_memory=kv_gigabytes(what) << 30, kv_format=format)
-    engine = open_engine(replace(config, batch_invariant="batch-invariant" in what))
+    config = EngineConfig(
+        folder,
+        kv_memory=kv_gigabytes(what) << 30,
+        kv_format=format,
+        batch_invariant="batch-invariant" in what,
+    )
+    engine = open_engine(config)
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
     print(rows[0], flush=True)
     for name, prompts in bursts(1 if "once" in what else 3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ from tests.support.tiny_models import write_model
 
 TOLERANCE = 1e-4
 """The most that two logits of one row may differ, relative to the largest of the row."""
-
-LEAST_CONTEXT = 256
-"""Tokens, for which an engine must have room to open."""
 
 LENGTHS = (1, 5, 40, 64, 65, 130)
 """Prompts shorter than a page, of a page, past it, past the tiny models' window of 32."""
@@ -268,9 +265,8 @@ def preempted(
     """A budget that holds the longest request and half as much again: the younger ones give way."""
     longest = max(len(request.prompt) + request.max_tokens for request in wanted)
     stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
-    needed = partial(Engine(loaded, config).worst_case_bytes, stored)
-    budget = max(needed(LEAST_CONTEXT), int(1.5 * needed(longest)))
-    company = Company(loaded, replace(config, kv_memory=budget))
+    budget = int(1.5 * Engine(loaded, config).worst_case_bytes(stored, longest))
+    company = Company(loaded, replace(config, kv_memory=budget, max_context=longest))
     company.run(wanted)
     assert company.engine.stats().preemptions > 0, "the budget was no pressure"
     return company.answers

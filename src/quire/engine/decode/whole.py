@@ -235,8 +235,6 @@ class WholeDecode:
         if not self.serves_format(format):
             return 0
         rows = MOST_ROWS
-        if self._batch_invariant:
-            return rows
         while rows > 1 and self._known(format, rows) is False:
             rows //= 2
         return rows if rows > 1 else 0
