@@ -148,7 +148,32 @@ def test_recurrent_layers_begin_at_a_snapshot() -> None:
     match = world.match([*range(10), 99, 99])
     assert (match.length, world.contents[match.snapshots[0]]) == (10, tuple(range(10)))
     match = world.match([*range(7), 99, 99])
-    assert (match.length, reason(match)) == (4, "snapshot missing")
+    assert (match.length, reason(match)) == (4, "first difference at token 7")
+
+
+def test_a_missing_snapshot_is_named_where_it_would_save_a_block() -> None:
+    world = World("recurrent")
+    world.serve(range(12))
+    path = world.index.path(ROOT, list(chains(ROOT, range(12), SIZE)))
+    for block in list(path[1].snapshots.values()):
+        path[1].forget(block)
+        world.manager.drop(block)
+    assert reason(world.match([*range(8), 99, 99])) == "snapshot missing"
+    assert reason(world.match([*range(7), 99, 99])) == "first difference at token 7"
+
+
+@pytest.mark.parametrize("kind", ["full", "recurrent"])
+def test_a_prompt_that_goes_on_where_an_earlier_one_ended_does_not_differ(kind: str) -> None:
+    world = World(kind)
+    world.serve(range(10))
+    assert reason(world.match([*range(10), 99, 99])) == "cached prefix ends at token 10"
+    world.serve([*range(8)])
+    assert reason(world.match([*range(9), 99, 99])) == "first difference at token 9"
+    other = World(kind)
+    other.serve(range(8))
+    assert reason(other.match([*range(8), 99, 99])) == "cached prefix ends at token 8"
+    other.serve(range(10))
+    assert reason(other.match([*range(8), 99, 99])) == "first difference at token 8"
 
 
 def test_a_snapshot_is_found_beside_a_sibling_that_agrees_longer() -> None:
@@ -156,7 +181,7 @@ def test_a_snapshot_is_found_beside_a_sibling_that_agrees_longer() -> None:
     world.serve([*range(6)])
     world.serve([*range(7), 50])
     match = world.match([*range(7), 99, 99])
-    assert (match.length, reason(match)) == (6, "snapshot missing")
+    assert (match.length, reason(match)) == (6, "first difference at token 7")
     assert world.contents[match.snapshots[0]] == tuple(range(6))
     assert world.contents[match.partial[1]] == tuple(range(6))
 

@@ -84,6 +84,23 @@ def test_warm_equals_cold(opened: Callable[[str], Opened], family: str, name: st
         assert reused >= FOLLOWERS[name][1]
 
 
+def test_the_third_prompt_that_parts_within_a_message_reuses_recurrent_state(
+    opened: Callable[[str], Opened],
+) -> None:
+    loaded, config = opened("qwen3_5")
+    wanted = [
+        replace(LONG, id=f"question {n}", prompt=LONG.prompt[:100] + OTHER[n : n + 40])
+        for n in range(3)
+    ]
+    expected = alone(loaded, config, wanted)
+    company = Company(loaded, config)
+    for each in wanted:
+        company.run([each])
+    assert_same(company.answers, expected, [each.id for each in wanted])
+    reused = [company.answers[each.id].ends[0].cached_tokens for each in wanted]
+    assert reused == [0, 0, 100]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_warm_beside_cold(opened: Callable[[str], Opened], family: str) -> None:
     loaded, config = opened(family)

@@ -146,6 +146,52 @@ def test_a_branch_goes_on_from_the_last_state_before_it_parts() -> None:
     simulation.check_nothing_leaks()
 
 
+DOCUMENT = tuple(range(200, 215))
+
+
+def ask(simulation: Simulation, last: int, format: KVFormat = PLAIN) -> tuple[int, str | None]:
+    """Ask another question about a document: cached tokens, and why no more."""
+    name = f"question {last}"
+    simulation.add(request(name, (*DOCUMENT, *[last] * 6)), format)
+    simulation.run()
+    return simulation.ended[name].cached_tokens, simulation.ended[name].reuse
+
+
+def test_the_second_prompt_leaves_a_snapshot_where_it_parts_from_the_first() -> None:
+    simulation = world("recurrent")
+    assert [ask(simulation, last) for last in (1, 2, 3, 4)] == [
+        (0, "new"),
+        (8, "snapshot missing"),
+        (15, "first difference at token 15"),
+        (15, "first difference at token 15"),
+    ]
+    simulation.check_nothing_leaks()
+
+
+def test_the_snapshot_lies_at_the_end_of_a_block_in_formats_with_tails() -> None:
+    simulation = world("recurrent")
+    assert [ask(simulation, last, SEALED)[0] for last in (1, 2, 3)] == [0, 8, 12]
+    simulation.check_nothing_leaks()
+
+
+def test_a_prompt_that_others_wait_for_leaves_the_snapshot_for_them() -> None:
+    simulation = world("recurrent", chunk=5)
+    for last in (1, 2, 3):
+        simulation.add(request(f"{last}", (*DOCUMENT, *[last] * 6)))
+    simulation.run()
+    assert [simulation.ended[f"{last}"].cached_tokens for last in (1, 2, 3)] == [0, 15, 15]
+    simulation.check_nothing_leaks()
+
+
+def test_prompts_that_share_less_than_a_block_leave_no_snapshot() -> None:
+    simulation = world("recurrent")
+    for last in (1, 2, 3):
+        simulation.add(request(f"{last}", (7, 8, *[last] * 6)))
+        simulation.run()
+        assert simulation.ended[f"{last}"].cached_tokens == 0
+    assert simulation.ended["3"].reuse == "first difference at token 2"
+
+
 def test_a_sequence_cut_back_registers_anew_what_it_says_then() -> None:
     simulation = world()
     simulation.add(request("first", tokens=9))

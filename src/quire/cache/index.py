@@ -21,6 +21,9 @@ from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 
 _SIBLINGS = 8
 """Children looked at on either side of where a prompt's tail would stand among them."""
+_MIN_SAVING = 16
+"""Tokens that a recurrent snapshot must save to be worth its memory and a chunk that ends there;
+fewer where blocks are smaller."""
 _EVICTED = ReuseMiss(MissKind.EVICTED)
 _NO_SNAPSHOT = ReuseMiss(MissKind.NO_SNAPSHOT)
 
@@ -149,6 +152,7 @@ class PrefixIndex:
         self.groups = groups
         self.anchors = frozenset(g.index for g in groups if g.spec.sees_all)
         self.page_tokens = page_tokens
+        self.min_saving = min(_MIN_SAVING, page_tokens)
         self._manager = manager
         self._recurrent = tuple(recurrent_groups(groups))
         self._attention = attention_groups(groups)
@@ -173,16 +177,19 @@ class PrefixIndex:
         path = _descend(root, keys)
         at = len(path) * self.page_tokens
         tail = tuple(tokens[at : min(at + self.page_tokens, limit)])
-        last, usable, agreed = self._best_tail(path[-1] if path else root, tail)
+        parent = path[-1] if path else root
+        last, usable, agreed = self._best_tail(parent, tail)
         reached = at + agreed if partial else at
         if reached == 0:
             return Match()
         found_all = at + agreed == limit
-        miss = None if found_all else ReuseMiss(MissKind.DIFFERENCE, at + agreed)
-        length = reached
+        end = None if found_all else ReuseMiss(_why_it_ends(parent, tail, agreed), at + agreed)
+        length, miss = reached, end
         if partial and usable < agreed:
             length, miss = at + usable, _NO_SNAPSHOT if self._recurrent else _EVICTED
         length, miss = self._longest(path, last, length, miss, partial=partial)
+        if miss is _NO_SNAPSHOT and reached - length < self.min_saving:
+            miss = end
         match = self._collect(path, last, length, miss)
         match.reached = reached
         return match
@@ -420,6 +427,14 @@ def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
         path.append(child)
         node = child
     return path
+
+
+def _why_it_ends(parent: Node, tokens: tuple[int, ...], agreed: int) -> MissKind:
+    """Say whether what is cached behind `parent` goes on differently after `agreed` tokens."""
+    if agreed == 0:
+        return MissKind.DIFFERENCE if parent.children else MissKind.END
+    longer = (len(child.tokens) > agreed for child, n in parent.alike(tokens) if n == agreed)
+    return MissKind.DIFFERENCE if any(longer) else MissKind.END
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:

@@ -13,6 +13,7 @@ class MissKind(StrEnum):
 
     NEW = "new"  # nothing that is kept begins as the prompt does
     DIFFERENCE = "first difference"
+    END = "cached prefix ends"  # what was computed before stops there, and nothing differs
     EVICTED = "evicted"
     NO_SNAPSHOT = "snapshot missing"
     BEING_WRITTEN = "still being written"  # by a neighbour that has not shared it yet

@@ -16,7 +16,7 @@ from quire.cache.reuse import Match, MissKind, ReuseMiss
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.sequence import Sequence
 
-_NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE)
+_NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)
 
 
 class PrefixSharing:
@@ -78,6 +78,7 @@ class PrefixSharing:
         coming = list(takewhile(self._computing.__contains__, keys[following:]))
         if coming:
             cursor.waits_on = coming[-1]
+            self._request_snapshot(self._computing[coming[-1]], sequence)
             return None
         if self._recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
@@ -92,14 +93,21 @@ class PrefixSharing:
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
         """Whether a neighbour will keep its recurrent state where the prompts still agree."""
-        progress = sequence.progress
         neighbour = self._computing.get(keys[-1]) if keys else None
         if neighbour is None:
             return False
-        common = common_length(progress.content, neighbour.progress.content)
-        agree = min(len(progress.tokens) - 1, common)
+        agree = _agreement(sequence, neighbour)
         ahead = max(match.length, neighbour.progress.computed - 1)
         return any(ahead < p <= agree for p in self._snapshot_positions(neighbour))
+
+    def _request_snapshot(self, neighbour: Sequence, sequence: Sequence) -> None:
+        """Have a neighbour leave a snapshot where a waiting prompt parts from its own, if ahead."""
+        computed = neighbour.progress.computed
+        if not self._recurrent or neighbour.prefix.parting > computed:
+            return
+        parting = _agreement(sequence, neighbour)
+        if parting > computed:
+            neighbour.prefix.parting = parting
 
     def _reads_disk(self, sequence: Sequence) -> bool:
         """Whether a part of its beginning is still being read; what has come is in the index."""
@@ -133,25 +141,34 @@ class PrefixSharing:
         for key in cursor.computing:
             self._computing.setdefault(key, sequence)
         cursor.reading = None
+        miss, parting = self._beside_neighbours(sequence, match, running)
+        worth = bool(self._recurrent) and parting - match.length >= self.index.min_saving
+        cursor.parting = parting if worth else 0
         first = not cursor.begun
         if first:
-            cursor.begun, cursor.cached, cursor.miss = True, match.length, match.miss
-            if any(self._agrees_beyond(sequence, other, match) for other in running):
-                cursor.miss = ReuseMiss(MissKind.BEING_WRITTEN, match.length)
+            cursor.begun, cursor.cached, cursor.miss = True, match.length, miss
         return first
 
-    def _agrees_beyond(self, sequence: Sequence, other: Sequence, match: Match) -> bool:
-        """Whether a running neighbour goes on as this one where a match says that nobody does.
+    def _beside_neighbours(
+        self, sequence: Sequence, match: Match, running: Iterable[Sequence]
+    ) -> tuple[ReuseMiss | None, int]:
+        """Correct what a match says by the last blocks of running neighbours.
 
-        What its last block holds is not shared before that is full, or the neighbour ends.
+        These are not in the index before they are full, or the neighbour ends.
+
+        Returns:
+            Why no more is reused, and the position up to which anybody's prompt agrees.
         """
-        differs = match.miss is not None and match.miss.kind in _NOT_FOUND
-        if not differs or other.prefix.identity != sequence.prefix.identity:
-            return False
-        mine, theirs, at = sequence.progress.content, other.progress.content, match.reached
-        if at >= min(len(mine) - 1, len(theirs)) or mine[at] != theirs[at]:
-            return False
-        return mine[:at] == theirs[:at]
+        miss, parting = match.miss, match.reached
+        if miss is None or miss.kind not in _NOT_FOUND:
+            return miss, parting
+        for other in running:
+            agreed = _agreement(sequence, other)
+            if agreed > parting:
+                miss, parting = ReuseMiss(MissKind.BEING_WRITTEN, match.length), agreed
+            elif agreed == miss.token and agreed < len(other.progress.content):
+                miss = ReuseMiss(MissKind.DIFFERENCE, agreed)
+        return miss, parting
 
     # -- while it runs -------------------------------------------------------------------------
 
@@ -203,15 +220,16 @@ class PrefixSharing:
         return min([rest, *(a for a in ahead if a > 0)])
 
     def _snapshot_positions(self, sequence: Sequence) -> set[int]:
-        """Message ends, the prompt's last token but one, and every so often between.
+        """Message ends, the prompt's last token but one, every so often, and where prompts part.
 
         Formats with a tail are shared by whole blocks: there the positions are block boundaries.
         """
         size, every = self._size, self._every
         length = sequence.progress.prompt_length
-        wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
-        if self.prefetch is not None:
-            wanted.add((length - 1) // size * size)  # the disk holds states at block ends only
+        ends = {length - 1, sequence.prefix.parting}
+        wanted = {*sequence.request.snapshots, *range(every, length, every), *ends}
+        if self.prefetch is not None:  # the disk holds states at block ends only
+            wanted.update(end // size * size for end in ends)
         if sequence.format.has_tail:
             wanted = {position // size * size for position in wanted}
         return {position for position in wanted if 0 < position < length}
@@ -278,3 +296,11 @@ class PrefixSharing:
         offset = (progress.computed - 1) % self._size + 1
         for group in self._recurrent:
             self.index.insert_snapshot(node, offset, sequence.blocks.state(group))
+
+
+def _agreement(sequence: Sequence, other: Sequence) -> int:
+    """Return how many tokens of a prompt, of all but its last, begin another sequence as well."""
+    if other.prefix.identity != sequence.prefix.identity:
+        return 0
+    agreed = common_length(sequence.progress.content, other.progress.content)
+    return min(agreed, len(sequence.progress.tokens) - 1)

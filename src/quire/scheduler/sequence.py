@@ -145,6 +145,8 @@ class PrefixCursor:
         computing: keys of the prompt's blocks that this sequence is about to compute.
         waits_on: the key of the last block of its prompt that another sequence will compute.
         reading: the part of its beginning that is, or was last, read from disk.
+        parting: prompt position at which a recurrent snapshot is left, since another prompt goes on
+            differently there; 0 if there is none.
         ignored: why it reuses nothing, for instance since it had no room beside what it would have
             reused; None if it does.
         begun: whether the sequence has run.
@@ -161,6 +163,7 @@ class PrefixCursor:
         "ignored",
         "miss",
         "node",
+        "parting",
         "reading",
         "registered",
         "waits_on",
@@ -173,6 +176,7 @@ class PrefixCursor:
         self.computing: list[bytes] = []
         self.waits_on: bytes | None = None
         self.reading: PrefetchedPart | None = None
+        self.parting = 0
         self.ignored: ReuseMiss | None = None
         self.begun = False
         self.cached = 0

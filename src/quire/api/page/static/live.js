@@ -12,6 +12,7 @@ const MISSES = {
   "": "All but the last token was known; that one is always computed",
   new: "A new beginning",
   "first difference": "Began as one before, then went on differently",
+  "cached prefix ends": "Goes on where one before ended",
   "still being written": "Another request was still writing the same",
   evicted: "Was known once, made room for others",
   "snapshot missing": "Known, but no state was kept at that place",
@@ -231,6 +232,7 @@ function stateOf({ first_token_s, read_tokens, prompt_tokens, left_s }) {
 function why(reuse) {
   const [, reason, place] = /^(.*?)(?: at token (\d+))?$/.exec(reuse ?? "");
   if (place && reason === "first difference") return `Known up to token ${count(place)}, then new`;
+  if (place && reason === "cached prefix ends") return `Goes on after token ${count(place)}, where one before ended`;
   if (place && reason === "still being written") return `Another request was still writing the same from token ${count(place)}`;
   return reuse === null ? "–" : MISSES[reuse] ?? reuse;
 }
