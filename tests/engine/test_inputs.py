@@ -9,7 +9,7 @@ from quire.attention.registry import open_backends
 from quire.attention.step import Attention
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, KVLayout, LayerSpec, RecurrentState, SharedKV
-from quire.cache.states import Segment
+from quire.cache.states import StateSlots
 from quire.core.kv_format import KVFormat
 from quire.engine.inputs import StepInputs
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
@@ -114,26 +114,32 @@ def test_layers_that_share_read_from_their_owner() -> None:
     assert layout.owner == (0, 1, 1)
 
 
+def recurrent_of(sequences: list[ScheduledSequence]) -> tuple[list[list[int]], list[StateSlots]]:
+    """The row numbers and the states of each segment, by the order of a step's rows."""
+    own = inputs_of(sequences)._recurrent
+    states = own._states(0)
+    assert all(isinstance(each, StateSlots) for each in states)
+    return [rows.tolist() for rows in own._rows], list(states)  # type: ignore[arg-type]
+
+
 def test_recurrent_rows_are_in_one_segment_each() -> None:
     saved = chunk("c", 4, 3, slot=2, snapshots=((0, 9),))
-    inputs = inputs_of([single("a", 3), chunk("b", 0, 2, slot=1), saved, single("d", 6, SEALED)])
-    segments = inputs.recurrent(0)
-    rows = np.sort(np.concatenate([np.array(segment.rows) for segment in segments]))
-    assert rows.tolist() == list(range(7))
-    assert sorted((s.n, s.t) for s in segments) == [(1, 1), (1, 1), (1, 2), (1, 3)]
-    begins = {s.t: s.fresh.tolist() for s in inputs._segments[0] if s.t > 1}
-    assert begins == {2: [True], 3: [False]}
-    (kept,) = [s.targets for s in inputs._segments[0] if s.targets is not None]
+    rows, states = recurrent_of(
+        [single("a", 3), chunk("b", 0, 2, slot=1), saved, single("d", 6, SEALED)]
+    )
+    assert sorted(number for own in rows for number in own) == list(range(7))
+    assert sorted(map(len, rows)) == [1, 1, 2, 3]
+    begins = {len(own): each.fresh.tolist() for own, each in zip(rows, states, strict=True)}
+    assert (begins[2], begins[3]) == ([True], [False])
+    (kept,) = [each.targets for each in states if each.targets is not None]
     assert (kept[0].tolist(), kept[1].tolist()) == ([0, 0], [2, 9])
 
 
 def test_rows_with_drafts_leave_the_sequence_s_own_state_alone() -> None:
-    rows = chunk("a", 4, 3, slot=2, sampled=3, drafted_states=((0, 7),))
-    (segment,) = inputs_of([rows]).recurrent(0)
-    assert isinstance(segment, Segment)
-    assert segment.slots.tolist() == [2]
-    assert segment.targets is not None
-    assert [each.tolist() for each in segment.targets] == [[0], [7]]
+    _, (own,) = recurrent_of([chunk("a", 4, 3, slot=2, sampled=3, drafted_states=((0, 7),))])
+    assert own.slots.tolist() == [2]
+    assert own.targets is not None
+    assert [each.tolist() for each in own.targets] == [[0], [7]]
 
 
 def test_every_row_behind_a_draft_is_wanted() -> None:
@@ -155,5 +161,5 @@ def test_rows_take_their_positions_from_the_sequence() -> None:
 
 
 def test_single_tokens_of_one_format_advance_together() -> None:
-    (segment,) = inputs_of([single("a", 3), single("b", 8), single("c", 1)]).recurrent(0)
-    assert (segment.n, segment.t, segment.rows.tolist()) == (3, 1, [0, 1, 2])
+    rows, _ = recurrent_of([single("a", 3), single("b", 8), single("c", 1)])
+    assert rows == [[0, 1, 2]]

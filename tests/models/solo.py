@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
-from quire.models.base import LanguageModel, MediaEncoder, MediaRows, RecurrentSegment
+from quire.engine.recurrent_rows import RecurrentRows
+from quire.models.base import LanguageModel, MediaEncoder, MediaRows
 
 
-class SoloSegment:
-    """One sequence that begins with this step."""
+class SoloStates:
+    """The states of one sequence that begins with this step."""
 
-    def __init__(self, rows: int, spec: RecurrentState, dtype: mx.Dtype) -> None:
-        self.n, self.t, self.rows = 1, rows, mx.arange(rows)
+    def __init__(self, spec: RecurrentState, dtype: mx.Dtype) -> None:
         self.written: dict[str, mx.array] = {}
         self._zeros = {
             name: mx.zeros((1, *shape), dtype=mx.float32 if part == "float32" else dtype)
@@ -62,6 +62,9 @@ class SoloStep:
         self._layout = layout
         self._stored: dict[int, tuple[mx.array, mx.array]] = {}
         self._chosen: dict[int, mx.array] = {}
+        rows = RecurrentRows([places[None]], self._states)
+        self.convolve, self.delta_rule = rows.convolve, rows.delta_rule
+        self.state_space = rows.state_space
 
     def attend(
         self,
@@ -119,10 +122,10 @@ class SoloStep:
     def only_wanted(self) -> None:
         """All rows are."""
 
-    def recurrent(self, layer: int) -> list[RecurrentSegment]:
+    def _states(self, layer: int) -> list[SoloStates]:
         spec = self._layout[layer]
         assert isinstance(spec, RecurrentState)
-        return [SoloSegment(len(self.tokens), spec, mx.float32)]
+        return [SoloStates(spec, mx.float32)]
 
 
 def _capped_attention(

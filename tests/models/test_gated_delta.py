@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from quire.device.recurrence import channel_delta, gated_delta
+from quire.engine.recurrent_rows import RecurrentRows
 from quire.models.base import named_parameters
-from quire.models.gated_delta import GatedDelta, GatedDeltaNet, channel_delta, gated_delta
+from quire.models.gated_delta import GatedDelta, GatedDeltaNet
 from tests.models.solo import SoloStep
 
 HIDDEN = 32
 SHAPE = GatedDelta(key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4, eps=1e-6)
 
 
-class Segment:
-    """Rows of some sequences, whose states live in a dictionary a sequence."""
+class States:
+    """The states of some sequences, a dictionary each."""
 
-    def __init__(self, rows: list[list[int]], states: list[dict[str, mx.array]]) -> None:
-        self.n, self.t = len(rows), len(rows[0])
-        self.rows = mx.array([row for sequence in rows for row in sequence])
+    def __init__(self, states: list[dict[str, mx.array]]) -> None:
         self._states = states
 
     def read(self, name: str) -> mx.array:
@@ -31,14 +32,12 @@ class Segment:
 
 
 class MixedStep(SoloStep):
-    """A step with the given segments."""
+    """A step with the given segments, rows and states of each."""
 
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(self, rows: list[list[list[int]]], states: list[States]) -> None:
         super().__init__((SHAPE.spec,), [0])
-        self._segments = segments
-
-    def recurrent(self, layer: int) -> list[Segment]:  # type: ignore[override]
-        return self._segments
+        own = RecurrentRows([np.array(each, np.int32) for each in rows], lambda layer: states)
+        self.convolve, self.delta_rule = own.convolve, own.delta_rule
 
 
 def _layer() -> GatedDeltaNet:
@@ -72,8 +71,8 @@ def test_mixed_segments_equal_whole_sequences() -> None:
                     rows[s].append(len(order))
                     order.append((s, done[s] + turn))
         x = mx.stack([inputs[s][position] for s, position in order])
-        segments = [Segment([rows[s] for s in g], [states[s] for s in g]) for g, _ in plan]
-        y = layer(x, MixedStep(segments), None)
+        segments = [[rows[s] for s in g] for g, _ in plan]
+        y = layer(x, MixedStep(segments, [States([states[s] for s in g]) for g, _ in plan]), None)
         for s, own in rows.items():
             got[s].append(y[mx.array(own)])
             done[s] += counts[s]

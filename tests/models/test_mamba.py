@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.models.mamba import selective_scan
+from quire.device.recurrence import selective_scan
 
 
 def test_spans_that_are_joined_compute_the_recurrence() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.models.mamba2 import state_space
+from quire.device.recurrence import grouped_state_space as state_space
 
 
 def test_chunks_of_pairs_compute_the_recurrence() -> None:

@@ -68,20 +68,17 @@ class StatePool:
             part[rows] = content
 
 
-@dataclass
-class Segment:
-    """Rows that advance recurrent states together; see `models.base.RecurrentSegment`.
+@dataclass(frozen=True)
+class StateSlots:
+    """The states of some sequences of one format in one layer, read and written by a step.
 
     Attributes:
         slots: `[n]` where the states are.
         fresh: `[n]` true for sequences that begin.
-        targets: (indices into the segment, slots) of the states that are written; None writes each
-            to the slot that it was read from.
+        targets: (indices into the sequences, slots) of the states that are written; None writes
+            each to the slot that it was read from.
     """
 
-    n: int
-    t: int
-    rows: mx.array
     pool: StatePool
     layer: int
     slots: mx.array
@@ -89,7 +86,7 @@ class Segment:
     targets: tuple[mx.array, mx.array] | None = None
 
     def read(self, name: str) -> mx.array:
-        """The states before this step, `[n, *shape]`; zeros for a sequence that begins."""
+        """Return the states before this step, `[n, *shape]`; zeros for a sequence that begins."""
         state = self.pool.read(self.layer, name, self.slots)
         if not self.fresh.any():
             return state
@@ -97,7 +94,7 @@ class Segment:
         return mx.where(begins, mx.zeros_like(state), state)
 
     def write(self, name: str, value: mx.array) -> None:
-        """Stores the states after this step, `[n, *shape]`."""
+        """Store the states after this step, `[n, *shape]`."""
         slots = self.slots
         if self.targets is not None:
             indices, slots = self.targets

@@ -8,7 +8,9 @@ from functools import cache
 
 import mlx.core as mx
 
-from quire.device.coding import Chunks, CodedChunks, VectorCoding
+from quire.device import activations, recurrence
+from quire.device.cache_operations import CacheOperations
+from quire.device.recurrence import DeltaGates
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,34 +170,8 @@ class GatedExperts:
     activation: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaGates:
-    """How a gated delta net forgets and takes in.
-
-    With `x = steps + step_biases` a state keeps `exp(-exp(log_rates) * softplus(x))` of itself, or
-    `exp(most_forgotten * sigmoid(exp(log_rates) * x))`. It takes in
-    `most_correction * sigmoid(betas)` of the difference between a value and what it says of its
-    key.
-
-    Attributes:
-        steps: `[n, t, value_heads]`, or `[n, t, value_heads, key_dim]` where each column of a state
-            forgets by itself.
-        betas: `[n, t, value_heads]`.
-        log_rates: `[value_heads]`.
-        step_biases: as the steps of a token, in one dimension.
-        most_forgotten: below zero; None where there is no bound.
-    """
-
-    steps: mx.array
-    betas: mx.array
-    log_rates: mx.array
-    step_biases: mx.array
-    most_correction: float = 1.0
-    most_forgotten: float | None = None
-
-
-class Operations:
-    """MLX's own. A device that has better ones overrides them; what they don't serve stays here."""
+class Operations(CacheOperations):
+    """What models compute, in MLX's operations. A device with better kernels overrides them."""
 
     def reads_tiles(self, packing: Packing) -> bool:
         """Whether `packed_linear` is fastest by weights in tiles."""
@@ -291,31 +267,14 @@ class Operations:
         """
         raise NotImplementedError("see `rotates`")
 
-    def write_vectors(
-        self,
-        pools: Sequence[mx.array],
-        vectors: Sequence[mx.array],
-        rows: mx.array,
-        offsets: mx.array,
-    ) -> None:
-        """Mutates: `pool[rows, offsets] = vectors` of each pool, `[R, S, dim]`.
-
-        Args:
-            vectors: `[T, heads, dim]`, one a pool.
-            rows: `[T, heads]`.
-            offsets: `[T, 1]`.
-        """
-        for pool, each in zip(pools, vectors, strict=True):
-            pool[rows, offsets] = each.astype(pool.dtype)
-
-    def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
-        """Mutates: `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`."""
-        pool[rows] = values.astype(pool.dtype)
+    def activate(self, name: str, x: mx.array) -> mx.array:
+        """Apply an activation by its name, see `activations.COMPILED`."""
+        return activations.COMPILED[name](x)
 
     def causal_conv(
         self, window: mx.array, taps: mx.array, bias: mx.array | None, silu: bool
-    ) -> mx.array | None:
-        """One filter a channel over the last tokens, and perhaps SiLU of what it gives.
+    ) -> mx.array:
+        """Apply one filter per channel over the last tokens, then SiLU if `silu`.
 
         Args:
             window: `[n, kernel - 1 + t, channels]`.
@@ -323,14 +282,15 @@ class Operations:
             bias: `[channels]`.
 
         Returns:
-            `[n, t, channels]`; None where there is no kernel that does so.
+            `[n, t, channels]`.
         """
-        return None
+        out = recurrence.causal_conv(window, taps, bias)
+        return self.activate("silu", out) if silu else out
 
     def gated_delta(
         self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
-    ) -> tuple[mx.array, mx.array] | None:
-        """The gated delta rule (arXiv:2412.06464), token by token.
+    ) -> tuple[mx.array, mx.array]:
+        """Run the gated delta rule (arXiv:2412.06464) token by token.
 
         Args:
             mixed: `[n, t, channels]`: queries and keys, `key_heads` each, not yet of unit length,
@@ -340,9 +300,9 @@ class Operations:
 
         Returns:
             `[n, t, value_heads, value_dim]`, read by queries of length `key_dim ** -0.5`, and the
-            state after the last token; None where there is no kernel that does so.
+            state after the last token.
         """
-        return None
+        return recurrence.delta_rule(mixed, gates, state, key_heads, eps)
 
     def state_space(
         self,
@@ -352,63 +312,20 @@ class Operations:
         steps: mx.array,
         rates: mx.array,
         state: mx.array,
-    ) -> tuple[mx.array, mx.array] | None:
-        """For each token: forget, add the value at the key, read at the query; token by token.
+    ) -> tuple[mx.array, mx.array]:
+        """For each token: decay the state, add the value at the key, read it at the query.
 
         Args:
             values: `[n, t, heads, head_dim]`.
             keys, queries: `[n, t, groups, state_dim]`; a group serves consecutive heads.
             steps: `[n, t, heads]`, at least 0; the state keeps `exp(rates * steps)`.
-            rates: `[heads]`, or `[heads, state_dim]`; below 0.
+            rates: `[heads]`, or `[heads, state_dim]` with heads of one value; below 0.
             state: `[n, heads, head_dim, state_dim]`. All are float32.
 
         Returns:
-            `[n, t, heads, head_dim]` and the state after the last token; None where there is no
-            kernel that does so.
+            `[n, t, heads, head_dim]` and the state after the last token.
         """
-        return None
-
-    def encode(
-        self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
-    ) -> list[mx.array] | None:
-        """Vectors `[..., dim]` as codes.
-
-        Returns:
-            Of each array uint32 codes `[..., size * bits / 32]`, float16 scales
-            `[..., size / group_size]`, or `[..., 1]` with a codebook, and biases where affine, in
-            one list; None where there is no kernel that does so.
-        """
-        return None
-
-    def write_codes(
-        self,
-        pools: Sequence[mx.array],
-        vectors: Sequence[mx.array],
-        codings: Sequence[VectorCoding],
-        rows: mx.array,
-        offsets: mx.array,
-    ) -> bool:
-        """Mutates: what `encode` gives is written as `write_vectors` does.
-
-        Returns:
-            Whether there is a kernel that does so; without one, nothing is written.
-        """
-        codes = self.encode(vectors, codings)
-        if codes is None:
-            return False
-        self.write_vectors(pools, codes, rows, offsets)
-        return True
-
-    def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
-        """The blocks that chunks write to, and codes of those that they fill.
-
-        Args:
-            codings: of a channel of a block's keys, and of a token's values.
-
-        Returns:
-            None where there is no kernel that does so.
-        """
-        return None
+        return recurrence.state_space(values, keys, queries, steps, rates, state)
 
     def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
         """`x[r, numbers[r, j]]`: of `[R, N, ...]` by `[R, n]`, `[R, n, ...]`."""
@@ -425,6 +342,9 @@ class UnfusedOperations(Operations):
 
     Here they are seven: models with many small norms (Gemma) spend a good part of a step there.
     """
+
+    def activate(self, name: str, x: mx.array) -> mx.array:
+        return activations.SPELLED_OUT[name](x)
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         share, epsilon = _constants(x.shape[-1], eps)

@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from quire.attention.backend import Scoring
 from quire.attention.step import Attention, preferred_order
-from quire.cache.states import Segment
 from quire.core.kv_format import KVFormat
-from quire.models.base import CrossRows, MediaRows, RecurrentSegment, Step
+from quire.device.dtypes import int32
+from quire.device.recurrence import DeltaGates
+from quire.engine.recurrent_rows import RecurrentRows, recurrent_rows
+from quire.models.base import CrossRows, MediaRows, Step
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 
@@ -37,7 +39,7 @@ class _Rows:
         self._step = attention.step(sequences)
         self._starts = [0, *accumulate(each.count for each in sequences)]
         self._total = self._starts.pop()
-        self._segments: dict[int, list[Segment]] = {}
+        self._states: RecurrentRows | None = None
 
     # -- what models call ----------------------------------------------------------------------
 
@@ -60,15 +62,32 @@ class _Rows:
         """See `models.base.Step.choose`."""
         self._step.choose(layer, q, k, weights, limit)
 
-    def recurrent(self, layer: int) -> list[RecurrentSegment]:
-        """See `models.base.Step.recurrent`."""
-        group = self._attention.layout.group[layer]
-        if group not in self._segments:
-            self._segments[group] = self._build_segments(group)
-        return [
-            Segment(s.n, s.t, s.rows, s.pool, layer, s.slots, s.fresh, s.targets)
-            for s in self._segments[group]
-        ]
+    @property
+    def _recurrent(self) -> RecurrentRows:
+        if self._states is None:
+            self._states = recurrent_rows(self.sequences, self._starts, self._attention)
+        return self._states
+
+    def convolve(
+        self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
+    ) -> mx.array:
+        return self._recurrent.convolve(layer, x, taps, bias, silu=silu)
+
+    def delta_rule(
+        self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
+    ) -> mx.array:
+        return self._recurrent.delta_rule(layer, mixed, gates, key_heads)
+
+    def state_space(
+        self,
+        layer: int,
+        values: mx.array,
+        keys: mx.array,
+        queries: mx.array,
+        steps: mx.array,
+        rates: mx.array,
+    ) -> mx.array:
+        return self._recurrent.state_space(layer, values, keys, queries, steps, rates)
 
     def only_wanted(self) -> tuple[Step, mx.array] | None:
         """See `models.base.Step.only_wanted`."""
@@ -84,34 +103,6 @@ class _Rows:
                 shift = first - each.start
                 rows[crossed.rows.start + shift : crossed.rows.stop + shift] = True
         return rows
-
-    # -- recurrent state -----------------------------------------------------------------------
-
-    def _build_segments(self, group: int) -> list[Segment]:
-        """Single tokens of all sequences together, every chunk by itself; by format."""
-        runs: dict[tuple[KVFormat, int], list[int]] = {}
-        for number, each in enumerate(self.sequences):
-            alone = 0 if each.count == 1 else number + 1
-            runs.setdefault((each.format, alone), []).append(number)
-        return [self._segment(group, format, run) for (format, _), run in runs.items()]
-
-    def _segment(self, group: int, format: KVFormat, numbers: list[int]) -> Segment:
-        """The rows of sequences of one format, which are all equally many."""
-        sequences = [self.sequences[n] for n in numbers]
-        count = sequences[0].count
-        firsts = np.array([self._starts[n] for n in numbers], dtype=np.int32)
-        rows = (firsts[:, None] + np.arange(count, dtype=np.int32)).reshape(-1)
-        slots = [each.block_ids(group)[0] for each in sequences]
-        return Segment(
-            n=len(sequences),
-            t=count,
-            rows=mx.array(rows),
-            pool=self._attention.pools.states(group, format),
-            layer=-1,
-            slots=_ints(slots),
-            fresh=np.array([each.start == 0 for each in sequences]),
-            targets=_targets(group, sequences, slots),
-        )
 
 
 class StepInputs(_Rows):
@@ -142,7 +133,7 @@ class StepInputs(_Rows):
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)
-            self.wanted = _ints([row for end, rows in ends for row in range(end - rows, end)])
+            self.wanted = int32([row for end, rows in ends for row in range(end - rows, end)])
         self.positions = mx.array(_joined([each.positions for each in self.sequences]))
         self.tokens = self._gather_tokens(sampled, previous)
 
@@ -175,22 +166,27 @@ class StepInputs(_Rows):
                 sources.append(sampled[each.number])
                 host.append(0)
         if not rows:
-            return _ints(host)
+            return int32(host)
         assert previous is not None, "a token is said to be on the device, but no step samples it"
         if len(rows) == self._total:
             same = sources == list(range(previous.shape[0]))
-            return previous if same else previous[_ints(sources)]
-        mixed = _ints(host)
-        mixed[_ints(rows)] = previous[_ints(sources)]
+            return previous if same else previous[int32(sources)]
+        mixed = int32(host)
+        mixed[int32(rows)] = previous[int32(sources)]
         return mixed
 
 
 def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[ScheduledSequence]:
-    """Formats apart; within a format as attention likes its rows best."""
-    # Equal formats are one object, so its address stands for it.
+    """Sort by format, then as attention reads rows best. Depends on the plan alone."""
+    formats: dict[KVFormat, int] = {}
+    for each in sequences:
+        formats.setdefault(each.format, len(formats))
     return sorted(
         sequences,
-        key=lambda each: (id(each.format), preferred_order(each.start, each.count, size)),
+        key=lambda each: (
+            formats[each.format],
+            preferred_order(each.start, each.count, size),
+        ),
     )
 
 
@@ -207,24 +203,3 @@ def _joined(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[n
 
 def _length(positions: Positions) -> int:
     return len(positions) if isinstance(positions, range) else positions.shape[-1]
-
-
-def _targets(
-    group: int, sequences: list[ScheduledSequence], slots: list[int]
-) -> tuple[mx.array, mx.array] | None:
-    """See `Segment.targets`."""
-    if not any(each.snapshots or each.drafted_states for each in sequences):
-        return None
-    indices: list[int] = []
-    targets: list[int] = []
-    for number, each in enumerate(sequences):
-        own = [slot for owner, slot in each.drafted_states if owner == group] or [slots[number]]
-        own += [slot for owner, slot in each.snapshots if owner == group]
-        indices += [number] * len(own)
-        targets += own
-    return _ints(indices), _ints(targets)
-
-
-def _ints(values: list[int]) -> mx.array:
-    """int32 on the device."""
-    return mx.array(np.array(values, dtype=np.int32))

@@ -20,26 +20,8 @@ from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
 from quire.core.media import CrossMedia, Pieces, PlacedMedia
+from quire.device.recurrence import DeltaGates
 from quire.models.stack import Stack, UnsupportedModel
-
-
-class RecurrentSegment(Protocol):
-    """Rows of a step that advance recurrent states together: `n` sequences of equal length `t`.
-
-    `rows` are indices into the step's T rows, `[n * t]`, sequence after sequence.
-    """
-
-    n: int
-    t: int
-    rows: mx.array
-
-    def read(self, name: str) -> mx.array:
-        """The states before this step, `[n, *shape]`; zeros for a sequence that begins."""
-        ...
-
-    def write(self, name: str, value: mx.array) -> None:
-        """Stores the states after this step, `[n, *shape]`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +138,57 @@ class Step(Protocol):
         """
         ...
 
-    def recurrent(self, layer: int) -> list[RecurrentSegment]:
-        """The step's rows for a `RecurrentState` layer; every row is in exactly one segment."""
+    def convolve(
+        self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
+    ) -> mx.array:
+        """Apply one filter per channel over each sequence's last tokens, then SiLU if `silu`.
+
+        Reads and replaces the array "conv" of the layer's `RecurrentState`.
+
+        Args:
+            x: `[T, channels]`.
+            taps: `[channels, kernel]`.
+            bias: `[channels]`.
+
+        Returns:
+            `[T, channels]`.
+        """
+        ...
+
+    def delta_rule(
+        self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
+    ) -> mx.array:
+        """Advance each sequence's array "delta" by the gated delta rule (arXiv:2412.06464).
+
+        Args:
+            mixed: `[T, channels]`, see `Operations.gated_delta`.
+            gates: whose `steps` and `betas` begin with an axis of `T`.
+
+        Returns:
+            `[T, value_heads, value_dim]`.
+        """
+        ...
+
+    def state_space(
+        self,
+        layer: int,
+        values: mx.array,
+        keys: mx.array,
+        queries: mx.array,
+        steps: mx.array,
+        rates: mx.array,
+    ) -> mx.array:
+        """Advance each sequence's array "state": decay, add the value at the key, read.
+
+        Args:
+            values: `[T, heads, head_dim]`.
+            keys, queries: `[T, groups, state_dim]`.
+            steps: `[T, heads]`.
+            rates: see `Operations.state_space`. All are float32.
+
+        Returns:
+            `[T, heads, head_dim]`.
+        """
         ...
 
     def only_wanted(self) -> tuple[Step, mx.array] | None:

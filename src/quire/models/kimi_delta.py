@@ -12,11 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.device.operations import DeltaGates
-from quire.models.base import Module, RecurrentSegment, Step
-from quire.models.gated_delta import delta_rule
+from quire.device.recurrence import DeltaGates
+from quire.models.base import Module, Step
 from quire.models.norm import RMSNorm
-from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
+from quire.models.recurrent import CausalConv
 
 
 @dataclass(frozen=True)
@@ -93,19 +92,20 @@ class KimiDeltaAttention(Module):
 
     def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        segments = step.recurrent(self._layer)
-        order = in_sequence(segments)
-        x = x[order]
+        kind, layer, rows = self._kind, self._layer, x.shape[0]
         qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
-        steps, betas = self._gate("f", x), self.b_proj(x).astype(mx.float32)
-        y = over_segments(
-            segments,
-            lambda segment, part: self._advance(segment, qkv[part], steps[part], betas[part]),
+        mixed = self.conv1d(qkv, step, layer, silu=True).astype(mx.float32)
+        gates = DeltaGates(
+            self._gate("f", x).reshape(rows, kind.heads, kind.head_dim),
+            self.b_proj(x).astype(mx.float32),
+            self.A_log,
+            self.dt_bias,
+            most_forgotten=kind.most_forgotten,
         )
-        gate = mx.sigmoid(self._gate("g", x))
-        y = self.o_norm(y).reshape(x.shape[0], -1) * gate
+        y = step.delta_rule(layer, mixed, gates, kind.heads)
+        y = self.o_norm(y).flatten(1) * mx.sigmoid(self._gate("g", x))
         out: mx.array = self.o_proj(y.astype(x.dtype))
-        return in_row_order(out, order)
+        return out
 
     def _gate(self, name: str, x: mx.array) -> mx.array:
         """What forgets ("f") or goes out ("g"), before its sigmoid: float32 `[T, width]`."""
@@ -114,22 +114,3 @@ class KimiDeltaAttention(Module):
         else:
             y = self[f"{name}_proj"](x)
         return y.astype(mx.float32)
-
-    def _advance(
-        self, segment: RecurrentSegment, qkv: mx.array, steps: mx.array, betas: mx.array
-    ) -> mx.array:
-        """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, heads, head_dim]`."""
-        kind, n, t = self._kind, segment.n, segment.t
-        window = mx.concatenate([segment.read("conv"), qkv.reshape(n, t, -1)], axis=1)
-        segment.write("conv", window[:, t:])
-        gates = DeltaGates(
-            steps.reshape(n, t, kind.heads, kind.head_dim),
-            betas.reshape(n, t, kind.heads),
-            self.A_log,
-            self.dt_bias,
-            most_forgotten=kind.most_forgotten,
-        )
-        mixed = self.conv1d(window, silu=True).astype(mx.float32)
-        y, state = delta_rule(mixed, gates, segment.read("delta"), kind.heads)
-        segment.write("delta", state)
-        return y.flatten(0, 1)

@@ -2,77 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.device import activations
+from quire.device.activations import Activation
 from quire.device.device import current_device, fused
 from quire.device.operations import GatedMatrices
 from quire.models.base import Module
 from quire.models.linear import matrix_of
 
-Activation = Callable[[mx.array], mx.array]
 Gate = Callable[[mx.array, mx.array], mx.array]
 
 
-_LOG2_E = math.log2(math.e)
-# Constants are arrays, because MLX makes one of a number in every call.
-_ONE, _TWO = mx.array(1.0), mx.array(2.0)
-_SILU = mx.array(-_LOG2_E)
-# Of y = sqrt(2 / pi) * (x + 0.044715 x^3): 0.5 * (1 + tanh(y)) is the sigmoid of 2y.
-_GELU_CUBIC = mx.array(-2 * math.sqrt(2 / math.pi) * 0.044715 * _LOG2_E)
-_GELU_LINEAR = mx.array(-2 * math.sqrt(2 / math.pi) * _LOG2_E)
-_GELU_SCALE = mx.array(math.sqrt(0.5))
-_HALF = mx.array(0.5)
+def _activation(name: str) -> Activation:
+    return lambda x: current_device().operations.activate(name, x)
 
 
-def _silu(x: mx.array) -> mx.array:
-    """`x * sigmoid(x)` by a power of two: 4 ns on a CPU, where MLX's exponentials take 11."""
-    wide = x.astype(mx.float32)
-    return (wide / (mx.power(_TWO, wide * _SILU) + _ONE)).astype(x.dtype)
-
-
-def _gelu_tanh(x: mx.array) -> mx.array:
-    """GELU's approximation by tanh (arXiv:1606.08415), by a power of two too."""
-    wide = x.astype(mx.float32)
-    power = wide * (mx.square(wide) * _GELU_CUBIC + _GELU_LINEAR)
-    return (wide / (mx.power(_TWO, power) + _ONE)).astype(x.dtype)
-
-
-def _gelu(x: mx.array) -> mx.array:
-    wide = x.astype(mx.float32)
-    return (wide * (mx.erf(wide * _GELU_SCALE) + _ONE) * _HALF).astype(x.dtype)
-
-
-def _quick_gelu(x: mx.array) -> mx.array:
-    """GELU's approximation by a sigmoid (arXiv:1606.08415)."""
-    return x * mx.sigmoid(x * 1.702)
-
-
-def _squared_relu(x: mx.array) -> mx.array:
-    return mx.square(mx.maximum(x, 0.0))
-
-
-def _by_device(compiled: Activation, spelled_out: Activation) -> Activation:
-    """MLX's own where the device compiles, as it wants to be."""
-
-    def activation(x: mx.array) -> mx.array:
-        return compiled(x) if current_device().compiles else spelled_out(x)
-
-    return activation
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": _by_device(nn.silu, _silu),
-    "gelu_pytorch_tanh": _by_device(nn.gelu_approx, _gelu_tanh),
-    "gelu": _by_device(nn.gelu, _gelu),
-    "gelu_new": _by_device(nn.gelu_approx, _gelu_tanh),
-    "quick_gelu": _quick_gelu,
-    "relu2": _squared_relu,
-}
+ACTIVATIONS: dict[str, Activation] = {name: _activation(name) for name in activations.COMPILED}
 """The values of `hidden_act` and `hidden_activation` that are known."""
 
 

@@ -12,13 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.device.device import current_device
-from quire.models.base import Module, RecurrentSegment, Step
+from quire.models.base import Module, Step
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import unweighted_norm
-from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
-
-_CHUNK = 64  # tokens whose pairs are computed at once
+from quire.models.recurrent import CausalConv
 
 
 @dataclass(frozen=True)
@@ -114,69 +111,26 @@ class Mamba2Mixer(Module):
 
     def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        kind, segments = self._kind, step.recurrent(self._layer)
-        order = in_sequence(segments)
+        kind, layer, rows = self._kind, self._layer, x.shape[0]
         cuts = [kind.width, kind.width + kind.channels]
-        gate, mixed, steps = mx.split(self.in_proj(x[order]), cuts, axis=-1)
+        gate, mixed, steps = mx.split(self.in_proj(x), cuts, axis=-1)
         steps = mx.logaddexp(steps.astype(mx.float32) + self.dt_bias, 0.0)
         steps = mx.clip(steps, kind.min_step, kind.max_step)  # [T, heads]
-        y = over_segments(
-            segments, lambda segment, part: self._advance(segment, mixed[part], steps[part])
-        )
+        wide = self.conv1d(mixed, step, layer, silu=True).astype(mx.float32)
+        cuts = [kind.width, kind.width + kind.groups * kind.state_dim]
+        values, keys, queries = mx.split(wide, cuts, axis=-1)
+        values = values.reshape(rows, kind.heads, kind.head_dim)
+        keys = keys.reshape(rows, kind.groups, kind.state_dim)
+        queries = queries.reshape(rows, kind.groups, kind.state_dim)
+        rates = -mx.exp(self.A_log.astype(mx.float32))
+        y = step.state_space(layer, values * steps[..., None], keys, queries, steps, rates)
+        y = (y + values * self.D[:, None]).flatten(1)
         y = self._gated(y, ACTIVATIONS["silu"](gate.astype(mx.float32)))
         out: mx.array = self.out_proj(y.astype(x.dtype))
-        return in_row_order(out, order)
+        return out
 
     def _gated(self, y: mx.array, gate: mx.array) -> mx.array:
         if self._kind.eps is None:
             return y * gate
         out: mx.array = self.norm(y) * gate if self._kind.norm_first else self.norm(y * gate)
         return out
-
-    def _advance(self, segment: RecurrentSegment, mixed: mx.array, steps: mx.array) -> mx.array:
-        """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, width]` in float32."""
-        kind, n, t = self._kind, segment.n, segment.t
-        window = mx.concatenate([segment.read("conv"), mixed.reshape(n, t, -1)], axis=1)
-        segment.write("conv", window[:, t:])
-        wide = self.conv1d(window, silu=True).astype(mx.float32)
-        values, keys, queries = mx.split(
-            wide, [kind.width, kind.width + kind.groups * kind.state_dim], axis=-1
-        )
-        values = values.reshape(n, t, kind.heads, kind.head_dim)
-        keys = keys.reshape(n, t, kind.groups, kind.state_dim)
-        queries = queries.reshape(n, t, kind.groups, kind.state_dim)
-        steps = steps.reshape(n, t, kind.heads)
-        rates = -mx.exp(self.A_log.astype(mx.float32))
-        spaces = (values * steps[..., None], keys, queries, steps, rates, segment.read("state"))
-        y, state = current_device().operations.state_space(*spaces) or state_space(*spaces)
-        segment.write("state", state)
-        return (y + values * self.D[:, None]).reshape(n * t, -1)
-
-
-def state_space(
-    values: mx.array,
-    keys: mx.array,
-    queries: mx.array,
-    steps: mx.array,
-    rates: mx.array,
-    state: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """`Operations.state_space` with a rate a head, in MLX's operations: many tokens at once."""
-    copies = values.shape[2] // keys.shape[2]
-    keys, queries = mx.repeat(keys, copies, axis=2), mx.repeat(queries, copies, axis=2)
-    log_decay = rates * steps
-    outputs = []
-    for start in range(0, values.shape[1], _CHUNK):
-        part = slice(start, start + _CHUNK)
-        v, k, q = (each[:, part].swapaxes(1, 2) for each in (values, keys, queries))
-        past = mx.cumsum(log_decay[:, part].swapaxes(1, 2), axis=-1)  # [n, heads, t]
-        causal = mx.tri(past.shape[-1], dtype=mx.bool_)
-        between = mx.where(causal, past[..., :, None] - past[..., None, :], -mx.inf)
-        pairs = (q @ k.swapaxes(-1, -2)) * mx.exp(between)  # [n, heads, t, t]
-        y = pairs @ v + (q * mx.exp(past)[..., None]) @ state.swapaxes(-1, -2)
-        left = mx.exp(past[..., -1:] - past)  # of what each token added, after the last
-        state = state * mx.exp(past[..., -1])[..., None, None] + (
-            (v * left[..., None]).swapaxes(-1, -2) @ k
-        )
-        outputs.append(y.swapaxes(1, 2))
-    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1), state

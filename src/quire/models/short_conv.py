@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.models.base import Module, RecurrentSegment, Step
-from quire.models.recurrent import CausalConv, in_row_order, in_sequence, over_segments
+from quire.models.base import Module, Step
+from quire.models.recurrent import CausalConv
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,6 @@ class GatedShortConv(Module):
 
     def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        segments = step.recurrent(self._layer)
-        order = in_sequence(segments)
-        before, after, value = mx.split(self.in_proj(x[order]), 3, axis=-1)
-        gated = before * value
-
-        def advance(segment: RecurrentSegment, part: slice) -> mx.array:
-            rows = gated[part].reshape(segment.n, segment.t, -1)
-            window = mx.concatenate([segment.read("conv"), rows], axis=1)
-            segment.write("conv", window[:, segment.t :])
-            return self.conv(window).flatten(0, 1)
-
-        out: mx.array = self.out_proj(after * over_segments(segments, advance))
-        return in_row_order(out, order)
+        before, after, value = mx.split(self.in_proj(x), 3, axis=-1)
+        out: mx.array = self.out_proj(after * self.conv(before * value, step, self._layer))
+        return out

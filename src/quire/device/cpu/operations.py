@@ -12,7 +12,6 @@ from quire.device.coding import VectorCoding
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
 from quire.device.operations import (
-    DeltaGates,
     ExpertMatrices,
     GatedExperts,
     GatedMatrices,
@@ -22,6 +21,7 @@ from quire.device.operations import (
     Rotate,
     UnfusedOperations,
 )
+from quire.device.recurrence import DeltaGates
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _MULTIPLE = 16
@@ -150,7 +150,7 @@ class KernelOperations(UnfusedOperations):
 
     def causal_conv(
         self, window: mx.array, taps: mx.array, bias: mx.array | None, silu: bool
-    ) -> mx.array | None:
+    ) -> mx.array:
         channels, kernel = taps.shape
         known = channels % _MULTIPLE == 0 and kernel <= _MOST_TAPS
         if not known or any(each.dtype != mx.float32 for each in (window, taps)):
@@ -160,7 +160,7 @@ class KernelOperations(UnfusedOperations):
 
     def gated_delta(
         self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
-    ) -> tuple[mx.array, mx.array] | None:
+    ) -> tuple[mx.array, mx.array]:
         if state.shape[-1] % _MULTIPLE:
             return super().gated_delta(mixed, gates, state, key_heads, eps)
         arrays = (mixed, gates.steps, gates.betas, gates.log_rates, gates.step_biases, state)
@@ -181,7 +181,7 @@ class KernelOperations(UnfusedOperations):
         steps: mx.array,
         rates: mx.array,
         state: mx.array,
-    ) -> tuple[mx.array, mx.array] | None:
+    ) -> tuple[mx.array, mx.array]:
         if state.shape[-1] % _MULTIPLE:
             return super().state_space(values, keys, queries, steps, rates, state)
         y, after = self._ops.state_space(values, keys, queries, steps, rates, state)

@@ -1,0 +1,76 @@
+"""How a device writes to KV pools, and codes what it writes there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from quire.device.coding import Chunks, CodedChunks, VectorCoding
+
+
+class CacheOperations:
+    """Pool writes in MLX's operations. A device with kernels of its own overrides them."""
+
+    def write_vectors(
+        self,
+        pools: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        rows: mx.array,
+        offsets: mx.array,
+    ) -> None:
+        """Mutates: `pool[rows, offsets] = vectors` of each pool, `[R, S, dim]`.
+
+        Args:
+            vectors: `[T, heads, dim]`, one a pool.
+            rows: `[T, heads]`.
+            offsets: `[T, 1]`.
+        """
+        for pool, each in zip(pools, vectors, strict=True):
+            pool[rows, offsets] = each.astype(pool.dtype)
+
+    def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
+        """Mutates: `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`."""
+        pool[rows] = values.astype(pool.dtype)
+
+    def encode(
+        self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
+    ) -> list[mx.array] | None:
+        """Vectors `[..., dim]` as codes.
+
+        Returns:
+            Of each array uint32 codes `[..., size * bits / 32]`, float16 scales
+            `[..., size / group_size]`, or `[..., 1]` with a codebook, and biases where affine, in
+            one list; None where there is no kernel that does so.
+        """
+        return None
+
+    def write_codes(
+        self,
+        pools: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offsets: mx.array,
+    ) -> bool:
+        """Mutates: what `encode` gives is written as `write_vectors` does.
+
+        Returns:
+            Whether there is a kernel that does so; without one, nothing is written.
+        """
+        codes = self.encode(vectors, codings)
+        if codes is None:
+            return False
+        self.write_vectors(pools, codes, rows, offsets)
+        return True
+
+    def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
+        """The blocks that chunks write to, and codes of those that they fill.
+
+        Args:
+            codings: of a channel of a block's keys, and of a token's values.
+
+        Returns:
+            None where there is no kernel that does so.
+        """
+        return None

@@ -1,0 +1,177 @@
+"""Recurrent layers of a step: read each sequence's state, advance it by its rows, write it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.step import Attention
+from quire.cache.states import StateSlots
+from quire.core.arrays import Ints
+from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
+from quire.device.dtypes import int32
+from quire.device.recurrence import UNIT_EPS, DeltaGates
+from quire.scheduler.plan import ScheduledSequence
+
+Cut = Callable[[mx.array], mx.array]
+"""Takes the rows of one segment out of those of a step: `[T, ...]` -> `[n, t, ...]`."""
+
+
+class States(Protocol):
+    """The recurrent states of a segment's `n` sequences in one layer."""
+
+    def read(self, name: str) -> mx.array:
+        """Return the states before this step, `[n, *shape]`; zeros for a sequence that begins."""
+        ...
+
+    def write(self, name: str, value: mx.array) -> None:
+        """Store the states after this step, `[n, *shape]`."""
+        ...
+
+
+class RecurrentRows:
+    """The rows of one step for its recurrent layers; implements that part of `models.base.Step`.
+
+    Args:
+        segments: the numbers of the rows that advance together, `[n, t]` each: `n` sequences with
+            `t` rows. Every row of the step is in exactly one segment.
+        states: the states of each segment in a layer, by the layer's index.
+    """
+
+    def __init__(self, segments: Sequence[Ints], states: Callable[[int], Sequence[States]]) -> None:
+        self._shapes = [each.shape for each in segments]
+        self._rows = [int32(each.reshape(-1)) for each in segments]
+        self._states = states
+        order = np.concatenate([each.reshape(-1) for each in segments])
+        in_order = bool((order == np.arange(order.size)).all())
+        self._inverse = None if in_order else int32(np.argsort(order).astype(np.int32))
+
+    def convolve(
+        self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
+    ) -> mx.array:
+        """See `models.base.Step.convolve`."""
+        operations = current_device().operations
+
+        def advance(states: States, cut: Cut) -> mx.array:
+            new = cut(x)
+            window = mx.concatenate([states.read("conv"), new], axis=1)
+            states.write("conv", window[:, new.shape[1] :])
+            return operations.causal_conv(window, taps, bias, silu)
+
+        return self._joined(layer, advance)
+
+    def delta_rule(
+        self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
+    ) -> mx.array:
+        """See `models.base.Step.delta_rule`."""
+        operations = current_device().operations
+
+        def advance(states: States, cut: Cut) -> mx.array:
+            own = replace(gates, steps=cut(gates.steps), betas=cut(gates.betas))
+            state = states.read("delta")
+            y, after = operations.gated_delta(cut(mixed), own, state, key_heads, UNIT_EPS)
+            states.write("delta", after)
+            return y
+
+        return self._joined(layer, advance)
+
+    def state_space(
+        self,
+        layer: int,
+        values: mx.array,
+        keys: mx.array,
+        queries: mx.array,
+        steps: mx.array,
+        rates: mx.array,
+    ) -> mx.array:
+        """See `models.base.Step.state_space`."""
+        operations = current_device().operations
+
+        def advance(states: States, cut: Cut) -> mx.array:
+            kept = states.read("state")
+            state = kept.reshape(len(kept), *values.shape[1:], -1)
+            v, k, q, s = (cut(each) for each in (values, keys, queries, steps))
+            y, after = operations.state_space(v, k, q, s, rates, state)
+            states.write("state", after.reshape(kept.shape))
+            return y
+
+        return self._joined(layer, advance)
+
+    def _joined(self, layer: int, advance: Callable[[States, Cut], mx.array]) -> mx.array:
+        """Return what `advance` gives for all segments, in the order of the step's rows."""
+        parts = [
+            advance(states, self._cut(number)).flatten(0, 1)
+            for number, states in enumerate(self._states(layer))
+        ]
+        y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        return y if self._inverse is None else y[self._inverse]
+
+    def _cut(self, number: int) -> Cut:
+        shape, rows = self._shapes[number], self._rows[number]
+        whole = len(self._rows) == 1 and self._inverse is None
+
+        def cut(x: mx.array) -> mx.array:
+            return (x if whole else x[rows]).reshape(*shape, *x.shape[1:])
+
+        return cut
+
+
+def recurrent_rows(
+    sequences: Sequence[ScheduledSequence], starts: Sequence[int], attention: Attention
+) -> RecurrentRows:
+    """Join the sequences with a single row, by format; each longer chunk is a segment of its own.
+
+    Args:
+        sequences: in the order of the step's rows.
+        starts: the first row of each.
+    """
+    runs: dict[tuple[KVFormat, int], list[int]] = {}
+    for number, each in enumerate(sequences):
+        alone = 0 if each.count == 1 else number + 1
+        runs.setdefault((each.format, alone), []).append(number)
+    members = [[sequences[number] for number in run] for run in runs.values()]
+    segments: list[Ints] = []
+    for run, own in zip(runs.values(), members, strict=True):
+        rows = [range(starts[number], starts[number] + own[0].count) for number in run]
+        segments.append(np.array(rows, dtype=np.int32))
+    known: dict[int, list[StateSlots]] = {}
+
+    def states(layer: int) -> list[StateSlots]:
+        group = attention.layout.group[layer]
+        if group not in known:
+            known[group] = [_slots(group, own, attention) for own in members]
+        return [replace(each, layer=layer) for each in known[group]]
+
+    return RecurrentRows(segments, states)
+
+
+def _slots(group: int, sequences: list[ScheduledSequence], attention: Attention) -> StateSlots:
+    slots = [each.block_ids(group)[0] for each in sequences]
+    return StateSlots(
+        pool=attention.pools.states(group, sequences[0].format),
+        layer=-1,
+        slots=int32(slots),
+        fresh=np.array([each.start == 0 for each in sequences]),
+        targets=_targets(group, sequences, slots),
+    )
+
+
+def _targets(
+    group: int, sequences: list[ScheduledSequence], slots: list[int]
+) -> tuple[mx.array, mx.array] | None:
+    """See `StateSlots.targets`."""
+    if not any(each.snapshots or each.drafted_states for each in sequences):
+        return None
+    indices: list[int] = []
+    targets: list[int] = []
+    for number, each in enumerate(sequences):
+        own = [slot for owner, slot in each.drafted_states if owner == group] or [slots[number]]
+        own += [slot for owner, slot in each.snapshots if owner == group]
+        indices += [number] * len(own)
+        targets += own
+    return int32(indices), int32(targets)
