@@ -35,11 +35,12 @@ Written by `python -m tests.models.make_models_doc` from the registry; do not ed
 
 Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
 as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4). FP8
-with a scale for each block, group, row or tensor is unpacked; integers of compressed-tensors (2, 4
-and 8 bits, with zero points or without, also of W8A8, whose activations stay floats) and MXFP4
-become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ ("gemm"); matrices in
-an order of their own (`desc_act`), and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and
-the log says so. Of multimodal checkpoints what the table's second column names is served. A setting
+with a scale for each block, group, row or tensor is unpacked; scales of eight bits are powers of
+two (E8M0). Integers of compressed-tensors (1 to 8 bits, with zero points or without, also of W8A8,
+whose activations stay floats), MXFP4 and MXFP8 become MLX's codes of the same numbers, as do GPTQ
+(2, 3, 4 and 8 bits) and AWQ ("gemm"), by whatever library: AutoRound, and modules of other widths
+(`dynamic`, `extra_config`), too. Matrices of 1 and 7 bits or in an order of their own (`desc_act`),
+and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and the log says so. Of multimodal checkpoints what the table's second column names is served. A setting
 in `config.json` that a family does not compute is refused by name.
 
 A tokenizer is `tokenizer.json`, or where that is not there, Mistral's `tekken.json`, Moonshot's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.models.loader import open_model
+from quire.models.small_floats import scale_numbers
 from tests.models.solo import solo_logits
 from tests.support.tiny_models import qwen3_moe_config, random_weights
 
@@ -32,6 +34,23 @@ def _blocks(path: str, matrix: mx.array) -> Packed:
     return tensors, mx.from_fp8(codes, mx.float32) * wide
 
 
+def _exponents(high: int, wide: int) -> Pack:
+    """Scales that are powers of two, in bytes, of blocks; 0 is all columns."""
+
+    def pack(path: str, matrix: mx.array) -> Packed:
+        rows, columns = matrix.shape
+        across = wide or columns
+        scale = mx.random.randint(119, 123, (-(-rows // high), -(-columns // across)))
+        numbers = mx.power(2.0, scale.astype(mx.float32) - 127)
+        numbers = mx.repeat(mx.repeat(numbers, high, 0), across, 1)[:rows, :columns]
+        codes = mx.to_fp8(matrix / numbers)
+        name = f"{path}.weight_scale" + ("_inv" if high > 1 else "")
+        tensors = {f"{path}.weight": codes, name: scale.astype(mx.uint8)}
+        return tensors, mx.from_fp8(codes, mx.float32) * numbers
+
+    return pack
+
+
 def _one_scale(shape: Callable[[int], tuple[int, ...]]) -> Pack:
     def pack(path: str, matrix: mx.array) -> Packed:
         scale = mx.full(shape(matrix.shape[0]), 0.015)
@@ -48,12 +67,10 @@ def _integers(path: str, matrix: mx.array, bits: int = 4) -> Packed:
     rows, columns = matrix.shape
     half = 2 ** (bits - 1)
     groups = matrix.reshape(rows, -1, 32)
-    scale = mx.max(mx.abs(groups), axis=-1, keepdims=True) / (half - 1)
+    scale = mx.max(mx.abs(groups), axis=-1, keepdims=True) / max(half - 1, 1)
     codes = mx.clip(mx.round(groups / scale), -half, half - 1)
     plain = (codes * scale).reshape(rows, columns)
-    each = 32 // bits
-    places = np.array(codes).astype(np.int64).reshape(rows, -1, each) + half
-    words = (places << (bits * np.arange(each))).sum(-1).astype(np.uint32).view(np.int32)
+    words = _words(np.array(codes).reshape(rows, columns) + half, bits)
     tensors = {
         f"{path}.weight_packed": mx.array(words),
         f"{path}.weight_scale": scale.squeeze(-1),
@@ -99,10 +116,9 @@ def _zero_points(bits: int, size: int, packed: bool, order: bool = False) -> Pac
 
 def _words(codes: np.ndarray, bits: int) -> np.ndarray:
     """`[..., n]` -> `[..., n * bits / 32]`, low bits first, the last word filled with zeros."""
-    each = 32 // bits
-    padded = np.pad(codes.astype(np.int64), [(0, 0), (0, -codes.shape[-1] % each)])
-    places = padded.reshape(len(codes), -1, each) << (bits * np.arange(each))
-    return places.sum(-1).astype(np.uint32).view(np.int32)
+    stream = ((codes.astype(np.int64)[..., None] >> np.arange(bits)) & 1).reshape(len(codes), -1)
+    padded = np.pad(stream, [(0, 0), (0, -stream.shape[-1] % 32)])
+    return np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
 
 
 def _bytes(path: str, matrix: mx.array) -> Packed:
@@ -130,11 +146,26 @@ def _floats(mode: str, group: int) -> Pack:
     return pack
 
 
+def _quark_mxfp4(path: str, matrix: mx.array) -> Packed:
+    tensors, plain = _floats("mxfp4", 32)(path, matrix)
+    return {name.replace("_packed", ""): array for name, array in tensors.items()}, plain
+
+
 def _group_scales(path: str, matrix: mx.array) -> Packed:
     """compressed-tensors: FP8 with a scale for every 16 columns."""
     rows, columns = matrix.shape
     scale = mx.random.uniform(0.01, 0.02, (rows, columns // 16))
     wide = mx.repeat(scale, 16, axis=1)
+    codes = mx.to_fp8(matrix / wide)
+    tensors = {f"{path}.weight": codes, f"{path}.weight_scale": scale}
+    return tensors, mx.from_fp8(codes, mx.float32) * wide
+
+
+def _scales_in_fp8(path: str, matrix: mx.array) -> Packed:
+    """Scales of the type that the weights have: no exponents."""
+    rows, columns = matrix.shape
+    scale = mx.to_fp8(mx.random.uniform(0.01, 0.02, (rows, columns // 32)))
+    wide = mx.repeat(mx.from_fp8(scale, mx.float32), 32, axis=1)
     codes = mx.to_fp8(matrix / wide)
     tensors = {f"{path}.weight": codes, f"{path}.weight_scale": scale}
     return tensors, mx.from_fp8(codes, mx.float32) * wide
@@ -172,9 +203,22 @@ PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "fp8-tensor-1x1": (_one_scale(lambda rows: (1, 1)), {"quant_method": "fp8"}),
     "fp8-tensor": (_one_scale(lambda rows: ()), {"quant_method": "modelopt"}),
     "fp8-rows": (_one_scale(lambda rows: (rows, 1)), COMPRESSED | {"format": "float-quantized"}),
+    "fp8-exponents-of-blocks": (
+        _exponents(48, 32),
+        {"quant_method": "fp8", "weight_block_size": [48, 32]},
+    ),
+    "fp8-exponents-of-rows": (_exponents(1, 0), {"quant_method": "quark"}),
+    "fp8-exponents-of-groups": (_exponents(1, 16), {"quant_method": "quark"}),
+    "mxfp8": (_exponents(1, 32), {"quant_method": "modelopt", "quant_algo": "MXFP8"}),
+    "mxfp8-of-quark": (_exponents(1, 32), {"quant_method": "quark"}),
+    "mxfp4-of-quark": (_quark_mxfp4, {"quant_method": "quark"}),
+    "mxfp8-of-compressed-tensors": (_exponents(1, 32), COMPRESSED | {"format": "mxfp8-quantized"}),
     "fp8-groups": (_group_scales, COMPRESSED | {"format": "float-quantized"}),
+    "fp8-groups-with-scales-in-fp8": (_scales_in_fp8, {"quant_method": "quark"}),
     "int4": (_integers, COMPRESSED),
-    "int8": (lambda path, matrix: _integers(path, matrix, bits=8), COMPRESSED),
+    **{f"int{bits}": (partial(_integers, bits=bits), COMPRESSED) for bits in (1, 2, 3, 5, 6, 7, 8)},
+    "int3-zero-points": (_zero_points(3, 32, packed=True), COMPRESSED),
+    "int6-zero-points-of-rows": (_zero_points(6, 0, packed=True), COMPRESSED),
     "int4-zero-points": (_zero_points(4, 32, packed=True), COMPRESSED),
     "int8-zero-points": (_zero_points(8, 32, packed=True), COMPRESSED),
     "int4-zero-points-of-rows": (_zero_points(4, 0, packed=True), COMPRESSED),
@@ -191,7 +235,7 @@ PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     # Older ones say so in hf_quant_config.json alone.
     "nvfp4-of-modelopt-with-awq": (_modelopt(inputs=True), {}),
 }
-UNPACKED = ("int4-in-another-order", "int4-groups-of-16")
+UNPACKED = ("int1", "int7", "int4-in-another-order", "int4-groups-of-16")
 
 
 def _separate_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -213,14 +257,26 @@ def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
     return str(folder)
 
 
-def _as_fp8(file: Path, of: bytes = b"") -> None:
-    """Says in the header that bytes are FP8, which MLX writes as U8; of tensors so named."""
+def _as_fp8(file: Path, of: bytes = b"", kind: bytes = b"F8_E4M3") -> None:
+    """Call bytes FP8 in the header, which MLX writes as U8, of tensors whose names end so."""
     content = file.read_bytes()
     length = int.from_bytes(content[:8], "little")
     named = re.compile(rb'(%s":{[^}]*"dtype":)"U8"' % of)
-    header, count = named.subn(rb'\1"F8_E4M3"', content[8 : 8 + length])
+    header, count = named.subn(rb'\1"%s"' % kind, content[8 : 8 + length])
     assert count, "no such bytes"
     file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+
+
+def _kinds(name: str) -> dict[bytes, bytes]:
+    """What headers call the bytes of tensors, by the end of their names."""
+    e4m3 = b"F8_E4M3"
+    if name.startswith("fp8-exponents"):
+        return {rb"\.weight": e4m3, rb"weight_scale(?:_inv)?": b"F8_E8M0"}
+    if name.startswith("mxfp8"):  # scales stay U8
+        return {rb"\.weight": e4m3}
+    if name.startswith("fp8"):
+        return {b"": e4m3}
+    return {b"weight_scale": e4m3} if name.startswith("nvfp4") else {}
 
 
 @pytest.mark.parametrize("name", PACKINGS)
@@ -237,10 +293,8 @@ def test_packed_weights_compute_what_they_stand_for(
         else:
             packed[key] = plain[key] = array
     folder = _write(tmp_path / "packed", config | {"quantization_config": method}, packed)
-    if name.startswith("fp8"):
-        _as_fp8(tmp_path / "packed" / "model.safetensors")
-    elif name.startswith("nvfp4"):
-        _as_fp8(tmp_path / "packed" / "model.safetensors", b"weight_scale")
+    for end, kind in _kinds(name).items():
+        _as_fp8(tmp_path / "packed" / "model.safetensors", end, kind)
 
     ours, theirs = open_model(folder), open_model(_write(tmp_path / "plain", config, plain))
 
@@ -328,6 +382,38 @@ def test_scales_that_fit_no_block_are_refused(
     _as_fp8(folder / "model.safetensors")
     with pytest.raises(ModelError, match=named):
         open_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("scale", "named"),
+    [
+        (
+            mx.full((128, 2), 255, mx.uint8),
+            r"up_proj.weight_scale' holds a scale that is no number",
+        ),
+        (
+            mx.full((128, 1), 255, mx.uint8),
+            r"up_proj.weight_scale' holds a scale that is no number",
+        ),
+        (mx.ones((128, 1), mx.int32), "up_proj.weight_scale' holds int32, which is no type"),
+    ],
+)
+def test_scales_that_are_no_numbers_are_refused(
+    scale: mx.array, named: str, tmp_path: Path
+) -> None:
+    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "modelopt"}}
+    weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
+    tensors, _ = _exponents(1, 32)(path, weights[f"{path}.weight"])
+    tensors[f"{path}.weight_scale"] = scale
+    folder = _write(tmp_path / "model", config, weights | tensors)
+    with pytest.raises(ModelError, match=named):
+        open_model(folder)
+
+
+def test_scales_are_powers_of_two_over_the_whole_range() -> None:
+    codes = mx.array([0, 1, 126, 127, 128, 254], mx.uint8)
+    expected = [2.0**-127, 2.0**-126, 0.5, 1.0, 2.0, 2.0**127]
+    assert np.array(scale_numbers("x", codes)).tolist() == expected
 
 
 @pytest.mark.parametrize(

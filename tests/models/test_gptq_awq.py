@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from quire.core.errors import ModelError
-from quire.models.loader import open_model
+from quire.models.base import named_layers
+from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import solo_logits
 from tests.support.tiny_models import qwen3_moe_config, random_weights
 
@@ -35,10 +37,10 @@ def _codes(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Numbers, Number
 
 
 def _words(codes: Numbers, bits: int) -> Numbers:
-    """`[..., n]` -> `[..., n * bits / 32]`, low bits first."""
-    each = 32 // bits
-    places = codes.reshape(*codes.shape[:-1], -1, each) << (bits * np.arange(each))
-    return places.sum(-1).astype(np.uint32).view(np.int32)
+    """`[..., n]` -> `[..., n * bits / 32]`, a stream of bits, the low ones first."""
+    stream = (codes[..., None] >> np.arange(bits)) & 1
+    packed = np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+    return packed.view(np.int32)
 
 
 Parts = dict[str, Numbers]
@@ -79,22 +81,29 @@ def _shuffled(width: int) -> Numbers:
 
 
 GPTQ = {"quant_method": "gptq"}
+AUTO_ROUND = [
+    (_gptq(1), {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}),
+    (_awq, {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}),
+    (_gptq(0), {"quant_method": "auto-round", "packing_format": "auto_round"}),
+    (_gptq(0), {"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}),
+    (_gptq(1), {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2"}),
+    (_gptq(0), {"quant_method": "intel/auto-round", "backend": "autoround:exllamav2"}),
+    (_awq, {"quant_method": "intel/auto-round", "backend": "auto_round:awq"}),
+]
 CASES: dict[str, tuple[Pack, dict[str, Any], int, Callable[[int], Numbers], bool]] = {
     "gptq-4": (_gptq(1), GPTQ, 4, _in_order(32), True),
     "gptq-8-groups-of-64": (_gptq(1), GPTQ, 8, _in_order(64), True),
     "gptq-2": (_gptq(1), GPTQ, 2, _in_order(32), True),
+    "gptq-3": (_gptq(1), GPTQ, 3, _in_order(32), True),
     "gptq-v2": (_gptq(0), GPTQ | {"checkpoint_format": "gptq_v2"}, 4, _in_order(32), True),
     "gptq-a-scale-a-column": (_gptq(1), GPTQ, 4, _in_order(-1), True),
     "gptq-in-another-order": (_gptq(1), GPTQ | {"desc_act": True}, 4, _shuffled, False),
     "gptq-groups-of-16": (_gptq(1), GPTQ, 4, _in_order(16), False),
     "awq": (_awq, {"quant_method": "awq", "version": "gemm"}, 4, _in_order(32), True),
-    "auto-round": (
-        _gptq(1),
-        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
-        4,
-        _in_order(32),
-        True,
-    ),
+    **{
+        f"auto-round-{index}": (pack, method, 4, _in_order(32), True)
+        for index, (pack, method) in enumerate(AUTO_ROUND)
+    },
 }
 
 
@@ -122,35 +131,72 @@ def test_codes_compute_what_they_stand_for(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pack, method, bits, groups, kept = CASES[name]
+    said = method | {"bits": bits}
+    ours, theirs = _opened(tmp_path, pack, said, lambda path: bits, groups)
+    assert ("are unpacked" in caplog.text) != kept
+    assert (ours.parameter_bytes < theirs.parameter_bytes) == kept
+
+
+EIGHT = {"bits": 8, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        GPTQ | {"dynamic": {"+:.*down_proj.*": EIGHT, "-:.*q_proj.*": {}}},
+        {"quant_method": "auto-round", "extra_config": {"model.layers.0.mlp.down_proj": EIGHT}},
+    ],
+    ids=["dynamic", "extra_config"],
+)
+def test_modules_have_widths_of_their_own(method: dict[str, Any], tmp_path: Path) -> None:
+    def bits(path: str) -> int | None:
+        return None if "q_proj" in path else 8 if "down_proj" in path else 4
+
+    ours, _ = _opened(tmp_path, _gptq(1), method | {"bits": 4}, bits, _in_order(32))
+    layers = named_layers(ours.model)
+    assert layers["model.layers.1.mlp.up_proj"].bits == 4
+    assert layers["model.layers.1.mlp.down_proj"].bits == 8
+    assert isinstance(layers["model.layers.1.self_attn.q_proj"], nn.Linear)
+
+
+def _opened(
+    folder: Path,
+    pack: Pack,
+    said: dict[str, Any],
+    bits: Callable[[str], int | None],
+    groups: Callable[[int], Numbers],
+) -> tuple[LoadedModel, LoadedModel]:
+    """A model with packed matrices, whose logits are those of the other's plain ones."""
     config = qwen3_moe_config(moe_intermediate_size=64, tie_word_embeddings=False)
     packed, plain = {}, {}
     for key, array in _separate(random_weights(config)).items():
         packed[key] = plain[key] = array
         if array.ndim == 2 and "embed" not in key and ".gate.weight" not in key:
             matrix = np.array(packed.pop(key)).T  # [in, out]
-            parts, stands_for = pack(matrix, bits, groups(matrix.shape[0]))
             path = key.removesuffix(".weight")
+            if (width := bits(path)) is None:
+                packed[key] = array
+                continue
+            parts, stands_for = pack(matrix, width, groups(matrix.shape[0]))
             packed |= {f"{path}.{part}": mx.array(value) for part, value in parts.items()}
             plain[key] = mx.array(stands_for.T.astype(np.float32))
-    said = config | {"quantization_config": method | {"bits": bits}}
+    quantized = config | {"quantization_config": said}
 
-    ours = open_model(_write(tmp_path / "packed", said, packed))
-    theirs = open_model(_write(tmp_path / "plain", config, plain))
+    ours = open_model(_write(folder / "packed", quantized, packed))
+    theirs = open_model(_write(folder / "plain", config, plain))
 
     difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
     assert mx.max(mx.abs(difference)).item() < 1e-4
-    assert ("are unpacked" in caplog.text) != kept
-    assert (ours.parameter_bytes < theirs.parameter_bytes) == kept
+    return ours, theirs
 
 
 @pytest.mark.parametrize(
     ("method", "named"),
     [
         ({"quant_method": "hqq", "bits": 4}, "hqq"),
-        ({"quant_method": "gptq", "bits": 3}, "bits = 3"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
-        ({"quant_method": "awq", "bits": 8}, "bits = 8"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:fake"}, "auto_round:fake"),
         ({"quant_method": "gptq", "bits": 4}, "up_proj.qweight' has no qzeros"),
     ],
 )
@@ -174,8 +220,10 @@ def _packed_matrix(config: dict[str, Any]) -> tuple[str, dict[str, mx.array]]:
 @pytest.mark.parametrize(
     ("part", "wrong", "named"),
     [
-        ("scales", mx.ones((2, 2)), "qzeros': .* 4 bits do not fit"),
-        ("qzeros", mx.ones((1, 1), dtype=mx.int32), "qzeros': .* 4 bits do not fit"),
+        ("scales", mx.ones((2, 2)), r"qzeros': .* do not fit \[2, 2\] scales: gptq is read"),
+        ("scales", mx.ones((2, 128), dtype=mx.int16), "scales' holds int16, which is no type"),
+        ("qzeros", mx.ones((1, 1), dtype=mx.int32), r"qzeros': \[1, 1\] words do not fit"),
+        ("qzeros", mx.ones((2, 20), dtype=mx.int32), "gptq is read with 2, 3, 4, 8 bits"),
         ("qzeros", mx.ones((2, 16)), "no words"),
         ("qweight", mx.ones((8, 128)), "no words"),
         ("qweight", mx.ones((3, 3), dtype=mx.int32), "do not fit each other"),

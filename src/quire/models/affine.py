@@ -9,17 +9,32 @@ import mlx.core as mx
 from quire.core.errors import ModelError
 
 _GROUPS = (128, 64, 32)
+_BITS = (2, 3, 4, 5, 6, 8)
 
 
 def unpack_words(words: mx.array, bits: int) -> mx.array:
-    """Codes `[..., n * 32 / bits]` in uint32 of words `[..., n]`, low bits first."""
-    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
-    codes: mx.array = (words.view(mx.uint32)[..., None] >> shifts) & (2**bits - 1)
-    return codes.flatten(-2)
+    """Unpack words `[..., n]` into codes `[..., n * 32 // bits]` in uint32, low bits first.
+
+    A code that does not end with its word goes on in the next one.
+    """
+    words = mx.contiguous(words).view(mx.uint32)
+    codes: mx.array
+    if 32 % bits == 0:
+        codes = words[..., None] >> mx.arange(0, 32, bits, dtype=mx.uint32)
+        codes = (codes & (2**bits - 1)).flatten(-2)
+        return codes
+    starts = bits * mx.arange(words.shape[-1] * 32 // bits, dtype=mx.uint32)
+    word, shift = starts // 32, starts % 32
+    following = mx.concatenate([words[..., 1:], mx.zeros_like(words[..., :1])], axis=-1)
+    codes = words[..., word] >> shift
+    over = shift + bits > 32
+    rest = following[..., word] << mx.where(over, 32 - shift, 0)
+    codes = (codes | mx.where(over, rest, 0)) & (2**bits - 1)
+    return codes
 
 
 def pack_words(codes: mx.array, bits: int) -> mx.array:
-    """The inverse of `unpack_words`."""
+    """Pack codes of a width that divides 32, as `unpack_words` reads them."""
     shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
     return (mx.unflatten(codes, -1, (-1, 32 // bits)) << shifts).sum(axis=-1).astype(mx.uint32)
 
@@ -30,6 +45,7 @@ class AffineCodes:
 
     Attributes:
         words: `[rows, columns * bits / 32]`, low bits first.
+        bits: 1 to 8.
         scales, biases: `[rows, groups]`.
         group_of: the group of each column, where they do not follow each other.
     """
@@ -45,7 +61,7 @@ class AffineCodes:
         return int(self.words.shape[-1]) * 32 // self.bits
 
     def tensors(self, path: str, dtype: mx.Dtype) -> dict[str, mx.array]:
-        """MLX's packed tensors; the matrix alone where MLX has no groups of that size or order.
+        """MLX's packed tensors; the matrix alone where MLX has no such width or groups.
 
         Raises:
             ModelError: codes, scales and groups do not fit each other.
@@ -54,7 +70,7 @@ class AffineCodes:
         groups = self.scales.shape[-1]
         size = self.columns // groups
         fitting = next((each for each in _GROUPS if size % each == 0), None)
-        if fitting is None or not self._in_order(size):
+        if fitting is None or self.bits not in _BITS or not self._in_order(size):
             return {f"{path}.weight": self._unpacked(size).astype(dtype)}
         ready = {f"{path}.weight": self.words}
         for name, array in (("scales", self.scales), ("biases", self.biases)):
@@ -73,7 +89,7 @@ class AffineCodes:
             fits = scales[-1] > 0 and self.columns % scales[-1] == 0
         if not fits:
             raise ModelError(
-                f"tensor '{path}': codes {list(words)} (words of {32 // self.bits}), scales "
+                f"tensor '{path}': words {list(words)} of {self.bits} bits a code, scales "
                 f"{list(scales)} and groups do not fit each other"
             )
 

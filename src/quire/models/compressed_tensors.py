@@ -2,7 +2,8 @@
 
 Integers, symmetric or with zero points, in words (`pack-quantized`) or bytes (`int-quantized`),
 stand for `(code - zero) * scale`, which is MLX's `code * scale + bias`. `mxfp4-pack-quantized` is
-MLX's mxfp4; `nvfp4-pack-quantized` has one more scale for a whole matrix, and is unpacked. What a
+MLX's mxfp4; `nvfp4-pack-quantized` has one more scale for a whole matrix, and is unpacked. FP8 is
+read with that of others. What a
 checkpoint says of activations is left out: here they stay floats, which is nearer to the model.
 
 Format: https://github.com/vllm-project/compressed-tensors.
@@ -17,7 +18,8 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.models.affine import AffineCodes, unpack_words
-from quire.models.small_floats import nvfp4, small_float_words
+from quire.models.quantization import auto_round_layout
+from quire.models.small_floats import nvfp4, scale_numbers, small_float_words
 
 log = logging.getLogger("quire.models")
 
@@ -27,6 +29,7 @@ _FORMATS = (
     "int-quantized",
     "mixed-precision",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "naive-quantized",
     "nvfp4-pack-quantized",
     "pack-quantized",
@@ -37,7 +40,8 @@ _SIDE = (
     "input_zero_point",
     "output_zero_point",
 )
-_BITS = (2, 4, 8)
+_MOST_BITS = 8
+_OF_AUTO_ROUND = "auto_round:llm_compressor"
 
 
 def from_compressed(
@@ -54,7 +58,8 @@ def from_compressed(
     said: dict[str, Any] = (
         config.get("quantization_config") or config.get("compression_config") or {}
     )
-    if said.get("quant_method") != "compressed-tensors":
+    layout = auto_round_layout(config)
+    if said.get("quant_method") != "compressed-tensors" and layout != _OF_AUTO_ROUND:
         return weights
     if (form := said.get("format", _FORMATS[-1])) not in _FORMATS:
         known = ", ".join(_FORMATS)
@@ -111,7 +116,9 @@ class _Matrix:
         if self._codes is not None and self._codes.dtype == mx.uint8:
             return self._floats(self._codes, self._scale, dtype)
         words, bits = self._words()
-        scales = self._scale.reshape(-1, 1) if self._scale.ndim < 2 else self._scale
+        numbers = scale_numbers(f"{self._path}.weight_scale", self._scale)
+        kept = self._scale.dtype if mx.issubdtype(self._scale.dtype, mx.floating) else mx.bfloat16
+        scales = numbers.reshape(-1, 1) if numbers.ndim < 2 else numbers
         scales = mx.broadcast_to(scales, (words.shape[0], scales.shape[-1]))
         zeros = self._zeros(bits, words.shape[0])
         if zeros.shape not in ((), (1, 1), (words.shape[0], 1), scales.shape):
@@ -119,9 +126,9 @@ class _Matrix:
                 f"tensor '{self._path}.weight_zero_point': {list(zeros.shape)} zero points do not "
                 f"fit {list(scales.shape)} scales"
             )
-        biases = -zeros * scales.astype(mx.float32)
+        biases = -zeros * scales
         codes = AffineCodes(words, bits, scales, biases, self._group_of)
-        return codes.tensors(self._path, dtype or scales.dtype)
+        return codes.tensors(self._path, dtype or kept)
 
     def _words(self) -> tuple[mx.array, int]:
         """Codes without sign, and their width."""
@@ -134,7 +141,7 @@ class _Matrix:
         columns: Any = self._shape[-1].item()
         words = self._codes.view(mx.uint32)
         bits, rest = divmod(words.shape[-1] * 32, int(columns))
-        if rest or bits not in _BITS:
+        if rest or not 0 < bits <= _MOST_BITS:
             raise ModelError(
                 f"tensor '{self._path}.weight_packed': {words.shape[-1]} words a row are no "
                 f"packing of {columns} columns that is known"
@@ -167,4 +174,5 @@ class _Matrix:
                 f"tensor '{self._path}.weight_global_scale' has shape {list(whole.shape)}, "
                 "not one number"
             )
-        return {f"{self._path}.weight": (matrix / whole).astype(dtype or mx.bfloat16)}
+        matrix = matrix / scale_numbers(f"{self._path}.weight_global_scale", whole)
+        return {f"{self._path}.weight": matrix.astype(dtype or mx.bfloat16)}

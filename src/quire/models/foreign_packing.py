@@ -1,13 +1,14 @@
 """Weights packed by other libraries, as MLX has them or unpacked.
 
 FP8 with scales (DeepSeek's blocks; a scale a tensor, a row or a group, as compressed-tensors and
-ModelOpt write them) is unpacked: MLX has no such packing. Integers become MLX's affine codes.
+ModelOpt write them) is unpacked: MLX has no such packing, but for groups of 32 whose scales are
+powers of two (MXFP8). Integers become MLX's affine codes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +18,15 @@ from quire.core.values import Values
 from quire.models.compressed_tensors import from_compressed
 from quire.models.gptq_awq import from_integers
 from quire.models.modelopt import from_modelopt
-from quire.models.quantization import foreign_method
+from quire.models.quantization import AUTO_ROUND, foreign_method
+from quire.models.small_floats import check_exponents, scale_numbers
 
 log = logging.getLogger("quire.models")
 
 _BLOCK = (128, 128)
-_SUPPORTED = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
+_SUPPORTED = (*AUTO_ROUND, "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
+_MX_GROUP = 32
+_E4M3 = "F8_E4M3"
 _SCALES = ("_scale_inv", ".weight_scale")
 # Of activations and caches, which are stored otherwise here.
 _SIDE = tuple(f".{name}_scale" for name in ("input", "output", "q", "k", "v", "kv"))
@@ -30,11 +34,15 @@ _SIDE += ("activation_scale",)
 
 
 def from_foreign(
-    weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
+    weights: dict[str, mx.array],
+    config: dict[str, Any],
+    dtype: mx.Dtype | None,
+    types: Mapping[str, str],
 ) -> dict[str, mx.array]:
     """The tensors of a checkpoint without packings of other libraries.
 
     Args:
+        types: what the files call the type of each tensor: MLX reads all of eight bits as bytes.
         dtype: what is unpacked, is unpacked to it; None is the type of the checkpoint's scales, for
             FP8 bfloat16.
 
@@ -51,19 +59,30 @@ def from_foreign(
         return weights
     blocks = _block_sizes(said)
     ready = {name: array for name, array in weights.items() if name not in scales}
+    unpacked = 0
     for name in sorted(scales):
         packed, scale = name.removesuffix("_inv").removesuffix("_scale"), weights[name]
         codes = ready.get(packed)
         if codes is None or codes.dtype != mx.uint8:
             raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
-        matrix = _unpacked(codes, scale, blocks, dtype or mx.bfloat16)
+        if types.get(name) != _E4M3 and _is_microscaled(packed, codes, scale, types.get(packed)):
+            check_exponents(name, scale)
+            ready[packed] = codes.view(mx.uint32)
+            ready[packed.removesuffix("weight") + "scales"] = scale
+            continue
+        unpacked += 1
+        numbers = _numbers(name, scale, types.get(name))
+        matrix = _unpacked(codes, numbers, blocks, dtype or mx.bfloat16)
         if matrix is None:
             raise ModelError(
                 f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
                 f"{list(codes.shape)}, whose blocks are {[*map(list, blocks or [_BLOCK])]}"
             )
         ready[packed] = matrix
-    log.warning("%d tensors of FP8 are unpacked: MLX multiplies by none", len(scales))
+    if unpacked:
+        log.warning(
+            "%d tensors of FP8 are unpacked: MLX multiplies by MXFP8's groups alone", unpacked
+        )
     return ready
 
 
@@ -74,6 +93,25 @@ def unsupported_method(config: dict[str, Any]) -> str | None:
     """
     method = foreign_method(config)
     return None if method in _SUPPORTED else method
+
+
+def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | None) -> bool:
+    """Whether a weight is MLX's mxfp8 or mxfp4: a power of two for every 32 numbers of a row.
+
+    Bytes that the file does not call FP8 may be two codes each (quark's MXFP4).
+    """
+    if not packed.endswith(".weight") or codes.ndim < 2 or scale.dtype != mx.uint8:
+        return False
+    sizes = (_MX_GROUP,) if kind == _E4M3 else (_MX_GROUP, _MX_GROUP // 2)
+    fitting = [codes.shape[-1] // size for size in sizes if codes.shape[-1] % size == 0]
+    return scale.shape[:-1] == codes.shape[:-1] and scale.shape[-1] in fitting
+
+
+def _numbers(name: str, scale: mx.array, kind: str | None) -> mx.array:
+    """Return what a tensor of scales multiplies by, in float32."""
+    if kind == _E4M3:
+        return mx.from_fp8(scale, mx.float32)
+    return scale_numbers(name, scale)
 
 
 def _block_sizes(said: Values) -> list[tuple[int, int]]:
@@ -104,7 +142,7 @@ def _unpacked(
         wide = _of_each(scale, codes.shape, blocks)
         if wide is None:
             return None
-        return (mx.from_fp8(codes, mx.float32) * wide.astype(mx.float32)).astype(dtype)
+        return (mx.from_fp8(codes, mx.float32) * wide).astype(dtype)
     if scale.ndim != codes.ndim or len(scale) != len(codes):
         return None
     if scale.shape[1:] == (2, 1):  # gates and what they open have one each

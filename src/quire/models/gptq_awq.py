@@ -3,7 +3,9 @@
 GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel): words along the inputs, low bits first, zero points
 stored less one unless the format is `gptq_v2`; `g_idx` is the group of each input. AWQ
 (arXiv:2306.00978; AutoAWQ's "gemm"): words along the outputs, whose codes are interleaved. Both
-stand for `(code - zero) * scale`, where MLX has `code * scale + bias`.
+stand for `(code - zero) * scale`, where MLX has `code * scale + bias`. Modules may differ in width:
+it follows from the shapes of a module's tensors, not from entries of the configuration for some
+(GPTQModel's `dynamic`, AutoRound's `extra_config`).
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.models.affine import AffineCodes, pack_words, unpack_words
+from quire.models.quantization import auto_round_layout
+from quire.models.small_floats import scale_numbers
 
 log = logging.getLogger("quire.models")
 
-_BITS = (2, 4, 8)
+_BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight outputs in a word
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_PLAIN_ZEROS = ("", "exllamav2", "gptqmodel", "triton", "tritonv2")
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 
 
@@ -30,13 +35,17 @@ class Method:
     """What the configuration says of the packing.
 
     Attributes:
-        interleaved: AWQ's layout, else GPTQ's.
+        name: "gptq" or "awq".
         zero_offset: added to stored zero points.
     """
 
-    bits: int
-    interleaved: bool
+    name: str
     zero_offset: int
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the layout is AWQ's."""
+        return self.name == "awq"
 
 
 def from_integers(
@@ -66,19 +75,15 @@ def from_integers(
             raise ModelError(f"tensor '{path}.qweight' has no qzeros or no scales")
         if {words.dtype, zeros.dtype} - {mx.int32, mx.uint32}:
             raise ModelError(f"tensor '{path}.qweight' or its qzeros are no words of 32 bits")
-        if method.interleaved and words.shape[0] * method.bits % 32:
+        bits = _width(path, zeros, scales, method)
+        if method.interleaved and words.shape[0] * bits % 32:
             raise ModelError(
                 f"tensor '{path}.qweight': {list(words.shape)} words are no packing of whole rows"
             )
-        zero_points = _zeros(zeros, method)  # [G, out]
-        if zero_points.shape != scales.shape:
-            raise ModelError(
-                f"tensor '{path}.qzeros': {list(zero_points.shape)} zero points of {method.bits} "
-                f"bits do not fit {list(scales.shape)} scales"
-            )
-        bias = -zero_points.astype(mx.float32) * scales.astype(mx.float32)
+        numbers = scale_numbers(f"{path}.scales", scales)
+        bias = -_zeros(zeros, method, bits).astype(mx.float32) * numbers  # [G, out]
         codes = AffineCodes(
-            _codes(words, method), method.bits, scales.T, bias.T, group_of=parts["g_idx"]
+            _codes(words, method, bits), bits, numbers.T, bias.T, group_of=parts["g_idx"]
         )
         tensors = codes.tensors(path, dtype or scales.dtype)
         ready |= tensors
@@ -97,37 +102,65 @@ def read_method(config: dict[str, Any]) -> Method:
     """What `config.json` says of the packing.
 
     Raises:
-        ModelError: a method, format or width that is not known.
+        ModelError: a method or format that is not known.
     """
+    layout = auto_round_layout(config)
+    if layout is not None:
+        return _of_auto_round(layout)
     said = config.get("quantization_config") or {}
     name = said.get("quant_method")
-    if name == "auto-round":  # writes either layout, and says which
-        name = str(said.get("packing_format", "")).rpartition("auto_")[2]
     if name not in _FORMATS:
         raise ModelError(f"config.json: quantization method {name!r} is not supported")
     key = "version" if name == "awq" else "checkpoint_format"
     form = str(said.get(key) or _FORMATS[name][0]).lower()
     if form not in _FORMATS[name]:
         raise ModelError(f"config.json: {name} {key} = {form!r} is not supported")
-    bits: Any = said.get("bits", said.get("w_bit"))
-    if bits not in (_BITS if name == "gptq" else (4,)):
-        raise ModelError(f"config.json: {name} with bits = {bits!r} is not supported")
-    return Method(bits, name == "awq", 1 if form == "gptq" else 0)
+    return Method(name, 1 if form == "gptq" else 0)
 
 
-def _codes(words: mx.array, method: Method) -> mx.array:
+def _of_auto_round(layout: str) -> Method:
+    """Read AutoRound's names: of others' layouts, or of its own, GPTQ's with plain zero points."""
+    family, _, rest = layout.replace("-", "_").partition(":")
+    parts = rest.split(":")
+    if {"auto_awq", "awq"} & {family, *parts}:
+        return Method("awq", 0)
+    if {"auto_gptq", "gptq"} & {family, *parts}:
+        return Method("gptq", 1)
+    if family in ("auto_round", "autoround") and parts[0] in _PLAIN_ZEROS:
+        return Method("gptq", 0)
+    raise ModelError(f"config.json: AutoRound's layout {layout!r} is not supported")
+
+
+def _width(path: str, zeros: mx.array, scales: mx.array, method: Method) -> int:
+    """Return the bits of a code.
+
+    Raises:
+        ModelError: zero points and scales do not fit each other, or no such width is read.
+    """
+    fit = zeros.ndim == 2 == scales.ndim and len(zeros) == len(scales) and scales.shape[1]
+    bits, rest = divmod(zeros.shape[1] * 32, scales.shape[1]) if fit else (0, 1)
+    if rest or bits not in _BITS[method.name]:
+        known = ", ".join(map(str, _BITS[method.name]))
+        raise ModelError(
+            f"tensor '{path}.qzeros': {list(zeros.shape)} words do not fit {list(scales.shape)} "
+            f"scales: {method.name} is read with {known} bits"
+        )
+    return bits
+
+
+def _codes(words: mx.array, method: Method, bits: int) -> mx.array:
     """MLX's words `[out, in * bits / 32]`."""
     if not method.interleaved:  # the same words: only the axes differ
         return mx.contiguous(words.view(mx.uint32).T)
-    return pack_words(mx.contiguous(_in_order(words).T), method.bits)
+    return pack_words(mx.contiguous(_in_order(words).T), bits)
 
 
-def _zeros(words: mx.array, method: Method) -> mx.array:
+def _zeros(words: mx.array, method: Method, bits: int) -> mx.array:
     """Zero points `[groups, out]`."""
     if method.interleaved:
         return _in_order(words)
-    stored = unpack_words(words, method.bits)
-    zeros: mx.array = (stored + method.zero_offset) & (2**method.bits - 1)
+    stored = unpack_words(words, bits)
+    zeros: mx.array = (stored + method.zero_offset) & (2**bits - 1)
     return zeros
 
 

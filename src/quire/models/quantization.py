@@ -17,6 +17,8 @@ _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
+AUTO_ROUND = ("auto-round", "intel/auto-round")
+"""Names of one library."""
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
@@ -41,6 +43,18 @@ def foreign_method(config: dict[str, Any]) -> str | None:
     """The packing that is not MLX's (GPTQ, HQQ, ...) which the file was written for."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     return None if method is None else str(method)
+
+
+def auto_round_layout(config: dict[str, Any]) -> str | None:
+    """Return how AutoRound laid the tensors out, such as "auto_round:auto_gptq".
+
+    None where another library wrote the file. Files before version 0.5 name a kernel ("backend"),
+    from which the layout follows.
+    """
+    if foreign_method(config) not in AUTO_ROUND:
+        return None
+    said = Values(config).nested("quantization_config")
+    return said.word("packing_format", "backend", default="auto_round:auto_gptq")
 
 
 def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:

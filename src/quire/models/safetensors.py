@@ -87,6 +87,12 @@ def read_header(path: Path) -> bytes:
     return header
 
 
+def tensor_types(header: bytes) -> dict[str, str]:
+    """Return the type of each tensor, such as "F8_E8M0", of a header that `read_header` checked."""
+    entries = json.loads(header)
+    return {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
+
+
 def _entries(path: Path, header: bytes) -> list[tuple[str, Any]]:
     """The tensors of a header, by name."""
     try:

@@ -1,4 +1,4 @@
-"""E2M1 in bytes of two codes, with a scale of eight bits for every 16 or 32."""
+"""Scales of eight bits, and the codes of four (E2M1, two a byte) that they multiply."""
 
 from __future__ import annotations
 
@@ -7,6 +7,35 @@ import mlx.core as mx
 from quire.core.errors import ModelError
 
 _NVFP4_GROUP = 16
+_NO_NUMBER = 255
+_SMALLEST = 1 << 22  # the bits of 2**-127, which is subnormal
+
+
+def scale_numbers(name: str, scale: mx.array) -> mx.array:
+    """Return the numbers, in float32, by which a tensor of scales multiplies.
+
+    Bytes are exponents of two plus 127 (E8M0 of the OCP microscaling specification), whether the
+    file calls them U8 or F8_E8M0.
+
+    Raises:
+        ModelError: the tensor holds neither floats nor bytes, or the code of no number.
+    """
+    if mx.issubdtype(scale.dtype, mx.floating):
+        return scale.astype(mx.float32)
+    if scale.dtype != mx.uint8:
+        kind = str(scale.dtype).removeprefix("mlx.core.")
+        raise ModelError(f"tensor {name!r} holds {kind}, which is no type of scales")
+    check_exponents(name, scale)
+    exponents = scale.astype(mx.uint32)
+    bits = mx.where(exponents == 0, _SMALLEST, exponents << 23)
+    numbers: mx.array = bits.view(mx.float32)
+    return numbers
+
+
+def check_exponents(name: str, scale: mx.array) -> None:
+    """Raise `ModelError` where a tensor of E8M0 scales holds the code of no number."""
+    if (scale == _NO_NUMBER).any().item():
+        raise ModelError(f"tensor {name!r} holds a scale that is no number (E8M0 code 255)")
 
 
 def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:

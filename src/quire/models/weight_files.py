@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.models.foreign_packing import from_foreign
-from quire.models.safetensors import find_shards, fingerprint, read_header
+from quire.models.safetensors import find_shards, fingerprint, read_header, tensor_types
 
 
 class WeightFiles(Protocol):
@@ -49,15 +49,17 @@ class Safetensors:
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
         weights: dict[str, mx.array] = {}
+        types: dict[str, str] = {}
         for path in self.shards:
-            read_header(path)  # a file that was cut short is refused before anything is read
+            # A file that was cut short is refused before anything is read.
+            types |= tensor_types(read_header(path))
             try:
                 tensors = mx.load(str(path))
             except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
                 raise ModelError(f"{path}: {error}") from error
             assert isinstance(tensors, dict)
             weights |= tensors
-        return from_foreign(weights, config, dtype)
+        return from_foreign(weights, config, dtype, types)
 
     def fingerprint(self, extra: bytes) -> str:
         return fingerprint(self.shards, extra)
