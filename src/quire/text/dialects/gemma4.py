@@ -29,7 +29,7 @@ from quire.text.dialects.machine import (
     Section,
     Tools,
     enclosing,
-    last_added,
+    reasoning_begun,
 )
 from quire.text.dialects.values import (
     Unterminated,
@@ -244,10 +244,10 @@ class _GemmaParser(Machine):
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
         self._label: str | None = None
-        if self.thinking:
-            position, _ = last_added(start)
+        begun = reasoning_begun(start, _LAYOUT.reasoning)
+        if begun is not None:
             self._label, self.mode = "", Mode.HEADER
-            self.on_text(start.vocabulary.decode(start.prompt_ids[position + 1 :]))
+            self.on_text(begun)
             self.writer.end(thinking=True)
             self.writer.take()  # reasoning that the prompt holds is not the answer's
 

@@ -158,6 +158,32 @@ def last_added(start: Start) -> tuple[int, str]:
     return -1, ""
 
 
+def reasoning_begun(start: Start, marks: Enclosing) -> str | None:
+    """Return the text of the reasoning that the prompt leaves open, or None if it opens none.
+
+    A mark that is an added token counts by its id. One of ordinary tokens counts by its spelling
+    behind the last added token, which begins the assistant's turn. Where no token begins a turn,
+    the prompt's text may be a user's, so it has to end with the mark.
+    """
+    opens, closes = marks
+    if not opens:
+        return None
+    position, last = last_added(start)
+    added = start.vocabulary.added
+    if opens <= added.keys():
+        if last not in opens:
+            return None
+        return start.vocabulary.decode(start.prompt_ids[position + 1 :])
+    tail = start.vocabulary.decode(start.prompt_ids[position + 1 :])
+    spelled = [mark for mark in opens | closes if mark not in added]
+    found = max(((tail.rfind(mark), mark) for mark in spelled), default=(-1, ""))
+    if found[0] < 0:
+        return tail if last in opens else None
+    begun = tail[found[0] + len(found[1]) :]
+    opened = found[1] in opens and (position > 0 or not begun.strip())
+    return begun if opened else None
+
+
 class Machine:
     """A `Parser` driven by a `Layout`. Dialects with states of their own override `on_*`."""
 
@@ -171,8 +197,7 @@ class Machine:
         self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
         self._owned = frozenset(self._ids)
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
-        opening = layout.reasoning[0]
-        if opening and last_added(start)[1] in opening:
+        if reasoning_begun(start, layout.reasoning) is not None:
             self.mode = Mode.REASONING
         self._opener = ""
         self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)
