@@ -23,12 +23,17 @@ import jinja2.sandbox
 import jinja2.utils
 
 from quire.core.errors import ModelError, RequestError
-from quire.core.folder import read_object, read_text
 from quire.text.controls import SENTINEL
-from quire.text.own_templates import own_template
+from quire.text.template_calls import (
+    CallForm,
+    Message,
+    ToolsForm,
+    call_form,
+    tools_form,
+    with_tools,
+)
+from quire.text.template_files import DEFAULT, TOOL_USE, template_sources
 
-_DEFAULT = "default"
-_TOOL_USE = "tool_use"
 # A message's reasoning has had several names. The first is the one that most templates read.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Marks the end of a message that the model is to go on with. The private-use character does not
@@ -37,7 +42,6 @@ _CONTINUE = "\ue0f0continue"
 _PROBE = "\ue0f1probe"
 _NO_MARKS: Mapping[str, str] = {}
 _SYSTEM_ROLES = ("system", "developer")  # before the user's message
-_TOOLS = re.compile(r"\btools\b")
 # What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
@@ -80,6 +84,8 @@ class ChatTemplate:
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
         self._forms: dict[tuple[str, bool], ContentForms] = {}
+        self._call_forms: dict[tuple[bool, bool], CallForm] = {}
+        self._tools_form: ToolsForm | None = None
         variables: set[str] = set()
         for name, source in self._sources.items():
             try:
@@ -95,18 +101,12 @@ class ChatTemplate:
 
     @classmethod
     def open(cls, folder: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Reads the templates of a model folder; there may be none (see `exists`).
-
-        Files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take the place of
-        what others say. `chat_template.json`, a processor's, goes before `tokenizer_config.json`,
-        whose template may be that of the decoder alone (Qwen2.5-VL): it serves where there are
-        tools, if the other knows none. A model whose prompts are made by its publisher's code has
-        the template of `own_templates`.
+        """Compile the templates of a model folder; there may be none (see `exists`).
 
         Raises:
             ModelError: a file cannot be understood.
         """
-        return cls(_sources_of(Path(folder)), special_tokens)
+        return cls(template_sources(Path(folder)), special_tokens)
 
     @property
     def exists(self) -> bool:
@@ -136,16 +136,44 @@ class ChatTemplate:
 
     def _shows_text(self, role: str, content: Any, tools: bool) -> bool:
         """Whether a text comes out in full that is, or is in, a message's content."""
-        messages: list[dict[str, Any]] = [{"role": role, "content": content}]
+        messages: list[Message] = [{"role": role, "content": content}]
         if role != "user":
-            asked = "?" if self.content_forms("user", tools=tools).text else [_text_part("?")]
-            at = 1 if role in _SYSTEM_ROLES else 0
-            messages.insert(at, {"role": "user", "content": asked})
+            messages.insert(1 if role in _SYSTEM_ROLES else 0, self._probe("user", tools))
         try:
             # A list that is written out shows an escape.
             return _PROBE in self._render(messages, tools=[] if tools else None)
         except RequestError:
             return False
+
+    def _probe(self, role: str, tools: bool) -> Message:
+        """A message that the template can read."""
+        text = self.content_forms(role, tools=tools).text
+        return {"role": role, "content": "?" if text else [_text_part("?")]}
+
+    def _try(self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        return self._render(messages, tools=tools)
+
+    def _with_calls(self, message: Message, tools: bool) -> list[Message]:
+        """A message with its calls in the form in which the template shows them."""
+        if not message.get("tool_calls"):
+            return [message]
+        key = "content" not in message, tools
+        if key not in self._call_forms:
+            user = self._probe("user", tools)
+            self._call_forms[key] = call_form(self._try, user, absent=key[0], tools=tools)
+        return self._call_forms[key].written(message)
+
+    def _with_tools(
+        self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[Message]:
+        """The messages with the tools in the system message, if the template reads them there."""
+        if not tools:
+            return messages
+        if self._tools_form is None:
+            user, system = self._probe("user", tools=True), self._probe("system", tools=True)
+            self._tools_form = tools_form(self._try, user, system)
+        text = self.content_forms("system", tools=True).text
+        return with_tools(messages, tools, self._tools_form, "" if text else [])
 
     def _media_text(self, kind: str, mark: str) -> str | None:
         """What the template writes for media of a kind between two texts, with its mark.
@@ -185,16 +213,20 @@ class ChatTemplate:
             RequestError: the template refuses the messages, or there is no template.
             NotContinued: the last message is none to go on with.
         """
-        seen = map(_as_template_sees, messages)
-        conversation = [self._readable(message, tools is not None, marks) for message in seen]
-        if not conversation:
+        if not messages:
             raise RequestError("messages: at least one message is needed", param="messages")
+        conversation = [
+            self._readable(each, tools is not None, marks)
+            for message in messages
+            for each in self._with_calls(_as_template_sees(message), tools is not None)
+        ]
+        conversation = self._with_tools(conversation, tools)
         if continue_final:
             return self._render_begun(conversation, tools=tools, **kwargs)
         kwargs |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
         return self._render(conversation, **kwargs)
 
-    def _render_begun(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:
+    def _render_begun(self, conversation: list[Message], **kwargs: Any) -> str:
         """The prompt's text up to the end of the last message's.
 
         A template may read a text and leave its end out, such as reasoning that is not closed. The
@@ -243,7 +275,7 @@ class ChatTemplate:
 
     def _render(
         self,
-        conversation: list[dict[str, Any]],
+        conversation: list[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -265,7 +297,7 @@ class ChatTemplate:
             raise _refusal(f"{type(error).__name__}: {error}") from error
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
-        wanted = (_TOOL_USE, _DEFAULT) if tools is not None else (_DEFAULT,)
+        wanted = (TOOL_USE, DEFAULT) if tools is not None else (DEFAULT,)
         for name in wanted:
             if name in self._compiled:
                 return self._compiled[name]
@@ -318,41 +350,6 @@ def _with_text(message: dict[str, Any], text: str) -> dict[str, Any]:
         **message,
         "content": [*content[:at], {**content[at], "text": text}, *content[at + 1 :]],
     }
-
-
-def _sources_of(folder: Path) -> dict[str, str]:
-    sources: dict[str, str] = {}
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = read_text(path) or ""
-    single = read_text(folder / "chat_template.jinja")
-    if single is not None:
-        sources[_DEFAULT] = single
-    if sources:
-        return sources
-    of_tokenizer, of_processor = (
-        _sources_in(read_object(folder / name).get("chat_template"), folder / name)
-        for name in ("tokenizer_config.json", "chat_template.json")
-    )
-    sources = of_tokenizer | of_processor
-    plain = of_tokenizer.get(_DEFAULT, "")
-    if _TOOLS.search(plain) and not _TOOLS.search(of_processor.get(_DEFAULT, plain)):
-        sources.setdefault(_TOOL_USE, plain)
-    if sources:
-        return sources
-    return _sources_in(own_template(read_object(folder / "config.json")), folder)
-
-
-def _sources_in(value: Any, path: Path) -> dict[str, str]:
-    """The `chat_template` entry of a configuration: nothing, one text, or a list with names."""
-    match value:
-        case None:
-            return {}
-        case str():
-            return {_DEFAULT: value}
-        case list() if all(isinstance(entry, dict) for entry in value):
-            return {str(entry["name"]): str(entry["template"]) for entry in value}
-        case _:
-            raise ModelError(f"{path}: chat_template is neither a text nor a list of templates")
 
 
 class _Generation(jinja2.ext.Extension):

@@ -1,0 +1,61 @@
+"""The files of a model folder that hold its chat templates."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import ModelError
+from quire.core.folder import read_object, read_text
+from quire.text.own_templates import own_template
+
+DEFAULT = "default"
+TOOL_USE = "tool_use"
+_TOOLS = re.compile(r"\btools\b")
+
+
+def template_sources(folder: Path) -> dict[str, str]:
+    """Read the templates of a model folder, by name; there may be none.
+
+    Files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take the place of
+    what others say. `chat_template.json`, a processor's, goes before `tokenizer_config.json`,
+    whose template may be that of the decoder alone (Qwen2.5-VL): it serves where there are
+    tools, if the other knows none. A model whose prompts are made by its publisher's code has
+    the template of `own_templates`.
+
+    Raises:
+        ModelError: a file cannot be understood.
+    """
+    sources: dict[str, str] = {}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        sources[path.stem] = read_text(path) or ""
+    single = read_text(folder / "chat_template.jinja")
+    if single is not None:
+        sources[DEFAULT] = single
+    if sources:
+        return sources
+    of_tokenizer, of_processor = (
+        _sources_in(read_object(folder / name).get("chat_template"), folder / name)
+        for name in ("tokenizer_config.json", "chat_template.json")
+    )
+    sources = of_tokenizer | of_processor
+    plain = of_tokenizer.get(DEFAULT, "")
+    if _TOOLS.search(plain) and not _TOOLS.search(of_processor.get(DEFAULT, plain)):
+        sources.setdefault(TOOL_USE, plain)
+    if sources:
+        return sources
+    return _sources_in(own_template(read_object(folder / "config.json")), folder)
+
+
+def _sources_in(value: Any, path: Path) -> dict[str, str]:
+    """The `chat_template` entry of a configuration: nothing, one text, or a list with names."""
+    match value:
+        case None:
+            return {}
+        case str():
+            return {DEFAULT: value}
+        case list() if all(isinstance(entry, dict) for entry in value):
+            return {str(entry["name"]): str(entry["template"]) for entry in value}
+        case _:
+            raise ModelError(f"{path}: chat_template is neither a text nor a list of templates")
