@@ -86,7 +86,7 @@ def test_merged_weights_compute_what_peft_computes(name: str, tmp_path: Path) ->
     assert ours.fingerprint != plain.fingerprint
 
 
-def _adapter(folder: Path, tensors: dict[str, mx.array] | None = None, **changes: Any) -> str:
+def make_adapter(folder: Path, tensors: dict[str, mx.array] | None = None, **changes: Any) -> str:
     """An adapter of rank 2 for one matrix of 64 x 64."""
     folder.mkdir()
     usual = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
@@ -105,7 +105,7 @@ def test_packed_matrices_that_it_touches_are_unpacked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = llama_config()
-    adapter = _adapter(tmp_path / "adapter")
+    adapter = make_adapter(tmp_path / "adapter")
     factors = mx.load(f"{adapter}/adapter_model.safetensors")
     assert isinstance(factors, dict)
     first, second = (factors[f"base_model.model.{QUERY}.lora_{x}.weight"] for x in "AB")
@@ -154,7 +154,7 @@ def test_what_is_not_computed_is_refused_by_name(
 ) -> None:
     folder = write_model(tmp_path / "model", llama_config())
     with pytest.raises(ModelError, match=named):
-        open_model(str(folder), adapter=_adapter(tmp_path / "adapter", **changes))
+        open_model(str(folder), adapter=make_adapter(tmp_path / "adapter", **changes))
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,6 @@ def test_tensors_that_have_no_place_are_refused(
         f"{module}.lora_A.weight": mx.zeros((2, shape[1])),
         f"{module}.lora_B.weight": mx.zeros((shape[0], 2)),
     }
-    adapter = _adapter(tmp_path / "adapter", tensors, target_modules=[module.split(".")[-1]])
+    adapter = make_adapter(tmp_path / "adapter", tensors, target_modules=[module.split(".")[-1]])
     with pytest.raises(ModelError, match=named):
         open_model(str(folder), adapter=adapter)

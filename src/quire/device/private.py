@@ -27,7 +27,7 @@ def use_private_cache(folder: Path | None = None) -> Path:
             process.
     """
     if folder is None:
-        folder = _user_cache() / "quire" / "compiled"
+        folder = user_cache() / "quire" / "compiled"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         why = unsafe(folder)
@@ -60,6 +60,11 @@ def unsafe(folder: Path) -> str:
     return ""
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """Return the user's cache directory.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
     named = os.environ.get("XDG_CACHE_HOME", "")
     return Path(named) if Path(named).is_absolute() else Path.home() / ".cache"

@@ -23,6 +23,7 @@ from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.foreign_packing import unsupported_method
 from quire.models.hub import find_folder
+from quire.models.identity import WeightIdentity
 from quire.models.linear import (
     Embedding,
     Linear,
@@ -33,7 +34,6 @@ from quire.models.linear import (
 from quire.models.moe import ExpertLinear, PackedExpertLinear
 from quire.models.other_tokenizers import with_tokenizer
 from quire.models.registry import FAMILIES, build
-from quire.models.safetensors import fingerprint
 from quire.models.settings import Settings
 from quire.models.weight_files import WeightFiles, find_weights
 
@@ -52,8 +52,8 @@ class LoadedModel:
         config: the contents of `config.json`.
         path: the folder that holds weights, tokenizer and template.
         eos_ids: every token that ends an answer, by config, generation config and tokenizer.
-        fingerprint: changes with the weights, their configuration, an adapter, and the dtype they
-            run in.
+        fingerprint: a hash of every byte of the weights and an adapter, of their configuration,
+            and of the dtype they run in.
         parameter_bytes: memory that the weights hold.
         context_length: tokens that prompt and answer may have together.
         trained_length: how many of these the model was trained on, see `trained_length`.
@@ -104,20 +104,22 @@ def open_model(
     model = build(config)
     files = find_weights(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
-    _load_weights(model, files, config, folder, target, added)
-    model.eval()
-    parameter_bytes = _check_fits(model, memory_limit, folder)
-    _evaluate(model, on_progress)
-    resolved = _dtype_name(model)
-    described = json.dumps(config, sort_keys=True) + resolved
-    if added is not None:
-        described += added.identity + fingerprint([added.file], b"")
+    with WeightIdentity([*files.paths, *([added.file] if added else [])]) as identity:
+        _load_weights(model, files, config, folder, target, added)
+        model.eval()
+        parameter_bytes = _check_fits(model, memory_limit, folder)
+        _evaluate(model, on_progress)
+        resolved = _dtype_name(model)
+        described = json.dumps(
+            [config, resolved, added.identity if added else None], sort_keys=True
+        )
+        fingerprint = identity.digest(described.encode())
     return LoadedModel(
         model=model,
         config=config,
         path=folder,
         eos_ids=end_token_ids(folder),
-        fingerprint=files.fingerprint(described.encode()),
+        fingerprint=fingerprint,
         parameter_bytes=parameter_bytes,
         context_length=context_length(config),
         trained_length=trained_length(config),

@@ -6,7 +6,6 @@ Format: 8 bytes little-endian header length, a JSON header, the data
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -20,8 +19,6 @@ log = logging.getLogger("quire.models")
 
 _MAX_HEADER = 100 << 20
 _START = 128
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
 _NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
@@ -116,33 +113,3 @@ def _end(path: Path, name: str, entry: Any) -> int:
         ):
             return end
     raise ModelError(f"{path}: tensor {name!r} has no type, shape and place in the header")
-
-
-def fingerprint(shards: list[Path], extra: bytes) -> str:
-    """A hash that tells one set of weights from another, cheap for any size.
-
-    Covers every header (names, shapes, types), every size, samples spread over the data of each
-    file, and `extra`. Two files that differ only between the samples are not told apart: it guards
-    against mixing models up, not against forgery.
-    """
-    return sampled([(path, _start(path)) for path in shards], extra)
-
-
-def _start(path: Path) -> bytes:
-    """A file's bytes before its tensors."""
-    header = read_header(path)
-    return len(header).to_bytes(8, "little") + header
-
-
-def sampled(files: list[tuple[Path, bytes]], extra: bytes) -> str:
-    """The same of files with their first bytes, which count as a whole."""
-    digest = hashlib.sha256(extra)
-    for path, start in files:
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little") + start)
-        stride = max((size - len(start)) // _SAMPLES, _SAMPLE_BYTES)
-        with path.open("rb") as file:
-            for offset in range(len(start), size, stride):
-                file.seek(offset)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:32]

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.models.foreign_packing import from_foreign
-from quire.models.safetensors import find_shards, fingerprint, read_header, tensor_types
+from quire.models.safetensors import find_shards, read_header, tensor_types
 
 
 class WeightFiles(Protocol):
@@ -32,8 +32,9 @@ class WeightFiles(Protocol):
         """
         ...
 
-    def fingerprint(self, extra: bytes) -> str:
-        """A hash that tells these weights from others; see `safetensors.fingerprint`."""
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in an order that is always the same."""
         ...
 
 
@@ -42,6 +43,10 @@ class Safetensors:
     """Weights as Hugging Face and MLX have them."""
 
     shards: list[Path]
+
+    @property
+    def paths(self) -> list[Path]:
+        return self.shards
 
     @property
     def default_dtype(self) -> None:
@@ -60,9 +65,6 @@ class Safetensors:
             assert isinstance(tensors, dict)
             weights |= tensors
         return from_foreign(weights, config, dtype, types)
-
-    def fingerprint(self, extra: bytes) -> str:
-        return fingerprint(self.shards, extra)
 
 
 def find_weights(folder: Path) -> WeightFiles:

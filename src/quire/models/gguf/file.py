@@ -64,13 +64,11 @@ class GGUF:
     Attributes:
         files: the parts, in order.
         metadata: by key; those of the first part.
-        headers: the bytes of each part before its tensors.
     """
 
     files: tuple[Path, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    headers: tuple[bytes, ...]
 
     @cached_property
     def architecture(self) -> str:
@@ -117,7 +115,7 @@ def read_gguf(path: Path) -> GGUF:
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
         tensors |= part.tensors
-    return GGUF(files, parts[0].metadata, tensors, tuple(part.content for part in parts))
+    return GGUF(files, parts[0].metadata, tensors)
 
 
 def is_first(path: Path) -> bool:
@@ -156,7 +154,6 @@ class _Header:
                 raise ModelError(
                     f"{path}: damaged GGUF header, or cut short at {self._size} bytes: {error}"
                 ) from error
-            self.content = bytes(self._data[: self._at])
 
     def _read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         refuse_pointer(self._path, self._data[:128])

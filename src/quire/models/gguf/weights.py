@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,6 @@ from quire.models.gguf.file import GGUF
 from quire.models.gguf.keys import layers
 from quire.models.gguf.names import ROTATIONS, layer_of, renamed
 from quire.models.gguf.tensors import lazy_rows
-from quire.models.safetensors import sampled
 
 log = logging.getLogger("quire.models")
 
@@ -27,6 +27,10 @@ class GGUFWeights:
     """The weights in a GGUF file: `WeightFiles`."""
 
     gguf: GGUF
+
+    @property
+    def paths(self) -> list[Path]:
+        return list(self.gguf.files)
 
     @property
     def default_dtype(self) -> mx.Dtype:
@@ -67,10 +71,6 @@ class GGUFWeights:
             kinds = ", ".join(f"{number} of {kind}" for kind, number in unpacked.items())
             log.warning("tensors are unpacked, since MLX has no such packing: %s", kinds)
         return _apart(ready, config)
-
-    def fingerprint(self, extra: bytes) -> str:
-        """See `safetensors.fingerprint`."""
-        return sampled(list(zip(self.gguf.files, self.gguf.headers, strict=True)), extra)
 
     def _name(self, name: str, architecture: Architecture) -> str:
         here = renamed(name, architecture.names)
