@@ -40,8 +40,9 @@ two (E8M0). Integers of compressed-tensors (1 to 8 bits, with zero points or wit
 whose activations stay floats), MXFP4 and MXFP8 become MLX's codes of the same numbers, as do GPTQ
 (2, 3, 4 and 8 bits) and AWQ ("gemm"), by whatever library: AutoRound, and modules of other widths
 (`dynamic`, `extra_config`), too. Matrices of 1 and 7 bits or in an order of their own (`desc_act`),
-and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and the log says so. Of multimodal checkpoints what the table's second column names is served. A setting
-in `config.json` that a family does not compute is refused by name.
+and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and the log says so. Of multimodal
+checkpoints what the table's second column names is served. A setting in `config.json` that a family
+does not compute is refused by name.
 
 A tokenizer is `tokenizer.json`, or where that is not there, Mistral's `tekken.json`, Moonshot's
 `tiktoken.model` or SentencePiece's `tokenizer.model`, of which one is made at load. With the seven

@@ -72,7 +72,7 @@ def test_any_value_is_used_or_refused(name: str) -> None:
         ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps = nan is not finite"),
         ("llama", {"rope_parameters": YARN | {"factor": math.inf}}, "factor = inf is not finite"),
         ("llama", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast = 0 is out of bounds"),
-        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor is not"),
+        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 0.5}}, "low_freq_factor is"),
         ("llama", {"rope_parameters": {"mrope_section": [8]}}, r"mrope_section = \[8\] is not"),
         ("llama", {"rms_norm_eps": -1e-5}, "rms_norm_eps = -1e-05 is less than 0"),
         ("llama", {"head_dim": 2**30}, "head_dim = 1073741824 in . heads is more than"),

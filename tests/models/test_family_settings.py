@@ -24,6 +24,7 @@ from tests.support.family_shapes import FULL
         ("nemotron_h", {"mamba_proj_bias": True}, "mamba_proj_bias = True"),
         ("mamba2", {"num_heads": 4}, "num_heads"),
         ("jamba", {"hidden_act": "relu6"}, "relu6"),
+        ("glm_moe_dsa", {"num_experts": 9}, "num_experts = 9"),
         ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
         ("llama4_text", {"no_rope_layers": [1]}, "1 no_rope_layers"),
         ("glm_moe_dsa", {"mlp_layer_types": ["sparse"] * 3}, "mlp_layer_types"),
@@ -184,3 +185,12 @@ def test_a_head_is_tied_where_a_part_says_so(outer: dict[str, Any], inner: bool)
     model = build({"model_type": "mistral3", "text_config": text} | outer)
     assert isinstance(model, DecoderModel)
     assert model.description.tied_head
+
+
+@pytest.mark.parametrize("alias", ["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "deepseek_v3", "glm4_moe", "qwen3_moe", "dots1"])
+def test_a_second_name_with_an_equal_value_passes(name: str, alias: str) -> None:
+    """As GLM-5.2-NVFP4 has `num_experts` beside `n_routed_experts`."""
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    count = next(CONFIGS[name][key] for key in names if key in CONFIGS[name])
+    build(CONFIGS[name] | {alias: count})

@@ -86,6 +86,20 @@ def test_unknown_types_are_refused_by_name() -> None:
         Settings({"rope_scaling": {"rope_type": "llama3"}}).rope()
 
 
+def test_llama3_is_a_step_where_both_bounds_are_equal() -> None:
+    """As in Llama 4 Scout."""
+    bounds = {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "factor": 16.0}
+    trained = {"original_max_position_embeddings": 8192}
+    parameters = RopeParameters.from_dict(
+        {"rope_type": "llama3", "rope_theta": 5e5} | bounds | trained
+    )
+    plain = 5e5 ** -(mx.arange(0, 128, 2) / 128)
+    turns = 8192 * plain / (2 * mx.pi)
+    expected = mx.where(turns > 1, plain, plain / 16)
+    assert 0 < (turns > 1).sum().item() < 64
+    assert mx.allclose(Rope(128, parameters).frequencies, expected, rtol=1e-6)
+
+
 def test_three_positions_turn_their_own_pairs() -> None:
     rope = Rope(
         64, RopeParameters(partial_rotary_factor=0.5, mrope_section=(6, 5, 5))

@@ -120,8 +120,8 @@ class RopeParameters:
             if name in known and not above < known[name] <= most:
                 raise ModelError(f"config.json: {name} = {known[name]!r} is out of bounds")
         parameters = cls(**(known | {"rope_type": kind}))
-        if not parameters.low_freq_factor < parameters.high_freq_factor:
-            raise ModelError("config.json: low_freq_factor is not less than high_freq_factor")
+        if parameters.low_freq_factor > parameters.high_freq_factor:
+            raise ModelError("config.json: low_freq_factor is more than high_freq_factor")
         if 0 < len(parameters.mrope_section) < 3:
             section = list(parameters.mrope_section)
             raise ModelError(f"config.json: mrope_section = {section} is not of three positions")
@@ -324,10 +324,14 @@ def _longrope(plain: np.ndarray, p: RopeParameters) -> tuple[np.ndarray, float]:
 
 
 def _llama3(plain: np.ndarray, p: RopeParameters) -> np.ndarray:
-    """Stretches slow pairs by `factor`, keeps fast ones, blends those between."""
+    """Stretch slow pairs by `factor`, keep fast ones, blend those between.
+
+    None lie between where both bounds are equal, as in Llama 4 Scout.
+    """
     turns = p.original_max_position_embeddings * plain / (2 * math.pi)  # over the old context
-    kept = (turns - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor)
-    kept = np.clip(kept, 0.0, 1.0)
+    between = p.high_freq_factor - p.low_freq_factor
+    above = turns - p.low_freq_factor
+    kept = np.clip(above / between, 0.0, 1.0) if between else np.where(above >= 0, 1.0, 0.0)
     blended: np.ndarray = plain * (kept + (1.0 - kept) / p.factor)
     return blended
 

@@ -37,6 +37,12 @@ _CHANGES_RESULTS = {
     "use_parallel_residual",
     "use_qk_norm",
 }
+_ALIASES = (
+    {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
+    {"use_qk_norm", "qk_layernorm"},
+    {"scale_emb", "embedding_multiplier"},
+)
+"""Names of one setting: libraries write a second one beside that which the family reads."""
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, [])
 
 
@@ -90,8 +96,14 @@ class Settings(Values):
         """
         for name in _CHANGES_RESULTS:
             way = self.prefix + name
-            if way not in self._asked:
+            if way not in self._asked and not self._repeats(name):
                 require(way, self.values.get(name), _NEUTRAL, self.file)
+
+    def _repeats(self, name: str) -> bool:
+        """Whether a key says what one that was asked for says by another name."""
+        others = [each for names in _ALIASES if name in names for each in names - {name}]
+        asked = [each for each in others if self.prefix + each in self._asked]
+        return any(self.values.get(each) == self.values.get(name) for each in asked)
 
     def rope(self, *, theta: float = 1e4, partial: float | None = None) -> RopeParameters:
         """The rotation of all layers.
