@@ -73,12 +73,12 @@ _SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT4O = PreTokenizer((_cased(_WORDS + "?", r"\p{N}{1,3}", _SLASH),))
 _HAN = r"[一-龥぀-ゟ゠-ヿ]+"
 _SYMBOLS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+_DEEPSEEK3_WORDS = _SYMBOLS + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
 _DEEPSEEK3 = PreTokenizer(
     (
         r"\p{N}{1,3}",
         _HAN,
-        _SYMBOLS + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        _DEEPSEEK3_WORDS + r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
 _CJK = r"[一-龥ࠀ-一가-퟿]+"
@@ -89,19 +89,40 @@ _DEEPSEEK_LETTERS = (
     "ℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_BY_THOUSANDS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4", "a.x-4.0", "mellum"), _GPT2),
-    **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell", "exaone"), _DIGITS),
+    **dict.fromkeys(
+        (
+            *("gpt-2", "phi-2", "olmo", "exaone4", "a.x-4.0", "mellum", "gigachat", "trillion"),
+            *("granite-docling", "mpt", "jais", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de"),
+            "modern-bert",
+        ),
+        _GPT2,
+    ),
+    **dict.fromkeys(
+        ("starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS
+    ),
     "command-r": replace(_DIGITS, nfc=True),
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3
+        (
+            *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"),
+            *("midm-2.0", "jina-v5-nano"),
+        ),
+        _LLAMA3,
     ),
     **dict.fromkeys(
         ("dbrx", "smaug-bpe", "chatglm-bpe"), replace(_LLAMA3, whole=False, begins=False)
     ),
     **dict.fromkeys(("glm4", "glm5"), replace(_LLAMA3, begins=False)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("stablelm2", "hunyuan", "megrez", "grok-2"), replace(_QWEN2, nfc=False)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"), _QWEN2),
+    **dict.fromkeys(
+        ("stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"), replace(_QWEN2, nfc=False)
+    ),
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", *_QWEN2.cuts)),
+    "ufakzeka": PreTokenizer((_QWEN2.cuts[0].removeprefix(f"{_WORDS}|"),)),
     "qwen35": PreTokenizer(
         (
             _WORDS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
@@ -110,8 +131,33 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
         nfc=True,
     ),
     "tekken": PreTokenizer((_cased("", r"\p{N}", _SLASH),), whole=True, begins=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"), _GPT4O),
+    "granite-embed-multi-97m": replace(_GPT4O, whole=True),
+    **dict.fromkeys(
+        ("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.cuts))
+    ),
+    "youtu": PreTokenizer(
+        (
+            r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _HAN,
+            _cased(_WORDS + "?", r"\p{N}", _SLASH),
+        ),
+        whole=True,
+    ),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3),
+    "spark2_5": PreTokenizer(
+        (
+            *_DEEPSEEK3.cuts[:2],
+            _DEEPSEEK3_WORDS + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+            r"\p{N}",
+        )
+    ),
+    "afmoe": PreTokenizer(
+        (
+            _BY_THOUSANDS,
+            r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+            _DEEPSEEK3.cuts[2],
+        )
+    ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
     "deepseek-llm": PreTokenizer(
         (
@@ -126,12 +172,33 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "kimi-k2": PreTokenizer(
         (r"\p{Han}+|" + _cased(_WORDS + "?", r"\p{N}{1,3}", _REST, han=False),)
     ),
-    "bailingmoe": PreTokenizer(
+    **dict.fromkeys(
+        ("bailingmoe", "bailingmoe2", "llada-moe"),
+        PreTokenizer(
+            (
+                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+                r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
+    "exaone-moe": PreTokenizer(
         (
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-            r"|\s*[\r\n]|\s+(?!\S)|\s+",
+            _WORDS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), whole=True),
+    "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "jais-2": PreTokenizer(
+        (
+            rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)"
+            r"|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}",
+        )
+    ),
+    "viking": PreTokenizer((_SENTENCES, r"\p{N}")),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), PreTokenizer((_SENTENCES,))),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, r"[0-9][0-9][0-9]")),
     "seed-coder": PreTokenizer(
         (
             rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+"

@@ -177,8 +177,9 @@ def test_every_way_to_cut_keeps_texts_whole(name: str, tmp_path: Path) -> None:
 
     for text in (*made.CORPUS[:5], "It'S 12345", "a b bb"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.encode("bb a b")[:1] == [257]
-    assert 256 not in tokenizer.encode("bb a b")
+    ids = tokenizer.encode("bb a b")
+    assert ids[:1] == [257]
+    assert (256 in ids) == (name in ("exaone-moe", "superbpe"))  # which leave words together
 
 
 @pytest.mark.parametrize(
