@@ -1,4 +1,4 @@
-"""LoRA adapters (arXiv:2106.09685) as PEFT saves them, merged into the weights at load.
+"""LoRA adapters (arXiv:2106.09685) as PEFT and mlx-lm save them, merged into the weights at load.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. A setting that changes the
 result and is not computed here is refused by name.
@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
+from quire.models import mlx_lm_adapter
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.hub import find_folder
 from quire.models.names import Weights, without_wrapper
@@ -82,7 +83,7 @@ class Adapter:
     """An adapter's folder, its settings checked.
 
     Attributes:
-        config: the contents of `adapter_config.json`.
+        config: the contents of `adapter_config.json`, in PEFT's terms.
         file: the tensors.
     """
 
@@ -98,10 +99,15 @@ class Adapter:
         """
         folder = find_folder(path_or_hub_id)
         path, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+        of_mlx_lm = not file.is_file() and (folder / mlx_lm_adapter.FILE).is_file()
+        if of_mlx_lm:
+            file = folder / mlx_lm_adapter.FILE
         for needed in (path, file):
             if not needed.is_file():
                 raise ModelError(f"{folder}: no {needed.name}")
         config = read_object(path)
+        if of_mlx_lm:
+            config = mlx_lm_adapter.peft_settings(path, config)
         _check(path, config)
         return cls(config, file)
 
@@ -125,6 +131,8 @@ class Adapter:
         read_header(self.file)
         tensors = mx.load(str(self.file))
         assert isinstance(tensors, dict)
+        if self.file.name == mlx_lm_adapter.FILE:
+            tensors = mlx_lm_adapter.peft_tensors(self.file, tensors)
         factors, whole = self._sorted(tensors)
         merging = _Merging(dict(weights), model, dtype, self.file)
         for module, parts in factors.items():
