@@ -5,13 +5,14 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from quire.models.layers import GATES, Gate, clamped_gate, limited_gate
+from quire.device.activations import Gating
+from quire.device.operations import UnfusedOperations
 from quire.models.moe import Experts, stack_experts
 from quire.models.routers import top_experts
 
 
 def _experts(dtype: mx.Dtype = mx.float32) -> Experts:
-    experts = Experts(8, 32, 16, GATES["silu"])
+    experts = Experts(8, 32, 16, Gating("silu"))
     keys = mx.random.split(mx.random.key(0), 3)
     experts.gate_proj.weight = mx.random.normal((8, 16, 32), key=keys[0])
     experts.up_proj.weight = mx.random.normal((8, 16, 32), key=keys[1])
@@ -34,10 +35,11 @@ def test_experts_of_narrow_types_compute_the_same(rows: int, dtype: mx.Dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("gate", [clamped_gate(1.7, 7.0), limited_gate("silu", 7.0)])
-def test_bounds_of_a_gate_do_not_widen_it(gate: Gate, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize("gating", [Gating("silu", 7.0, 1.7), Gating("silu", 7.0)])
+def test_bounds_of_a_gate_do_not_widen_it(gating: Gating, dtype: mx.Dtype) -> None:
     x, y = (10 * mx.random.normal((4, 8), key=mx.random.key(seed)) for seed in (1, 2))
-    narrow, wide = gate(x.astype(dtype), y.astype(dtype)), gate(x, y)
+    gated = UnfusedOperations().gated
+    narrow, wide = gated(gating, x.astype(dtype), y.astype(dtype)), gated(gating, x, y)
     assert narrow.dtype == dtype
     assert mx.max(mx.abs(narrow - wide)).item() < 0.02 * mx.max(mx.abs(wide)).item()
 

@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
-from quire.device.operations import TILE, Packing
+from quire.device.weights import TILE, Packing
 from quire.models.linear import PackedLinear
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits

@@ -16,7 +16,9 @@ import pytest
 from quire.device.cuda.driver import Card, Launch
 from quire.device.device import current_device
 from quire.device.kept import Kept
-from quire.device.operations import ExpertMatrices, GatedExperts, Operations, PackedWeight
+from quire.device.mixture import mixed
+from quire.device.operations import UnfusedOperations
+from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
 from quire.engine.decode import coding_check, whole
 from quire.engine.decode.pools import LayerPool
@@ -85,7 +87,7 @@ class EmulatedExtension:
         return mx.array(memory_of(workspace)).view(workspace.dtype)[:rows]
 
 
-class PreciseOperations(Operations):
+class PreciseOperations(UnfusedOperations):
     """Products in float32: on a CPU those of MLX in bfloat16 are off by some hundredths."""
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
@@ -95,15 +97,19 @@ class PreciseOperations(Operations):
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         return self.linear(x, weight.unpacked(mx.float32), bias)
 
-    def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array:
+    def experts(
+        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    ) -> mx.array:
+        assert isinstance(experts, GatedExperts)
+
         def product(rows: mx.array, matrices: ExpertMatrices) -> mx.array:
             assert isinstance(matrices.weight, PackedWeight)
             matrix = matrices.weight.unpacked(mx.float32)[chosen]
             return (rows.astype(mx.float32) @ matrix.swapaxes(-1, -2)).astype(x.dtype)
 
         rows = x[:, None, None]
-        y = product(mlp.gating(product(rows, mlp.gate), product(rows, mlp.up)), mlp.down)
-        return y.squeeze(-2)
+        inner = self.gated(experts.gating, product(rows, experts.gate), product(rows, experts.up))
+        return mixed(product(inner, experts.down).squeeze(-2), weights, x.dtype)
 
 
 class _CUDA:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -67,3 +68,40 @@ SPELLED_OUT: dict[str, Activation] = {
     "relu2": _squared_relu,
 }
 """For CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """How a gate `x` and a value `y` become one: `activation(x) * y` unless bounded.
+
+    Attributes:
+        activation: its name, see `COMPILED`.
+        limit: bounds `activation(x)` above and `y` on both sides (Step 3.5); 0 is no bound.
+        alpha: gpt-oss's `x * sigmoid(alpha * x) * (y + 1)`, in which `limit` bounds `x` instead;
+            0 is without.
+    """
+
+    activation: str
+    limit: float = 0.0
+    alpha: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is bounded."""
+        return not (self.limit or self.alpha)
+
+
+def gated(gating: Gating, activation: Activation, x: mx.array, y: mx.array) -> mx.array:
+    """Compute `Operations.gated` in MLX's operations.
+
+    Args:
+        activation: the function of that name.
+    """
+    if gating.plain:
+        return activation(x) * y
+    low, high = mx.array(-gating.limit), mx.array(gating.limit)
+    if gating.alpha:
+        bounded, value = mx.minimum(x, high), mx.clip(y, low, high)  # in float32
+        slope = mx.array(gating.alpha)
+        return (bounded * mx.sigmoid(bounded * slope) * (value + _ONE)).astype(x.dtype)
+    return (mx.minimum(activation(x), high) * mx.clip(y, low, high)).astype(x.dtype)

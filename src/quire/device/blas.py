@@ -26,7 +26,8 @@ from pathlib import Path
 import mlx.core as mx
 import psutil
 
-from quire.device.operations import PackedWeight, UnfusedOperations
+from quire.device.operations import UnfusedOperations
+from quire.device.weights import PackedWeight
 
 log = logging.getLogger("quire.blas")
 

@@ -82,10 +82,6 @@ class Device(ABC):
     def choose_products(self, blas: str) -> None:
         """Says what multiplies in this process: `EngineConfig.blas`. Call it before any weights."""
 
-    @abstractmethod
-    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
-        """Whether `mx.gather_mm` is right for matrices of a type."""
-
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`."""
         return x @ y.swapaxes(-1, -2)
@@ -170,9 +166,6 @@ class CPU(Device):
             self.operations = OpenBLASOperations()
         self.weights_by_columns = self.kernels is None
 
-    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
-        return dtype == mx.float32
-
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         # Laid out first: OpenBLAS multiplies small products by a transposed matrix in another order
         # than large ones (AVX-512), so a row's bits would depend on their number.
@@ -225,11 +218,6 @@ class CUDA(GPU):
         super().__init__()
         self.operations = CUDAOperations()
 
-    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
-        # MLX 0.32.4's gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,
-        # float32; equal to 3e-7 below that).
-        return False
-
     def free_memory(self) -> int:
         return device_number("free_memory")
 
@@ -242,9 +230,6 @@ class Metal(GPU):
 
     kernel_language = "metal"
     keeps_compiled = False
-
-    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
-        return True
 
     def free_memory(self) -> int:
         return self._working_set() - mx.get_active_memory()

@@ -3,171 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import mlx.core as mx
 
-from quire.device import activations, recurrence
+from quire.device import activations, mixture, recurrence
+from quire.device.activations import Gating
 from quire.device.cache_operations import CacheOperations
 from quire.device.recurrence import DeltaGates
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How codes are packed, in MLX's terms.
-
-    Attributes:
-        mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
-    """
-
-    group_size: int
-    bits: int
-    mode: str
-
-
-TILE = 16
-"""Outputs of a matrix whose codes lie together."""
-
-
-def in_tiles(matrix: mx.array) -> mx.array:
-    """`[out, n]` with the memory of `[out / TILE, n, TILE]`."""
-    rows, width = matrix.shape
-    return mx.contiguous(matrix.reshape(-1, TILE, width).swapaxes(1, 2)).reshape(rows, width)
-
-
-def untiled(matrix: mx.array) -> mx.array:
-    """Undoes `in_tiles`."""
-    rows, width = matrix.shape
-    return matrix.reshape(-1, width, TILE).swapaxes(1, 2).reshape(rows, width)
-
-
-def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
-    if not tiled:
-        return matrix[numbers]
-    tiles = matrix.reshape(-1, matrix.shape[-1], TILE)
-    return tiles[numbers // TILE, :, numbers % TILE]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """Codes `[..., out, in * bits / 32]` with their scales, and biases where the mode is affine.
-
-    Attributes:
-        tiled: each array's memory is in the order of `[out / TILE, -, TILE]`: what belongs to
-            `TILE` neighbouring outputs lies together, as some kernels read it.
-    """
-
-    codes: mx.array
-    scales: mx.array
-    biases: mx.array | None
-    packing: Packing
-    tiled: bool = False
-
-    def by_rows(self) -> PackedWeight:
-        """The same weight, not in tiles."""
-        return self._relaid(untiled) if self.tiled else self
-
-    def rows(self, numbers: mx.array) -> PackedWeight:
-        """The rows `[T]` of a matrix."""
-        return self._relaid(lambda array: _rows(array, numbers, self.tiled))
-
-    def span(self, first: int, last: int) -> PackedWeight:
-        """The rows from `first` to before `last` of a matrix that is not in tiles."""
-        return self._relaid(lambda array: array[first:last])
-
-    def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:
-        biases = None if self.biases is None else lay(self.biases)
-        return PackedWeight(lay(self.codes), lay(self.scales), biases, self.packing)
-
-    def unpacked(self, dtype: mx.Dtype | None = None) -> mx.array:
-        """`[..., out, in]`.
-
-        Args:
-            dtype: the scales' unless said otherwise.
-        """
-        if self.tiled:
-            return self.by_rows().unpacked(dtype)
-        scales, biases = self.scales, self.biases
-        if biases is not None and dtype is not None:
-            scales, biases = scales.astype(dtype), biases.astype(dtype)
-        return mx.dequantize(
-            self.codes,
-            scales,
-            biases,
-            group_size=self.packing.group_size,
-            bits=self.packing.bits,
-            mode=self.packing.mode,
-            dtype=dtype,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Matrix:
-    """What a linear layer multiplies by, made once a layer: a key of what kernels make of it.
-
-    Attributes:
-        weight: `[out, in]`, or codes.
-        bias: `[out]`.
-    """
-
-    weight: mx.array | PackedWeight
-    bias: mx.array | None
-
-
-@dataclass(frozen=True, slots=True)
-class GatedMatrices:
-    """`down(activation(gate(x)) * up(x))`, the activation by its name."""
-
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    activation: str
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class HeadPart:
-    """How a layer makes its queries, its keys or its values; made once a layer.
-
-    Attributes:
-        matrix: whose product is cut into heads; None takes the product of the part before.
-        norm: weight `[dim]` of the RMS norm of each head, if it has one.
-        normed: whether heads are normalised.
-        rotated: whether they are rotated then, where the layer rotates.
-    """
-
-    matrix: Matrix | None
-    heads: int
-    norm: mx.array | None = None
-    normed: bool = False
-    rotated: bool = False
-
+from quire.device.weights import (
+    GatedExperts,
+    GatedMatrices,
+    HeadPart,
+    Matrix,
+    PackedWeight,
+    Packing,
+    PlainExperts,
+)
 
 Rotate = Callable[[mx.array], mx.array]
 """Rotates `[T, heads, dim]`, each row by its position."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertMatrices:
-    """A matrix an expert, `[experts, out, in]` or codes, and perhaps a bias, `[experts, out]`."""
-
-    weight: mx.array | PackedWeight
-    bias: mx.array | None
-
-
-@dataclass(frozen=True, slots=True)
-class GatedExperts:
-    """`down(gating(gate(x), up(x)))` of each expert.
-
-    Attributes:
-        activation: the name of what `gating` applies to its first operand; None has none.
-    """
-
-    gate: ExpertMatrices
-    up: ExpertMatrices
-    down: ExpertMatrices
-    gating: Callable[[mx.array, mx.array], mx.array]
-    activation: str | None
 
 
 class Operations(CacheOperations):
@@ -203,9 +58,10 @@ class Operations(CacheOperations):
             return self.linear(x, weight, matrix.bias)
         return self.packed_linear(x, weight, matrix.bias)
 
-    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array | None:
-        """`[..., hidden]` -> `[..., hidden]`; None where there is no kernel that does so."""
-        return None
+    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
+        """`[..., hidden]` -> `[..., hidden]`."""
+        inner = self.gated(mlp.gating, self.product(x, mlp.gate), self.product(x, mlp.up))
+        return self.product(inner, mlp.down)
 
     def heads(
         self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None
@@ -227,17 +83,43 @@ class Operations(CacheOperations):
             found.append(rotate(own) if rotate is not None and part.rotated else own)
         return found
 
-    def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
-        """Each row by the gated MLPs of its experts.
+    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
+        """Whether `mx.gather_mm` is right for matrices of a type."""
+        return True
+
+    def experts(
+        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    ) -> mx.array:
+        """Return the weighted sum of each row's chosen experts, in the dtype of `x`.
 
         Args:
             x: `[T, hidden]`.
-            chosen: `[T, k]`.
+            chosen: `[T, k]`, indices of experts.
+            weights: `[T, k]`.
 
         Returns:
-            `[T, k, hidden]`; None where there is no kernel that does so.
+            `[T, hidden]`.
         """
-        return None
+        return mixture.weighted_sum(self, x, chosen, weights, experts)
+
+    def embed(
+        self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None
+    ) -> mx.array:
+        """Look up rows of a table: `[T]` -> `[T, dim]`.
+
+        Args:
+            dtype: of the rows of a packed table with affine codes; None is that of its scales.
+        """
+        if isinstance(table, mx.array):
+            return table[tokens]
+        rows = table.rows(tokens)
+        return rows.unpacked(dtype if rows.biases is not None else None)
+
+    def layer_norm(
+        self, x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
+    ) -> mx.array:
+        """Centre and scale over the last axis (arXiv:1607.06450)."""
+        return mx.fast.layer_norm(x, weight, bias, eps)
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (arXiv:1910.07467)."""
@@ -332,9 +214,16 @@ class Operations(CacheOperations):
         places = numbers.reshape(*numbers.shape, *(1 for _ in x.shape[2:]))
         return mx.take_along_axis(x, places, axis=1)
 
-    def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
-        """`activation(x) * y` for an activation by its name; None where there is no such kernel."""
-        return None
+    def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
+        """Join a gate `x` and a value `y` of one shape; see `Gating`."""
+        return _compiled_gate(gating)(x, y)
+
+
+@cache
+def _compiled_gate(gating: Gating) -> Callable[[mx.array, mx.array], mx.array]:
+    function = partial(activations.gated, gating, activations.COMPILED[gating.activation])
+    compiled: Callable[[mx.array, mx.array], mx.array] = mx.compile(function, shapeless=True)
+    return compiled
 
 
 class UnfusedOperations(Operations):
@@ -345,6 +234,12 @@ class UnfusedOperations(Operations):
 
     def activate(self, name: str, x: mx.array) -> mx.array:
         return activations.SPELLED_OUT[name](x)
+
+    def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
+        return activations.gated(gating, activations.SPELLED_OUT[gating.activation], x, y)
+
+    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
+        return dtype == mx.float32
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         share, epsilon = _constants(x.shape[-1], eps)

@@ -12,7 +12,7 @@ import mlx.nn as nn
 from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
 from quire.core.errors import ModelError
 from quire.device.device import current_device
-from quire.device.operations import HeadPart
+from quire.device.weights import HeadPart
 from quire.models.base import Module, Step
 from quire.models.description import Norm, Rotation
 from quire.models.linear import matrix_of

@@ -17,7 +17,7 @@ class MLP:
 
     Attributes:
         width: values between the layers.
-        limit: bounds both factors of a gate, see `limited_gate`; 0 leaves them.
+        limit: bounds both factors of a gate, see `Gating`; 0 leaves them.
     """
 
     width: int

@@ -18,8 +18,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
+from quire.device.activations import Gating
 from quire.device.device import current_device
-from quire.device.operations import HeadPart
+from quire.device.weights import HeadPart
 from quire.models.base import LanguageModel, MediaEncoder, Module, Step
 from quire.models.gemma4_arguments import Gemma4Arguments
 from quire.models.gemma4_audio import (
@@ -131,8 +132,8 @@ class DecoderLayer(Module):
         self._moe = args.enable_moe_block
         if self._moe:
             self.router = Router(args)
-            gate = GATES[args.hidden_activation]
-            self.experts = Experts(args.num_experts, hidden, args.moe_intermediate_size, gate)
+            gating = Gating(args.hidden_activation)
+            self.experts = Experts(args.num_experts, hidden, args.moe_intermediate_size, gating)
             self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps=eps)
             self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
             self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)

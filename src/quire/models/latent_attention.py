@@ -97,7 +97,7 @@ class LatentAttention:
 class HeadLinear(ExpertLinear):
     """One matrix a head, `[heads, out, in]`."""
 
-    def __call__(self, x: mx.array) -> mx.array:  # type: ignore[override]  # of all heads
+    def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` -> `[T, heads, out]`."""
         return (x.swapaxes(0, 1) @ self.weight.swapaxes(-1, -2)).swapaxes(0, 1)
 
@@ -110,7 +110,7 @@ class HeadLinear(ExpertLinear):
 class PackedHeadLinear(PackedExpertLinear):
     """`HeadLinear` over codes and scales."""
 
-    def __call__(self, x: mx.array) -> mx.array:  # type: ignore[override]  # of all heads
+    def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` -> `[T, heads, out]`."""
         y = mx.quantized_matmul(
             x.swapaxes(0, 1),

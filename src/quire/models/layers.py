@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.device import activations
-from quire.device.activations import Activation
-from quire.device.device import current_device, fused
-from quire.device.operations import GatedMatrices
+from quire.device.activations import Activation, Gating
+from quire.device.device import current_device
+from quire.device.weights import GatedMatrices
 from quire.models.base import Module
 from quire.models.linear import matrix_of
 
@@ -26,47 +26,19 @@ ACTIVATIONS: dict[str, Activation] = {name: _activation(name) for name in activa
 """The values of `hidden_act` and `hidden_activation` that are known."""
 
 
-def _gate(name: str, activation: Activation) -> Gate:
-    spelled_out = fused(lambda x, y: activation(x) * y)
-
-    def gate(x: mx.array, y: mx.array) -> mx.array:
-        gated = current_device().operations.gate(name, x, y)
-        return spelled_out(x, y) if gated is None else gated
-
-    return gate
+def _gate(name: str) -> Gate:
+    return lambda x, y: current_device().operations.gated(Gating(name), x, y)
 
 
-GATES: dict[str, Gate] = {name: _gate(name, function) for name, function in ACTIVATIONS.items()}
+GATES: dict[str, Gate] = {name: _gate(name) for name in activations.COMPILED}
 """By the same names, `activation(x) * y`, one kernel where the device has one."""
-
-
-def clamped_gate(alpha: float, limit: float) -> Gate:
-    """gpt-oss's `x * sigmoid(alpha * x) * (y + 1)`, x at most `limit`, y also at least minus."""
-    low, high, slope, one = (mx.array(value) for value in (-limit, limit, alpha, 1.0))
-
-    def gate(x: mx.array, y: mx.array) -> mx.array:
-        bounded, y = mx.minimum(x, high), mx.clip(y, low, high)  # in float32
-        return (bounded * mx.sigmoid(bounded * slope) * (y + one)).astype(x.dtype)
-
-    return current_device().fused(gate)
-
-
-def limited_gate(activation: str, limit: float) -> Gate:
-    """Step 3.5's `activation(x) * y`, the first factor at most `limit`, y also at least minus."""
-    low, high = mx.array(-limit), mx.array(limit)
-    function = ACTIVATIONS[activation]
-
-    def gate(x: mx.array, y: mx.array) -> mx.array:
-        return (mx.minimum(function(x), high) * mx.clip(y, low, high)).astype(x.dtype)
-
-    return current_device().fused(gate)
 
 
 class GatedMLP(Module):
     """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202).
 
     Args:
-        limit: of `limited_gate`; 0 is none.
+        limit: see `Gating`.
     """
 
     def __init__(
@@ -81,9 +53,7 @@ class GatedMLP(Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
-        self._gate = limited_gate(activation, limit) if limit else GATES[activation]
-        self._activation = activation
-        self._limited = limit > 0
+        self._gating = Gating(activation, limit)
         self._matrices: GatedMatrices | None = None
         """Once they have been asked for."""
 
@@ -91,12 +61,8 @@ class GatedMLP(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         if self._matrices is None:
             gate, up = matrix_of(self.gate_proj), matrix_of(self.up_proj)
-            self._matrices = GatedMatrices(gate, up, matrix_of(self.down_proj), self._activation)
-        operations = current_device().operations
-        y = None if self._limited else operations.gated_mlp(x, self._matrices)
-        if y is None:
-            y = self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
-        return y
+            self._matrices = GatedMatrices(gate, up, matrix_of(self.down_proj), self._gating)
+        return current_device().operations.gated_mlp(x, self._matrices)
 
 
 def embed(table: nn.Embedding, tokens: mx.array, dtype: mx.Dtype) -> mx.array:

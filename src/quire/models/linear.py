@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.device.device import current_device
-from quire.device.operations import Matrix, PackedWeight, Packing
+from quire.device.weights import Matrix, PackedWeight, Packing
 from quire.models.base import named_layers
 
 
@@ -23,6 +22,10 @@ class Linear(nn.Linear):
 
 class Embedding(nn.Embedding):
     """A table of rows, which a tied head multiplies by."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T]` -> `[T, dim]`."""
+        return current_device().operations.embed(x, self["weight"], None)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""
@@ -55,12 +58,7 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T]` -> `[T, dim]`."""
-        rows = _packed(self).rows(x)
-        if self.row_type is not None and rows.biases is not None:
-            # Only affine scales are stored narrower.
-            scales, biases = rows.scales.astype(self.row_type), rows.biases.astype(self.row_type)
-            rows = replace(rows, scales=scales, biases=biases)
-        return rows.unpacked()
+        return current_device().operations.embed(x, _packed(self), self.row_type)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""

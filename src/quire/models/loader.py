@@ -17,7 +17,7 @@ from quire.core.figures import size
 from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
-from quire.device.operations import TILE, Packing, in_tiles
+from quire.device.weights import TILE, Packing, in_tiles
 from quire.models import quantization
 from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters

@@ -7,7 +7,6 @@ rows. Routers are in `routers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +14,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError
+from quire.device.activations import Gating
 from quire.device.device import current_device
-from quire.device.operations import ExpertMatrices, GatedExperts, PackedWeight, Packing
+from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, Packing, PlainExperts
 from quire.models.base import Module
 from quire.models.feed_forward import MLP
-from quire.models.layers import ACTIVATIONS, GATES, Gate, clamped_gate, limited_gate
 from quire.models.routers import Router
-
-# From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
-# multiplied together instead of one at a time.
-_SORT_FROM = 64
-
-_COPIED_BYTES = 256 << 20
 
 
 class ExpertLinear(Module):
@@ -38,38 +31,10 @@ class ExpertLinear(Module):
         if bias:
             self.bias = mx.zeros((experts, outputs))
 
-    def __call__(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
-        """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
-        if not current_device().gather_mm_serves(self.weight.dtype):
-            return _biased(self._by_copies(x, experts), self, experts)
-        y = mx.gather_mm(
-            x,
-            self.weight.swapaxes(-1, -2),
-            rhs_indices=experts,
-            sorted_indices=sorted_experts,
-        )
-        return _biased(y, self, experts)
-
     @property
     def matrices(self) -> ExpertMatrices:
         """As the device's operations take them."""
         return ExpertMatrices(self.weight, self.get("bias"))
-
-    def _by_copies(self, x: mx.array, experts: mx.array) -> mx.array:
-        """The same product from gathered copies of the matrices, so many at once as fit a bound.
-
-        Packed experts need it nowhere.
-        """
-        shape = (*experts.shape, 1, x.shape[-1])
-        rows = mx.broadcast_to(x, shape).reshape(-1, 1, x.shape[-1])
-        flat = experts.flatten()
-        tile = max(1, _COPIED_BYTES // (self.weight.nbytes // self.weight.shape[0]))
-        parts = [
-            rows[at : at + tile] @ self.weight[flat[at : at + tile]].swapaxes(-1, -2)
-            for at in range(0, rows.shape[0], tile)
-        ]
-        y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        return y.reshape(*experts.shape, 1, -1)
 
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
         """The packed twin; `nn.quantize` looks for this method."""
@@ -78,12 +43,6 @@ class ExpertLinear(Module):
         if "bias" in self:
             packed.bias = self.bias
         return packed
-
-
-def _biased(y: mx.array, layer: Module, experts: mx.array) -> mx.array:
-    """`[..., 1, out]` with the bias of each row's expert, where there is one."""
-    bias = layer.get("bias")
-    return y if bias is None else y + bias[experts][..., None, :]
 
 
 class PackedExpertLinear(Module):
@@ -101,20 +60,6 @@ class PackedExpertLinear(Module):
         if self._affine:
             self.biases = mx.zeros(groups)
 
-    def __call__(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
-        """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
-        y = mx.gather_qmm(
-            x,
-            self.weight,
-            self.scales,
-            self.biases if self._affine else None,
-            rhs_indices=experts,
-            transpose=True,
-            sorted_indices=sorted_experts,
-            **self._packing,
-        )
-        return _biased(y, self, experts)
-
     @property
     def matrices(self) -> ExpertMatrices:
         """As the device's operations take them."""
@@ -124,83 +69,37 @@ class PackedExpertLinear(Module):
 
 
 class Experts(Module):
-    """Gated MLPs, `count` of them."""
+    """Experts of a mixture, `count` gated MLPs."""
 
     def __init__(
-        self, count: int, hidden: int, intermediate: int, gate: Gate, bias: bool = False
+        self, count: int, hidden: int, intermediate: int, gating: Gating, bias: bool = False
     ) -> None:
         super().__init__()
         self.gate_proj = ExpertLinear(count, hidden, intermediate, bias)
         self.up_proj = ExpertLinear(count, hidden, intermediate, bias)
         self.down_proj = ExpertLinear(count, intermediate, hidden, bias)
-        self._gate = gate
-        self._activation = next((name for name, known in GATES.items() if known is gate), None)
+        self._gating = gating
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """The weighted sum of the chosen experts' outputs.
-
-        Args:
-            x: `[T, hidden]`.
-            chosen: `[T, k]`, indices of experts.
-            weights: `[T, k]`.
-
-        Returns:
-            `[T, hidden]` in the dtype of `x`.
-        """
-        whole = GatedExperts(
-            self.gate_proj.matrices,
-            self.up_proj.matrices,
-            self.down_proj.matrices,
-            self._gate,
-            self._activation,
-        )
-        y = current_device().operations.experts(x, chosen, whole)
-        if y is not None:
-            return (weights.astype(x.dtype)[:, None] @ y).squeeze(1)
-        return _weighted_sum(self._mlp, x, chosen, weights)
-
-    def _mlp(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
-        gate = self.gate_proj(x, experts, sorted_experts)
-        up = self.up_proj(x, experts, sorted_experts)
-        y: mx.array = self.down_proj(self._gate(gate, up), experts, sorted_experts)
-        return y
+        """See `Operations.experts`."""
+        gate, up, down = (each.matrices for each in (self.gate_proj, self.up_proj, self.down_proj))
+        experts = GatedExperts(gate, up, down, self._gating)
+        return current_device().operations.experts(x, chosen, weights, experts)
 
 
-class PlainExperts(Module):
-    """`down(act(up(x)))`, `count` of them. Called as `Experts`."""
+class UngatedExperts(Module):
+    """`down(act(up(x)))`, `count` of them."""
 
     def __init__(self, count: int, hidden: int, intermediate: int, activation: str) -> None:
         super().__init__()
         self.up_proj = ExpertLinear(count, hidden, intermediate)
         self.down_proj = ExpertLinear(count, intermediate, hidden)
-        self._activation = ACTIVATIONS[activation]
+        self._activation = activation
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        return _weighted_sum(self._mlp, x, chosen, weights)
-
-    def _mlp(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
-        wide = self._activation(self.up_proj(x, experts, sorted_experts))
-        y: mx.array = self.down_proj(wide, experts, sorted_experts)
-        return y
-
-
-def _weighted_sum(
-    mlp: Callable[[mx.array, mx.array, bool], mx.array],
-    x: mx.array,
-    chosen: mx.array,
-    weights: mx.array,
-) -> mx.array:
-    """See `Experts.__call__`; `mlp` takes what `ExpertLinear` does."""
-    rows, k = chosen.shape
-    if rows * k < _SORT_FROM:
-        y = mlp(x[:, None, None], chosen, False)  # [T, k, 1, hidden]
-    else:
-        flat = chosen.flatten()
-        order = mx.argsort(flat).astype(mx.int32)
-        y = mlp(x[order // k][:, None], flat[order], True)  # [T * k, 1, hidden]
-        y = y[mx.argsort(order).astype(mx.int32)].reshape(rows, k, 1, -1)
-    mixed = weights.astype(x.dtype)[:, None] @ y.squeeze(-2)  # [T, 1, k] @ [T, k, hidden]
-    return mixed.squeeze(1)
+        """See `Operations.experts`."""
+        experts = PlainExperts(self.up_proj.matrices, self.down_proj.matrices, self._activation)
+        return current_device().operations.experts(x, chosen, weights, experts)
 
 
 @dataclass(frozen=True)
@@ -215,7 +114,7 @@ class Mixture:
         bias: the router and the experts' matrices have biases.
         clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
         limit, shared_limit: bound both factors of the experts' gates, and of the shared one's, see
-            `limited_gate`; 0 leaves them.
+            `Gating`; 0 leaves them.
         weighted_input: a row is weighted before its experts, not after.
         gated: experts have a gate, the shared one too.
         latent_dim: experts read and write so many values, which projections make of a row and turn
@@ -255,13 +154,14 @@ class Mixture:
     def stacked(self, size: int) -> Module:
         """The experts, which read and write `size` values."""
         if not self.gated:
-            return PlainExperts(self.experts, size, self.width, self.activation)
-        return Experts(self.experts, size, self.width, self._gate(), self.bias)
+            return UngatedExperts(self.experts, size, self.width, self.activation)
+        return Experts(self.experts, size, self.width, self._gating(), self.bias)
 
-    def _gate(self) -> Gate:
+    def _gating(self) -> Gating:
         if self.clamp is not None:
-            return clamped_gate(*self.clamp)
-        return limited_gate(self.activation, self.limit) if self.limit else GATES[self.activation]
+            alpha, limit = self.clamp
+            return Gating(self.activation, limit, alpha)
+        return Gating(self.activation, self.limit)
 
 
 class SparseMoE(Module):

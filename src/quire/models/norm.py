@@ -44,10 +44,10 @@ class LayerNorm(Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[..., *shape]` -> the same."""
-        bias = self.get("bias")
+        bias, operations = self.get("bias"), current_device().operations
         if self.weight.ndim == 1:
-            return mx.fast.layer_norm(x, self.weight, bias, self._eps)
-        y = mx.fast.layer_norm(x, None, None, self._eps) * self.weight
+            return operations.layer_norm(x, self.weight, bias, self._eps)
+        y = operations.layer_norm(x, None, None, self._eps) * self.weight
         return y if bias is None else y + bias
 
 

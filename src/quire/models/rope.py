@@ -146,9 +146,6 @@ class Rope:
         with np.errstate(divide="ignore"):
             self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
         self._axes = mx.array(_axes(len(frequencies), parameters))
-        # The CUDA kernel of MLX 0.32.4 asks for too large a block when few pairs turn and rows are
-        # many ("cudaGraphAddKernelNode ... invalid argument"; seen with 8 pairs and 130 rows).
-        self._fused = current_device().fuses and self._dims >= 32
         mx.eval(self._frequencies, self._periods, self._axes)
 
     @property
@@ -175,7 +172,9 @@ class Rope:
         Args:
             positions: `[T]`, integers, or `[axes, T]`: time, height and width; `[2, T]` if axial.
         """
-        if self._fused and positions.ndim == 1:
+        # The CUDA kernel of MLX 0.32.4 asks for too large a block when few pairs turn and rows are
+        # many ("cudaGraphAddKernelNode ... invalid argument"; seen with 8 pairs and 130 rows).
+        if current_device().fuses and self._dims >= 32 and positions.ndim == 1:
             return self._kernel(positions)
         return self._table(positions)
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.device.operations import ExpertMatrices, PackedWeight, Packing
+from quire.device.weights import ExpertMatrices, PackedWeight, Packing
 from quire.models.rope import Rope
 
 

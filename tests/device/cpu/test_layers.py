@@ -9,17 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.device.activations import SPELLED_OUT, Gating, gated
 from quire.device.cpu.kernels import load_kernels
 from quire.device.cpu.operations import KernelOperations
-from quire.device.operations import (
-    GatedMatrices,
-    HeadPart,
-    Matrix,
-    Operations,
-    PackedWeight,
-    Packing,
-    in_tiles,
-)
+from quire.device.operations import Operations
+from quire.device.weights import GatedMatrices, HeadPart, Matrix, PackedWeight, Packing, in_tiles
 
 HIDDEN, WIDTH, DIM = 128, 192, 32
 
@@ -68,21 +62,18 @@ def test_a_gated_mlp(operations: KernelOperations, make: Make, activation: str) 
         for rows in (1, 20):
             x = drawn(rows, HIDDEN)
             gates, ups = operations.product(x, gate), operations.product(x, up)
-            inner = operations.gate(activation, gates, ups)
-            assert inner is not None
-            y = operations.gated_mlp(x, GatedMatrices(gate, up, down, activation))
-            assert y is not None
+            inner = operations.gated(Gating(activation), gates, ups)
+            y = operations.gated_mlp(x, GatedMatrices(gate, up, down, Gating(activation)))
             assert mx.array_equal(y, operations.product(inner, down))
 
 
-def test_a_gated_mlp_with_another_activation_is_left_to_others(
-    operations: KernelOperations,
-) -> None:
-    matrix = floats(HIDDEN, HIDDEN, 1)
-    assert (
-        operations.gated_mlp(drawn(1, HIDDEN), GatedMatrices(matrix, matrix, matrix, "relu2"))
-        is None
-    )
+@pytest.mark.parametrize("gating", [Gating("relu2"), Gating("silu", 7.0), Gating("silu", 7.0, 1.7)])
+def test_other_gates_are_computed_by_mlx(operations: KernelOperations, gating: Gating) -> None:
+    matrix, x = floats(HIDDEN, HIDDEN, 1), drawn(3, HIDDEN)
+    y = operations.gated_mlp(x, GatedMatrices(matrix, matrix, matrix, gating))
+    inner = operations.product(x, matrix)
+    expected = gated(gating, SPELLED_OUT[gating.activation], inner, inner)
+    assert mx.array_equal(y, operations.product(expected, matrix))
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from quire.device.operations import in_tiles
+from quire.device.weights import in_tiles
 
 PACKINGS = [
     *(("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)),

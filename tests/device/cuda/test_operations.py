@@ -8,7 +8,8 @@ import pytest
 from quire.device.cuda import operations
 from quire.device.cuda.operations import CUDAOperations
 from quire.device.cuda.products import MOST_ROWS
-from quire.device.operations import Operations, PackedWeight, Packing
+from quire.device.operations import Operations
+from quire.device.weights import PackedWeight, Packing
 
 
 @pytest.mark.parametrize("packing", [Packing(64, 4, "affine"), Packing(32, 4, "mxfp4")])

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-from quire.device.operations import HeadPart, Matrix, PackedWeight
+from quire.device.weights import HeadPart, Matrix, PackedWeight
 
 FLOATS = (mx.float32, mx.bfloat16)
 _SCALES = (*FLOATS, mx.float16)

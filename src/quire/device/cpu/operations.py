@@ -8,20 +8,22 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.device.activations import Gating
 from quire.device.coding import VectorCoding
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
-from quire.device.operations import (
+from quire.device.mixture import mixed
+from quire.device.operations import Rotate, UnfusedOperations
+from quire.device.recurrence import DeltaGates
+from quire.device.weights import (
     ExpertMatrices,
     GatedExperts,
     GatedMatrices,
     HeadPart,
     PackedWeight,
     Packing,
-    Rotate,
-    UnfusedOperations,
+    PlainExperts,
 )
-from quire.device.recurrence import DeltaGates
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _MULTIPLE = 16
@@ -66,11 +68,17 @@ class KernelOperations(UnfusedOperations):
         reads: bool = self._ops.reads_tiles(packing.bits, packing.mode)
         return reads
 
-    def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
+    def experts(
+        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    ) -> mx.array:
         if x.dtype != mx.float32:
-            return None
-        gated = mlp.gating(self._by_expert(x, chosen, mlp.gate), self._by_expert(x, chosen, mlp.up))
-        return self._by_expert(gated, chosen, mlp.down)
+            return super().experts(x, chosen, weights, experts)
+        up = self._by_expert(x, chosen, experts.up)
+        if isinstance(experts, PlainExperts):
+            inner = self.activate(experts.activation, up)
+        else:
+            inner = self.gated(experts.gating, self._by_expert(x, chosen, experts.gate), up)
+        return mixed(self._by_expert(inner, chosen, experts.down), weights, x.dtype)
 
     def _by_expert(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
         """`[T, in]`, or `[T, k, in]`, by the experts `[T, k]` of each row -> `[T, k, out]`."""
@@ -111,11 +119,12 @@ class KernelOperations(UnfusedOperations):
         added: mx.array = self._ops.rms_norm(y, weight, eps, x, factor)
         return added
 
-    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array | None:
+    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
         matrices = [self._matrices.of(each) for each in (mlp.gate, mlp.up, mlp.down)]
-        if x.dtype != mx.float32 or mlp.activation not in _GATES or None in matrices:
-            return None
-        y: mx.array = self._ops.gated_mlp(x, *matrices, _GATES[mlp.activation])
+        name = _kernel_name(mlp.gating)
+        if x.dtype != mx.float32 or name is None or None in matrices:
+            return super().gated_mlp(x, mlp)
+        y: mx.array = self._ops.gated_mlp(x, *matrices, name)
         return y
 
     def heads(
@@ -223,11 +232,12 @@ class KernelOperations(UnfusedOperations):
             )
         return self._codings[coding]
 
-    def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
-        if name not in _GATES or x.dtype != mx.float32:
-            return None
-        gated: mx.array = self._ops.gate(x, y, _GATES[name])
-        return gated
+    def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
+        name = _kernel_name(gating)
+        if name is None or x.dtype != mx.float32:
+            return super().gated(gating, x, y)
+        joined: mx.array = self._ops.gate(x, y, name)
+        return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +256,11 @@ class _Rotation:
 
 
 _NO_ROTATION = _Rotation(None, None, None, True)
+
+
+def _kernel_name(gating: Gating) -> str | None:
+    """Return a gate's name in the extension; None where it has none."""
+    return _GATES.get(gating.activation) if gating.plain else None
 
 
 def _serves(x: mx.array, weight: PackedWeight) -> bool:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from quire.device.cuda.driver import Card, Launch
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.gpu_kernels import in_device_memory
-from quire.device.operations import PackedWeight
+from quire.device.weights import PackedWeight
 from quire.engine.decode import kernels
 from quire.engine.decode.workspace import Buffer, Workspace
 

@@ -11,7 +11,7 @@ from quire.cache.specs import KVLayout
 from quire.device.cuda.driver import Card
 from quire.device.cuda.packed import ACTIVATIONS, Packed
 from quire.device.cuda.skinny_gemm import SkinnyGemm
-from quire.device.operations import PackedWeight
+from quire.device.weights import PackedWeight
 from quire.engine.decode.head import Head
 from quire.models.stack import Stack, StackLayer
 

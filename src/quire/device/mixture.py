@@ -1,0 +1,104 @@
+"""Mixtures of experts in MLX's operations: what devices without kernels of their own compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
+
+if TYPE_CHECKING:
+    from quire.device.operations import Operations
+
+# From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
+# multiplied together instead of one at a time.
+_SORT_FROM = 64
+
+_COPIED_BYTES = 256 << 20
+
+
+def weighted_sum(
+    operations: Operations,
+    x: mx.array,
+    chosen: mx.array,
+    weights: mx.array,
+    experts: GatedExperts | PlainExperts,
+) -> mx.array:
+    """Compute `Operations.experts` in MLX's operations."""
+    rows, k = chosen.shape
+    if rows * k < _SORT_FROM:
+        y = _outputs(operations, x[:, None, None], chosen, experts, ordered=False)
+    else:
+        flat = chosen.flatten()
+        order = mx.argsort(flat).astype(mx.int32)
+        y = _outputs(operations, x[order // k][:, None], flat[order], experts, ordered=True)
+        y = y[mx.argsort(order).astype(mx.int32)].reshape(rows, k, 1, -1)
+    return mixed(y.squeeze(-2), weights, x.dtype)
+
+
+def mixed(y: mx.array, weights: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Return the weighted sum `[T, hidden]` of experts' outputs `[T, k, hidden]`."""
+    return (weights.astype(dtype)[:, None] @ y).squeeze(1)
+
+
+def _outputs(
+    operations: Operations,
+    x: mx.array,
+    chosen: mx.array,
+    experts: GatedExperts | PlainExperts,
+    *,
+    ordered: bool,
+) -> mx.array:
+    """`[..., 1, hidden]` by experts `[...]`, broadcast together -> `[..., 1, hidden]`."""
+    up = _product(operations, x, chosen, experts.up, ordered=ordered)
+    if isinstance(experts, PlainExperts):
+        inner = operations.activate(experts.activation, up)
+    else:
+        gate = _product(operations, x, chosen, experts.gate, ordered=ordered)
+        inner = operations.gated(experts.gating, gate, up)
+    return _product(operations, inner, chosen, experts.down, ordered=ordered)
+
+
+def _product(
+    operations: Operations,
+    x: mx.array,
+    chosen: mx.array,
+    matrices: ExpertMatrices,
+    *,
+    ordered: bool,
+) -> mx.array:
+    """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
+    weight = matrices.weight
+    if isinstance(weight, PackedWeight):
+        packing = weight.packing
+        y = mx.gather_qmm(
+            x,
+            weight.codes,
+            weight.scales,
+            weight.biases,
+            rhs_indices=chosen,
+            transpose=True,
+            group_size=packing.group_size,
+            bits=packing.bits,
+            mode=packing.mode,
+            sorted_indices=ordered,
+        )
+    elif operations.gather_mm_serves(weight.dtype):
+        y = mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=ordered)
+    else:
+        y = _by_copies(x, chosen, weight)
+    return y if matrices.bias is None else y + matrices.bias[chosen][..., None, :]
+
+
+def _by_copies(x: mx.array, chosen: mx.array, weight: mx.array) -> mx.array:
+    """The product from gathered copies of the matrices, so many at once as fit a bound."""
+    rows = mx.broadcast_to(x, (*chosen.shape, 1, x.shape[-1])).reshape(-1, 1, x.shape[-1])
+    flat = chosen.flatten()
+    tile = max(1, _COPIED_BYTES // (weight.nbytes // weight.shape[0]))
+    parts = [
+        rows[at : at + tile] @ weight[flat[at : at + tile]].swapaxes(-1, -2)
+        for at in range(0, rows.shape[0], tile)
+    ]
+    y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    return y.reshape(*chosen.shape, 1, -1)

@@ -1,0 +1,167 @@
+"""Weights as the operations of a device take them: matrices, codes, heads and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.device.activations import Gating
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How codes are packed, in MLX's terms.
+
+    Attributes:
+        mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
+    """
+
+    group_size: int
+    bits: int
+    mode: str
+
+
+TILE = 16
+"""Outputs of a matrix whose codes lie together."""
+
+
+def in_tiles(matrix: mx.array) -> mx.array:
+    """`[out, n]` with the memory of `[out / TILE, n, TILE]`."""
+    rows, width = matrix.shape
+    return mx.contiguous(matrix.reshape(-1, TILE, width).swapaxes(1, 2)).reshape(rows, width)
+
+
+def untiled(matrix: mx.array) -> mx.array:
+    """Undoes `in_tiles`."""
+    rows, width = matrix.shape
+    return matrix.reshape(-1, width, TILE).swapaxes(1, 2).reshape(rows, width)
+
+
+def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
+    if not tiled:
+        return matrix[numbers]
+    tiles = matrix.reshape(-1, matrix.shape[-1], TILE)
+    return tiles[numbers // TILE, :, numbers % TILE]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Codes `[..., out, in * bits / 32]` with their scales, and biases where the mode is affine.
+
+    Attributes:
+        tiled: each array's memory is in the order of `[out / TILE, -, TILE]`: what belongs to
+            `TILE` neighbouring outputs lies together, as some kernels read it.
+    """
+
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    packing: Packing
+    tiled: bool = False
+
+    def by_rows(self) -> PackedWeight:
+        """The same weight, not in tiles."""
+        return self._relaid(untiled) if self.tiled else self
+
+    def rows(self, numbers: mx.array) -> PackedWeight:
+        """The rows `[T]` of a matrix."""
+        return self._relaid(lambda array: _rows(array, numbers, self.tiled))
+
+    def span(self, first: int, last: int) -> PackedWeight:
+        """The rows from `first` to before `last` of a matrix that is not in tiles."""
+        return self._relaid(lambda array: array[first:last])
+
+    def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:
+        biases = None if self.biases is None else lay(self.biases)
+        return PackedWeight(lay(self.codes), lay(self.scales), biases, self.packing)
+
+    def unpacked(self, dtype: mx.Dtype | None = None) -> mx.array:
+        """`[..., out, in]`.
+
+        Args:
+            dtype: the scales' unless said otherwise.
+        """
+        if self.tiled:
+            return self.by_rows().unpacked(dtype)
+        scales, biases = self.scales, self.biases
+        if biases is not None and dtype is not None:
+            scales, biases = scales.astype(dtype), biases.astype(dtype)
+        return mx.dequantize(
+            self.codes,
+            scales,
+            biases,
+            group_size=self.packing.group_size,
+            bits=self.packing.bits,
+            mode=self.packing.mode,
+            dtype=dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Matrix:
+    """What a linear layer multiplies by, made once a layer: a key of what kernels make of it.
+
+    Attributes:
+        weight: `[out, in]`, or codes.
+        bias: `[out]`.
+    """
+
+    weight: mx.array | PackedWeight
+    bias: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMatrices:
+    """`down(gating(gate(x), up(x)))`."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+    gating: Gating
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class HeadPart:
+    """How a layer makes its queries, its keys or its values; made once a layer.
+
+    Attributes:
+        matrix: whose product is cut into heads; None takes the product of the part before.
+        norm: weight `[dim]` of the RMS norm of each head, if it has one.
+        normed: whether heads are normalised.
+        rotated: whether they are rotated then, where the layer rotates.
+    """
+
+    matrix: Matrix | None
+    heads: int
+    norm: mx.array | None = None
+    normed: bool = False
+    rotated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """A matrix per expert, `[experts, out, in]` or codes, and an optional bias `[experts, out]`."""
+
+    weight: mx.array | PackedWeight
+    bias: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """`down(gating(gate(x), up(x)))` of each expert."""
+
+    gate: ExpertMatrices
+    up: ExpertMatrices
+    down: ExpertMatrices
+    gating: Gating
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExperts:
+    """`down(activation(up(x)))` of each expert, the activation by its name."""
+
+    up: ExpertMatrices
+    down: ExpertMatrices
+    activation: str
