@@ -97,6 +97,13 @@ Falcon Mamba and Mamba 2, without attention, have no limit of their own: a milli
 offered. Channels of Kimi Linear's and Ling 3.0's states forget each by itself. Quire's CPU kernels
 know that. MLX's fused delta rule does not, so that without them, and on a GPU, these states are
 advanced token by token in plain operations, and prompts are read slowly for the model's size.
+
+A chat template gets a history of calls in the form that it shows: null or empty content, arguments
+as an object or as text, text beside calls in a message of its own, tools in the system message.
+Quire finds the form out by rendering small conversations.
+
+Reasoning that the prompt opens is known by its mark behind the last added token, whether the mark
+is a token or spelled (Olmo 3).
 """
 
 DIALECTS_TABLE = """\
