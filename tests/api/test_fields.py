@@ -125,7 +125,7 @@ WRONG = [
         "messages[1].content[0].type",
         "invalid_value",
     ),
-    ({"temperature": 2.5}, "temperature", "above_max_value"),
+    ({"temperature": 4e38}, "temperature", "above_max_value"),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"temperature": True}, "temperature", "invalid_type"),
     ({"top_p": -0.1}, "top_p", "below_min_value"),

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from quire.api.shared.foreign import is_known, shown
+from quire.api.shared.peers import PEERS
 from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
@@ -28,26 +29,16 @@ HEADER = "x-quire-ignored-fields"
 
 OTHERS: dict[str, object] = {
     "add_special_tokens": True,
-    "allowed_token_ids": [1],
-    "bad_words": ["x"],
     "cache_prompt": False,
     "chat_template": "x",
     "documents": [],
     "draft_model": "x",
     "dry_multiplier": 0.8,
     "dynatemp_range": 0.5,
-    "ebnf": "x",
-    "format": "json",
-    "grammar": "x",
-    "guided_choice": ["a"],
-    "guided_grammar": "x",
-    "guided_regex": "a",
     "id_slot": 1,
     "include_reasoning": False,
-    "include_stop_str_in_output": True,
     "length_penalty": 2,
     "litellm_session_id": "x",
-    "min_tokens": 4,
     "mirostat": 2,
     "mm_processor_kwargs": {},
     "models": ["x"],
@@ -63,20 +54,15 @@ OTHERS: dict[str, object] = {
     "priority": 1,
     "prompt_logprobs": 1,
     "provider": {"order": ["x"]},
-    "regex": "a",
     "repeat_last_n": 64,
     "request_id": "x",
-    "return_token_ids": True,
     "rid": "x",
     "safe_prompt": True,
     "samplers": ["top_k"],
     "separate_reasoning": False,
-    "skip_special_tokens": False,
     "speculative.n_max": 4,
-    "structured_outputs": {"regex": "a"},
     "timings_per_token": True,
     "transforms": ["middle-out"],
-    "truncate_prompt_tokens": 10,
     "ttl": 300,
     "typical_p": 0.9,
     "use_beam_search": True,
@@ -86,11 +72,7 @@ OTHERS: dict[str, object] = {
     "xtc_probability": 0.1,
 }
 
-FORMATS = {
-    *("ebnf", "format", "grammar", "guided_choice", "guided_grammar", "guided_regex", "regex"),
-    *("min_tokens", "structured_outputs"),
-}
-HONOURED = {"chat/completions": {*FORMATS, "include_reasoning"}, "completions": FORMATS}
+HONOURED = {"chat/completions": {"include_reasoning"}}
 """See `test_formats`."""
 
 
@@ -318,7 +300,7 @@ def test_all_names_pass_where_the_operator_says_so(serve: Serve) -> None:
     ]
     assert served.engine.requests
     for path in BODIES:
-        error = post(served, path, beam_width=4, temperature=9).json()["error"]
+        error = post(served, path, beam_width=4, temperature=-1).json()["error"]
         assert "temperature" in error["message"]
 
 
@@ -335,3 +317,71 @@ def test_names_are_known_by_their_path() -> None:
     assert is_known("stream_options.continuous_usage_stats")
     assert not is_known("text.top_a")
     assert shown("a\nb") == "a?b"
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("peer", PEERS)
+def test_no_field_of_a_peer_is_unknown(serve: Serve, path: str, peer: str) -> None:
+    served = serve()
+    for name in sorted(PEERS[peer]):
+        outer, _, inner = name.partition(".")
+        dotted = inner and outer in ("structured_outputs", "output_config")
+        if outer == "output_config" and path != "messages":
+            continue
+        answer = post(served, path, **({outer: {inner: False}} if dotted else {name: False}))
+        assert "Unknown parameter" not in answer.text, name
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logits_processors", ["x.y"]),
+        ("custom_logit_processor", "x"),
+        ("stop_regex", "a+"),
+        ("structural_tag", {"type": "x"}),
+        ("structured_outputs.structural_tag", "{}"),
+        ("grammar_triggers", [{"value": "x"}]),
+        ("banned_strings", ["x"]),
+        ("prompt_embeds", "AAAA"),
+    ],
+)
+def test_what_binds_an_answer_and_cannot_be_kept_is_refused(
+    serve: Serve, path: str, field: str, value: object
+) -> None:
+    served = serve(config=ServerConfig(strict_fields=False))
+    outer, _, inner = field.partition(".")
+    error = post(served, path, **{outer: {inner: value} if inner else value}).json()["error"]
+    assert f"'{field}' is not offered by this server" in error["message"]
+    assert served.engine.requests == []
+    empty = type(value)()
+    assert post(served, path, **{outer: {inner: empty} if inner else empty}).status_code == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_numbers_come_as_strings_and_integers_with_a_fraction_of_nothing(
+    serve: Serve, path: str
+) -> None:
+    served = serve("A long answer.")
+    names = {"responses": "max_output_tokens"}
+    body = {"temperature": "0.5", "top_k": 5.0, "seed": "7", names.get(path, "max_tokens"): "3"}
+    assert passed(post(served, path, **body, min_p="1e-2", logit_bias={"5": "1"})) == []
+    request = served.engine.requests[0]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 5, 7)
+    assert (sampling.min_p, sampling.logit_bias, request.max_tokens) == (0.01, ((5, 1),), 3)
+    refused: list[dict[str, Any]] = [
+        *({"top_k": 5.5}, {"top_k": "5.5"}, {"temperature": "NaN"}, {"temperature": ""}),
+        *({"seed": 1e300}, {"seed": 2.0**60}, {"top_k": True}, {"seed": "0x10"}),
+    ]
+    for wrong in refused:
+        assert post(served, path, **wrong).status_code == 400, wrong
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_temperature_has_no_bound_but_float32s(serve: Serve, path: str) -> None:
+    served = serve()
+    assert passed(post(served, path, temperature=100)) == []
+    assert served.engine.requests[0].sampling.temperature == 100
+    for value in (3.5e38, -0.1):
+        assert post(served, path, temperature=value).status_code == 400

@@ -113,8 +113,8 @@ def test_no_file_recommends_openais(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "limit"),
     [
-        ("temperature", 3, "a number from 0 to 2"),
-        ("temperature", "hot", "a number from 0 to 2"),
+        ("temperature", -3, "a number from 0 to 3.4e+38"),
+        ("temperature", "hot", "a number from 0 to 3.4e+38"),
         ("top_p", -0.5, "a number from 0 to 1"),
         ("top_k", 1.5, "an integer from -1 to 2147483647"),
         ("top_k", -2, "an integer from -1 to 2147483647"),
@@ -142,10 +142,10 @@ def test_greedy_decoding_has_no_use_for_a_temperature(
 
 
 def test_a_model_is_served_whatever_its_file_recommends(serve: ServeFolder) -> None:
-    served = serve({"temperature": 3, "top_k": 20})
+    served = serve({"min_p": 3, "top_k": 20})
     assert values(drawn(served, "chat/completions")) == (1.0, 20, 1.0, 0.0, 1.0)
 
 
 def test_the_operators_value_out_of_bounds_is_an_error(serve: ServeFolder) -> None:
-    with pytest.raises(RequestError, match="temperature must be a number from 0 to 2, not 3"):
-        serve({}, sampling_overrides={"temperature": 3.0})
+    with pytest.raises(RequestError, match="top_p must be a number from 0 to 1, not 3"):
+        serve({}, sampling_overrides={"top_p": 3.0})

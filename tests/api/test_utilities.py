@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import logging
 import re
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+import zstandard
 from openai import APIStatusError, OpenAI
 
 from quire.api.routes import OPERATIONS
@@ -279,7 +282,11 @@ def test_text_to_tokens_and_back(serve: Serve) -> None:
     tokens = tokenize(prompt="naïve fox", add_special_tokens=False)["tokens"]
     assert tokens == list(served.ids("naïve fox"))
     back = HTTP.post(f"{served.url}/detokenize", json={"tokens": tokens})
-    assert back.json() == {"prompt": "naïve fox"}
+    assert back.json() == {"prompt": "naïve fox", "content": "naïve fox"}
+    assert tokenize(content="naïve fox")["tokens"] == tokens
+    pieces = tokenize(content="fox", with_pieces=True)["tokens"]
+    names = [served.tokenizer.token_text(each) for each in served.ids("fox")]
+    assert pieces == [{"id": i, "piece": n} for i, n in zip(served.ids("fox"), names, strict=True)]
     HTTP.post(served.url + CHAT, json=ASK)
     chat = tokenize(**ASK, return_token_strs=True)
     assert chat["tokens"] == list(served.engine.requests[0].prompt)
@@ -288,6 +295,21 @@ def test_text_to_tokens_and_back(serve: Serve) -> None:
         assert HTTP.post(f"{served.url}/tokenize", json=body).status_code == 400
     wrong = HTTP.post(f"{served.url}/detokenize", json={"tokens": [10**8]})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_tokens_of_a_message_that_goes_on(serve: Serve) -> None:
+    served = serve()
+    said = [*ASK["messages"], {"role": "assistant", "content": "6"}]
+
+    def count(**body: object) -> int:
+        answer = HTTP.post(f"{served.url}/tokenize", json={"messages": said, **body})
+        assert answer.status_code == 200, answer.text
+        counted: int = answer.json()["count"]
+        return counted
+
+    goes_on = count(continue_final_message=True, add_generation_prompt=False)
+    assert goes_on == count()
+    assert goes_on < count(continue_final_message=False) == count(add_generation_prompt=True)
 
 
 def test_embeddings_are_not_offered(serve: Serve) -> None:
@@ -339,15 +361,41 @@ def test_what_nobody_expected_is_answered_and_the_connection_lives_on(serve: Ser
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/models/load"])
-def test_a_compressed_body_is_told_so(serve: Serve, path: str) -> None:
+def test_a_body_compressed_in_another_way_is_told_so(serve: Serve, path: str) -> None:
     url = serve().url + path
-    headers = {"content-type": "application/json", "content-encoding": "zstd"}
-    answer = HTTP.post(url, content=b"(\xb5/\xfd", headers=headers)
+    headers = {"content-type": "application/json", "content-encoding": "br"}
+    answer = HTTP.post(url, content=b"x", headers=headers)
     assert answer.status_code == 415
-    assert "Content-Encoding is 'zstd'" in answer.json()["error"]["message"]
+    assert "Content-Encoding is 'br'; this server reads gzip" in answer.json()["error"]["message"]
     headers["content-encoding"] = "identity"
     answer = HTTP.post(url, content=b"{}", headers=headers)
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstandard.compress)]
+)
+def test_compressed_bodies_are_read_and_bombs_refused(
+    serve: Serve, coding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    served = serve(config=ServerConfig(max_body_bytes=1 << 16))
+    headers = {"content-type": "application/json", "content-encoding": coding}
+
+    def post(content: bytes) -> httpx.Response:
+        return HTTP.post(served.url + CHAT, content=content, headers=headers)
+
+    body = json.dumps(ASK).encode()
+    assert post(pack(body)).status_code == 200
+    assert post(pack(body[:9]) + pack(body[9:])).status_code == 200  # of several members
+    bomb = pack(b" " * (8 << 20))
+    assert len(bomb) < 1 << 16
+    assert post(bomb).status_code == 413
+    for broken in (b"x", pack(body)[:-5], body):
+        answer = post(broken)
+        assert answer.status_code == 400, broken
+        assert answer.json()["error"]["code"] == "invalid_encoding"
+    served.settle()
+    assert len(served.engine.requests) == 2
 
 
 @pytest.mark.parametrize(

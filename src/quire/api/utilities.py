@@ -14,14 +14,16 @@ from starlette.responses import JSONResponse, Response
 
 import quire
 from quire.api.chat.tools import ChatTool, toolbox
+from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import EVERYONE, caller_of
-from quire.api.shared.content import Message, begins_answer, to_template
+from quire.api.shared.content import Message, continues_last, to_template
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.engine_metrics import engine_families
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import check_headers, read_body
 from quire.api.shared.pieces import compact
 from quire.api.shared.schema import TokenId, Wire, parse
+from quire.api.shared.thinking import template_variables
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking
@@ -30,15 +32,37 @@ from quire.serving.sampling_defaults import NAMES
 
 
 class TokenizeRequest(Wire):
-    """Either `prompt` or `messages`; the latter through the chat template, as chat would."""
+    """One of `prompt`, `content` and `messages`; the last through the chat template, as in chat.
+
+    `content` and what stands with it are llama.cpp's, which adds no special tokens unasked.
+    """
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
     tools: list[ChatTool] | None = None
     enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """The text to encode where there are no messages."""
+        return (self.content if self.prompt is None else self.prompt) or ""
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether a text gets the tokens that begin and end a prompt."""
+        if self.add_special_tokens is not None:
+            return self.add_special_tokens
+        return self.add_special is True if self.content is not None else True
 
 
 class ModelRequest(Wire):
@@ -58,28 +82,22 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
     """The rendered answer."""
     fields = context.parse(request, body, TokenizeRequest)
     context.check_model(fields.model)
-    if (fields.prompt is None) == (fields.messages is None):
+    if sum(each is not None for each in (fields.prompt, fields.content, fields.messages)) != 1:
         raise RequestError(
-            "Give either 'prompt' or 'messages'.", param="prompt", code="invalid_value"
+            "Give one of 'prompt', 'content' and 'messages'.", param="prompt", code="invalid_value"
         )
     tokenizer = context.service.tokenizer
     if fields.messages is not None:
-        context.check_messages(len(fields.messages))
-        messages, last = to_template(fields.messages), newest("messages", fields.messages)
-        spec = Generation(
-            messages=without_unsupported_media(context.service, request.scope, messages, last),
-            tools=toolbox(fields.tools).templates,
-            thinking=Thinking(fields.enable_thinking),
-            continue_final=begins_answer(fields.messages),
-            or_anew=True,
-        )
-        (ids,) = await context.tokens(spec)
+        (ids,) = await context.tokens(_conversation(context, request, fields, fields.messages))
     else:
-        special = fields.add_special_tokens is not False
-        prompts, text = context.service.prompts, fields.prompt or ""
-        ids = prompts.encode(text, "prompt", add_special_tokens=special)
+        ids = context.service.prompts.encode(
+            fields.text, "prompt", add_special_tokens=fields.adds_special_tokens
+        )
+    tokens: list[Any] = list(ids)
+    if fields.with_pieces:
+        tokens = [{"id": each, "piece": tokenizer.token_text(each)} for each in ids]
     answer: dict[str, Any] = {
-        "tokens": list(ids),
+        "tokens": tokens,
         "count": len(ids),
         "max_model_len": context.service.info.context_length,
     }
@@ -88,12 +106,36 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
     return compact(answer)
 
 
+def _conversation(
+    context: Context, request: Request, fields: TokenizeRequest, messages: list[Message]
+) -> Generation:
+    """Return what chat would read of the same messages."""
+    context.check_messages(len(messages))
+    continues = continues_last(
+        messages, fields.continue_final_message, fields.add_generation_prompt
+    )
+    if fields.add_generation_prompt == continues:  # they say the opposite of each other
+        note_ignored(request.scope, ["add_generation_prompt"])
+    shaped, last = to_template(messages), newest("messages", messages)
+    return Generation(
+        messages=without_unsupported_media(context.service, request.scope, shaped, last),
+        tools=toolbox(fields.tools).templates,
+        thinking=Thinking(fields.enable_thinking),
+        template_kwargs=template_variables(
+            context.service, request.scope, fields.chat_template_kwargs
+        ),
+        continue_final=continues,
+        or_anew=fields.continue_final_message is None,
+    )
+
+
 async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
     """The rendered answer."""
     fields = context.parse(request, body, DetokenizeRequest)
     context.check_model(fields.model)
     context.service.prompts.check_vocabulary(fields.tokens, "tokens")
-    return compact({"prompt": context.service.tokenizer.decode(fields.tokens)})
+    text = context.service.tokenizer.decode(fields.tokens)
+    return compact({"prompt": text, "content": text})
 
 
 async def _named(context: Context, request: Request, body: bytes) -> None:
@@ -164,6 +206,7 @@ class Utilities:
             "created": self._created,
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "quire",
+            "lifecycle": "active",
             "state": model.state,
             "status": _llama_cpp_status(model),
             "pinned": model.config.pinned,

@@ -106,6 +106,19 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRules:
+    """Tokens that a request allows or bans.
+
+    Attributes:
+        allowed: the only tokens that may come, those that end an answer included; empty allows all.
+        banned: sequences of tokens, the last of which may not follow the others. None is empty.
+    """
+
+    allowed: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """Task: tokens, each drawn from what the model says of those before it."""
 
@@ -164,6 +177,7 @@ class Request:
         min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
+        rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
         cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
@@ -179,6 +193,7 @@ class Request:
     kv_format: KVFormat | None = None
     grammar: GrammarSpec | None = None
     thinking: ThinkingBudget | None = None
+    rules: TokenRules = field(default_factory=TokenRules)
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None

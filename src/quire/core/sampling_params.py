@@ -23,7 +23,8 @@ class Limits(TypedDict):
 
 
 LIMITS: Mapping[str, Limits] = {
-    "temperature": {"ge": 0.0, "le": 2.0},
+    # Logits are divided by it in float32, which holds no more.
+    "temperature": {"ge": 0.0, "le": 3.4e38},
     "top_p": {"ge": 0.0, "le": 1.0},
     "top_k": {"ge": -1, "le": MOST_TOKENS},
     "min_p": {"ge": 0.0, "le": 1.0},

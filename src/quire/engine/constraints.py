@@ -1,4 +1,4 @@
-"""What holds a sequence's next token: a grammar, a thinking budget, a least length."""
+"""What holds a sequence's next token: a grammar, a thinking budget, a least length, token rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from quire.constraints.grammar import GrammarCompiler, GrammarState
 from quire.constraints.masks import TokenMask, mask_of
 from quire.constraints.thinking import ThinkingState
-from quire.core.request import Request
+from quire.constraints.token_rules import TokenRulesState
+from quire.core.errors import RequestError
+from quire.core.request import Request, TokenRules
 from quire.scheduler.sequence import TokenConstraint
 
 log = logging.getLogger("quire.engine")
@@ -22,6 +24,7 @@ class AnswerConstraint:
         endless: allows all tokens but those that end an answer. It holds while a grammar leaves the
             reasoning free: an answer that ended there would not meet the grammar.
         min_tokens: so many tokens come before one that ends the answer.
+        rules: tokens that the client allows or bans.
     """
 
     def __init__(
@@ -31,18 +34,39 @@ class AnswerConstraint:
         endless: TokenMask,
         vocab_size: int,
         min_tokens: int = 0,
+        rules: TokenRulesState | None = None,
     ) -> None:
         self._grammar = grammar
         self._thinking = thinking
         self._endless = endless
         self._vocab_size = vocab_size
         self._missing = min_tokens
+        self._rules = rules
 
     def mask(self) -> TokenMask | None:
-        """The tokens that may come next; None allows all."""
+        """The tokens that may come next; None allows all.
+
+        Raises:
+            RequestError: there is none (code `no_token_allowed`), or the grammar failed.
+        """
         forced = self._thinking.forced() if self._thinking is not None else None
         if forced is not None:
             return mask_of((forced,), self._vocab_size)
+        mask = self._by_format()
+        if self._rules is None:
+            return mask
+        ruled = self._rules.mask() if mask is None else self._rules.mask() & mask
+        if not ruled.any():
+            raise RequestError(
+                "No token may come next: 'allowed_token_ids' and 'bad_words' leave none of those "
+                "that the answer's format and 'min_tokens' allow.",
+                param="allowed_token_ids",
+                code="no_token_allowed",
+            )
+        return ruled
+
+    def _by_format(self) -> TokenMask | None:
+        """The tokens that the grammar and the least length allow; None allows all."""
         if self._grammar is not None and self._grammar.pending:
             return self._endless
         mask = None if self._grammar is None else self._grammar.mask()
@@ -60,6 +84,8 @@ class AnswerConstraint:
             self._thinking.accept(token)
         if self._grammar is not None:
             self._grammar.accept(token)
+        if self._rules is not None:
+            self._rules.accept(token)
 
 
 class ConstraintFactory:
@@ -98,7 +124,9 @@ class ConstraintFactory:
         Raises:
             RequestError: its grammar cannot be compiled.
         """
-        if request.grammar is None and request.thinking is None and not request.min_tokens:
+        ruled = request.rules != TokenRules()
+        bound = request.grammar is not None or request.thinking is not None
+        if not (bound or ruled or request.min_tokens):
             return None
         grammar = self._compiler.compile(request.grammar) if request.grammar is not None else None
         thinking = ThinkingState(request.thinking) if request.thinking is not None else None
@@ -106,4 +134,11 @@ class ConstraintFactory:
         if request.min_tokens:
             ends = (each for each in request.stop_token_ids if each < self._vocab_size)
             endless = endless & ~mask_of(ends, self._vocab_size)
-        return AnswerConstraint(grammar, thinking, endless, self._vocab_size, request.min_tokens)
+        return AnswerConstraint(
+            grammar,
+            thinking,
+            endless,
+            self._vocab_size,
+            request.min_tokens,
+            TokenRulesState(request.rules, self._vocab_size) if ruled else None,
+        )

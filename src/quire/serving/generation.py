@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.request import SamplingParams
+from quire.core.request import SamplingParams, TokenRules
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.placing import Prompt
 from quire.text.dialects.base import Tool
@@ -79,6 +79,12 @@ class Generation:
         max_tokens: None is the operator's default, or all that the context has room for. 0 reads
             the prompts, so that later ones find them in the cache, and answers nothing.
         min_tokens: before which no end token comes.
+        rules: tokens that the client allows or bans.
+        include_stop: whether the stop string or the client's own stop token is part of the answer.
+        skip_special: whether tokens that are marked special are left out of the answer's text.
+        truncate: how many tokens of each prompt are kept; None keeps all, -1 those that fit.
+        truncate_left: whether the last ones are kept, not the first.
+        token_ids: whether the client gets the answer's token ids.
         format: what the answer must meet.
         show_reasoning: whether the reasoning is part of the answer that the client gets.
         show_progress: whether events tell how far the reading of the prompt has come.
@@ -104,6 +110,12 @@ class Generation:
     stops: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    rules: TokenRules = field(default_factory=TokenRules)
+    include_stop: bool = False
+    skip_special: bool = True
+    truncate: int | None = None
+    truncate_left: bool = True
+    token_ids: bool = False
     format: AnswerFormat | None = None
     kv_format: KVFormat | None = None
     thinking: Thinking = field(default_factory=Thinking)

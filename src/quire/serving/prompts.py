@@ -69,12 +69,13 @@ class Prompts:
             RequestError: it cannot be served.
             NeedsJob: it is to be done in a job.
         """
-        loaded, prompts = self._prompts(await self.load_media(spec, light=light), self._limit)
+        limit = self._limit if spec.truncate is None else self._countable
+        loaded, prompts = self._prompts(await self.load_media(spec, light=light), limit)
         begun, anew = "", list[Prompt]()
         if loaded.continue_final and loaded.format is not None and not loaded.tool_choice.forced:
             begun = self._begun(loaded)
             if loaded.or_anew:
-                _, anew = self._prompts(loaded.anew, self._limit)
+                _, anew = self._prompts(loaded.anew, limit)
         for prompt in (*prompts, *anew):
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         return Prepared(
@@ -141,13 +142,33 @@ class Prompts:
             )
         if not spec.messages:
             texts = (self._text(p, limit) if isinstance(p, str) else p for p in spec.prompts)
-            return spec, list(map(Prompt, texts))
+            return spec, [self._truncated(spec, Prompt(each)) for each in texts]
         try:
-            return spec, [self._conversation(spec, limit)]
+            return spec, [self._truncated(spec, self._conversation(spec, limit))]
         except NotContinued:
             if not spec.or_anew:
                 raise
-            return spec.anew, [self._conversation(spec.anew, limit)]
+            return spec.anew, [self._truncated(spec, self._conversation(spec.anew, limit))]
+
+    def _truncated(self, spec: Generation, prompt: Prompt) -> Prompt:
+        """Return the part of a prompt that `spec.truncate` keeps.
+
+        Raises:
+            RequestError: it would cut media.
+        """
+        kept, tokens = spec.truncate, prompt.tokens
+        if kept == -1:
+            kept = max(1, self._limit - max(1, spec.max_tokens or 1))
+        if kept is None or len(tokens) <= kept:
+            return prompt
+        if prompt.media:
+            raise RequestError(
+                f"'truncate_prompt_tokens' keeps {kept} of the prompt's {len(tokens)} tokens, but "
+                "a prompt with media cannot be cut: leave it out, or shorten the messages.",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
+        return Prompt(tokens[len(tokens) - kept :] if spec.truncate_left else tokens[:kept])
 
     def _check_light(self, spec: Generation) -> None:
         """Raises `NeedsJob` for what is large, or holds media."""

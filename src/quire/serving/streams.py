@@ -139,6 +139,10 @@ class ChoiceStream:
         scheduled = None if queued_s is None else self._submitted + queued_s
         return Times(self._submitted, scheduled, self._first_token, self._ended)
 
+    def take_ids(self) -> list[int]:
+        """Return the tokens since the last call, if the request asks for them."""
+        return self._output.take_ids()
+
     def abort(self) -> None:
         """Ends the request by the engine's next step."""
         self._ticket.abort()

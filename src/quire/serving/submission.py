@@ -113,10 +113,16 @@ class Submission:
         spec, dialect = prepared.spec, self._plain if prepared.bare else self._dialect
         continues = spec.continue_final or prepared.bare
         return OutputStream(
-            Detokenizer(self._tokenizer, after=prompt.tokens if continues else ()),
+            Detokenizer(
+                self._tokenizer,
+                skip_special=spec.skip_special,
+                after=prompt.tokens if continues else (),
+            ),
             dialect.parser(prompt.tokens, spec.offered_tools, self._vocabulary),
-            StopMatcher(stops),
+            StopMatcher(stops, include=spec.include_stop),
             one_call=not spec.parallel_tool_calls,
+            stop_tokens=spec.stop_token_ids if spec.include_stop else frozenset(),
+            keep_ids=spec.token_ids,
             silent=spec.max_tokens == 0,
         )
 
@@ -146,6 +152,7 @@ class Submission:
             kv_format=spec.kv_format,
             grammar=constraints.grammar,
             thinking=constraints.thinking,
+            rules=spec.rules,
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,

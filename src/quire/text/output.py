@@ -38,6 +38,8 @@ class OutputStream:
         parser: the dialect's, made for this request.
         stops: the stop matcher, made for this request.
         one_call: the answer ends with its first tool call.
+        stop_tokens: tokens whose text is part of the answer though they end it.
+        keep_ids: keep the tokens for `take_ids`.
         silent: the prompt is read and nothing is answered; what the engine writes is passed over.
     """
 
@@ -46,6 +48,8 @@ class OutputStream:
         "_completion",
         "_detokenizer",
         "_ended",
+        "_ids",
+        "_keep_ids",
         "_last",
         "_logprobs",
         "_one_call",
@@ -54,6 +58,7 @@ class OutputStream:
         "_reasoning",
         "_silent",
         "_stop",
+        "_stop_tokens",
         "_stopped",
         "_stops",
     )
@@ -65,6 +70,8 @@ class OutputStream:
         stops: StopMatcher,
         *,
         one_call: bool = False,
+        stop_tokens: frozenset[int] = frozenset(),
+        keep_ids: bool = False,
         silent: bool = False,
     ) -> None:
         self._silent = silent
@@ -73,6 +80,9 @@ class OutputStream:
         self._owned = parser.owned
         self._stops = stops
         self._one_call = one_call
+        self._stop_tokens = stop_tokens
+        self._keep_ids = keep_ids
+        self._ids: list[int] = []
         self._last = Output("")
         self._logprobs: list[TokenLogprobs] = []
         self._completion = 0
@@ -96,6 +106,11 @@ class OutputStream:
             cached_tokens=self._last.cached_tokens,
             reuse=self._last.reuse,
         )
+
+    def take_ids(self) -> list[int]:
+        """Return the tokens since the last call, if they are kept."""
+        taken, self._ids = self._ids, []
+        return taken
 
     def feed(self, output: Output) -> list[Event]:
         """The events that one output of the engine completes. After the end there are none."""
@@ -127,11 +142,13 @@ class OutputStream:
         stop_token: bool,
     ) -> None:
         self._completion += 1
+        if self._keep_ids:
+            self._ids.append(token_id)
         parser = self._parser
         thinking = parser.thinking
         if token_id in self._owned:
             piece = self._detokenizer.flush()
-        elif stop_token:
+        elif stop_token and token_id not in self._stop_tokens:
             if logprobs is not None:
                 self._logprobs.append(logprobs)
             return

@@ -90,11 +90,15 @@ class StopMatcher:
     The stop string whose last character comes first wins, as the answer ends the moment one is
     complete; of several that end there, the longest. What is let through does not depend on how
     the text was cut. Takes time linear in the text, whatever the stop strings.
+
+    Args:
+        include: let the stop string through as well.
     """
 
-    __slots__ = ("_held", "_matched", "_root", "_state")
+    __slots__ = ("_held", "_include", "_matched", "_root", "_state")
 
-    def __init__(self, stops: StopStrings) -> None:
+    def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
+        self._include = include
         self._root = stops.root
         self._state = self._root
         self._held = ""
@@ -116,7 +120,8 @@ class StopMatcher:
             state = state.after(text[position])
             if state.stop is not None:
                 self._held, self._matched = "", state.stop
-                return text[: position + 1 - len(state.stop)], state.stop
+                cut = 0 if self._include else len(state.stop)
+                return text[: position + 1 - cut], state.stop
         self._state = state
         safe = len(text) - state.depth
         self._held = text[safe:]

@@ -18,20 +18,24 @@ from starlette.responses import Response
 
 from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
 from quire.api.shared.access import note_ignored
-from quire.api.shared.content import Message, begins_answer, custom_input, to_template
+from quire.api.shared.content import Message, continues_last, custom_input, to_template
 from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
+from quire.api.shared.numbers import Integer
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
 from quire.api.shared.render import (
     ChatLogprobs,
     ChunkEnds,
+    ChunkHeads,
     Logprobs,
     NoLogprobs,
+    TokenNames,
     chat_logprobs,
     finish_reason,
     stop_reason,
+    token_names,
     usage_body,
 )
 from quire.api.shared.schema import (
@@ -60,7 +64,6 @@ from quire.text.events import (
     ToolCallEnded,
 )
 from quire.text.output import Answer
-from quire.text.tokenizer import Tokenizer
 
 
 class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
@@ -69,7 +72,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     tools: list[ChatTool] | None = Field(default=None, max_length=1024)
     tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -153,9 +156,9 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     @property
     def continues(self) -> bool:
         """Whether the model goes on with the last message."""
-        if self.continue_final_message is not None:
-            return self.continue_final_message
-        return self.add_generation_prompt is not True and begins_answer(self.messages)
+        return continues_last(
+            self.messages, self.continue_final_message, self.add_generation_prompt
+        )
 
 
 class ChatChunks:
@@ -165,16 +168,16 @@ class ChatChunks:
         self,
         identity: Mapping[str, Any],
         run: GenerationStream,
-        tokenizer: Tokenizer,
+        tokenizer: TokenNames,
         tools: Toolbox,
         *,
         usage: StreamUsage,
+        token_ids: bool,
     ) -> None:
         constant = compact({**identity, "object": "chat.completion.chunk"})[:-1]
         self._constant = b"data: " + constant + b',"choices":['
-        self._heads = [
-            self._constant + b'{"index":%d,"delta":' % index for index in range(len(run.choices))
-        ]
+        self._heads = ChunkHeads(self._constant, run, b"delta", token_ids=token_ids)
+        self._prompt = compact({"prompt_token_ids": run.prompts[0]})[1:-1] if token_ids else b""
         self._ends = ChunkEnds(run, usage)
         self._begun = [False] * len(run.choices)
         self._tokenizer = tokenizer
@@ -190,9 +193,16 @@ class ChatChunks:
                 continue
             if not self._begun[index]:
                 self._begun[index] = True
-                role = b'{"role":"assistant","content":""}'
-                yield self._heads[index] + role + self._ends.tail
+                yield self._opening(index)
             yield self._chunk(index, event)
+
+    def _opening(self, index: int) -> bytes:
+        """Return a choice's first chunk; the very first one holds the prompt's ids, if wanted."""
+        chunk = self._heads.of(index) + b'{"role":"assistant","content":""}' + self._ends.tail
+        if self._prompt:
+            chunk = chunk.replace(b"data: {", b"data: {" + self._prompt + b",", 1)
+            self._prompt = b""
+        return chunk
 
     def _chunk(self, index: int, event: Event) -> bytes:
         match event:
@@ -201,7 +211,7 @@ class ChatChunks:
             case Text(text, entries):
                 logprobs = compact({"content": chat_logprobs(self._tokenizer, entries)})
                 middle = b'{"content":' + quoted(text) + b'},"logprobs":' + logprobs
-                return self._heads[index] + middle + b',"finish_reason":null}' + self._ends.after
+                return self._heads.of(index) + middle + b',"finish_reason":null}' + self._ends.after
             case Reasoning(text):
                 reasoning = quoted(text)
                 delta = b'{"reasoning_content":' + reasoning + b',"reasoning":' + reasoning + b"}"
@@ -225,7 +235,7 @@ class ChatChunks:
                 return self._last(index, event)
             case Failed(error):
                 return b"data: " + compact(openai_body(error)) + b"\n\n"
-        return self._heads[index] + delta + self._ends.tail
+        return self._heads.of(index) + delta + self._ends.tail
 
     def _progress(self, index: int, read: PromptRead) -> bytes:
         counts = {"total": read.total, "cache": read.cached, "processed": read.done}
@@ -237,15 +247,17 @@ class ChatChunks:
     def _last(self, index: int, end: Finished) -> bytes:
         reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}
         closing = b'{},"logprobs":null,' + compact(reasons)[1:]
-        return self._heads[index] + closing + self._ends.after
+        return self._heads.of(index) + closing + self._ends.after
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
         return self._ends.last(self._constant)
 
 
-def _choice(index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs) -> dict[str, Any]:
-    """One choice of a whole answer."""
+def _choice(
+    index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs, ids: list[int] | None
+) -> dict[str, Any]:
+    """One choice of a whole answer; `ids` are its tokens, if they were asked for."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     calls = [complete_call(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
     message: dict[str, Any] = {
@@ -263,6 +275,7 @@ def _choice(index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs) -> d
         "logprobs": logprobs.body(),
         "finish_reason": finish_reason(answer.finish),
         "stop_reason": stop_reason(answer.finish),
+        **({} if ids is None else {"token_ids": ids}),
     }
 
 
@@ -275,6 +288,7 @@ class _ReadRequest:
     stream: bool
     usage: StreamUsage
     logprobs: bool
+    numbered: bool
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
@@ -287,6 +301,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         stream=fields.stream is True,
         usage=fields.stream_usage(),
         logprobs=fields.logprobs is True,
+        numbered=fields.return_tokens_as_token_ids is True,
     )
 
 
@@ -305,16 +320,25 @@ class Chat:
             "created": int(time.time()),
             "model": context.service.name,
         }
-        tokenizer = context.service.tokenizer
+        names = token_names(context.service.tokenizer, numbered=asked.numbered)
+        token_ids = asked.prepared.spec.token_ids
         if asked.stream:
-            usage = asked.usage
-            return EventStream(run, ChatChunks(identity, run, tokenizer, asked.tools, usage=usage))
+            chunks = ChatChunks(
+                identity, run, names, asked.tools, usage=asked.usage, token_ids=token_ids
+            )
+            return EventStream(run, chunks)
         logprobs: list[Logprobs] = [
-            ChatLogprobs(tokenizer) if asked.logprobs else NoLogprobs() for _ in run.choices
+            ChatLogprobs(names) if asked.logprobs else NoLogprobs() for _ in run.choices
         ]
         answers = await collect(request, run, logprobs, self._server.slots)
         choices = (
-            _choice(index, answer, asked.tools, written)
+            _choice(
+                index,
+                answer,
+                asked.tools,
+                written,
+                run.choices[index].take_ids() if token_ids else None,
+            )
             for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
         )
         body = {
@@ -322,5 +346,6 @@ class Chat:
             "object": "chat.completion",
             "choices": Array(choices),
             "usage": usage_body(run.usage),
+            **({"prompt_token_ids": run.prompts[0]} if token_ids else {}),
         }
         return await whole(pieces(body), run_headers(run))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,27 +20,31 @@ from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
 from quire.api.shared.limits import check_count
+from quire.api.shared.numbers import Integer
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
 from quire.api.shared.render import (
     ChunkEnds,
+    ChunkHeads,
     Logprobs,
     NoLogprobs,
+    TokenNames,
     clamp,
     finish_reason,
     stop_reason,
+    token_names,
     token_text,
     usage_body,
 )
-from quire.api.shared.schema import GenerationFields, StreamUsage, TokenId
+from quire.api.shared.schema import GenerationFields, StreamUsage, TokenId, without_limit
 from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
 from quire.core.request import TokenLogprobs
+from quire.core.sampling_params import MOST_TOKENS
 from quire.serving.generation import Generation, Prepared
 from quire.serving.service import Service
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import Event, Failed, Finished, Text
 from quire.text.output import Answer
-from quire.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _MAX_PROMPTS = 256
@@ -70,13 +74,22 @@ Prompt = Annotated[
 ]
 
 
+CompletionLimit = Annotated[
+    Integer,
+    Field(ge=0, le=MOST_TOKENS),
+    BeforeValidator(without_limit),
+    Field(description="-1 and -2 are no limit; 0 reads the prompt into the cache"),
+]
+
+
 class CompletionRequest(GenerationFields, FormatFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     prompt: Prompt
+    max_tokens: CompletionLimit | None = None
     echo: bool | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-    best_of: int | None = Field(default=None, ge=1, le=128)
+    logprobs: Integer | None = Field(default=None, ge=0, le=20)
+    best_of: Integer | None = Field(default=None, ge=1, le=128)
     suffix: None = Field(default=None, description="answers follow a prompt, they fill no gap")
 
     def generation(self, context: Context, request: Request) -> Generation:
@@ -101,7 +114,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         check_count(len(prompts) * (self.n or 1), _MAX_CHOICES, "prompt")
         return Generation(
             prompts=prompts,
-            max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
+            max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             format=self.answer_format(request.scope),
             **common_fields(context, self, request.headers, logprobs=self.logprobs),
         )
@@ -123,7 +136,7 @@ class CompletionRequest(GenerationFields, FormatFields):
 class LogprobsWriter:
     """Writes one choice's `logprobs`, whose offsets count on through a stream's chunks."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TokenNames) -> None:
         self._tokenizer = tokenizer
         self._offset = 0
 
@@ -148,7 +161,7 @@ class LogprobsWriter:
 class CompletionLogprobs:
     """The `logprobs` of a choice that is not streamed, written as they come."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TokenNames) -> None:
         self._writer = LogprobsWriter(tokenizer)
         self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
 
@@ -171,15 +184,15 @@ class CompletionChunks:
         self,
         identity: Mapping[str, Any],
         run: GenerationStream,
-        tokenizer: Tokenizer,
+        tokenizer: TokenNames,
         *,
         echoes: list[str] | None,
         usage: StreamUsage,
+        token_ids: bool,
     ) -> None:
         self._constant = b"data: " + compact(identity)[:-1] + b',"choices":['
-        self._heads = [
-            self._constant + b'{"index":%d,"text":' % index for index in range(len(run.choices))
-        ]
+        self._heads = ChunkHeads(self._constant, run, b"text", token_ids=token_ids)
+        self._prompts = _prompt_ids(run) if token_ids else [None] * len(run.choices)
         self._ends = ChunkEnds(run, usage)
         self._echoes = echoes
         self._echoed = [echoes is None] * len(run.choices)
@@ -191,11 +204,20 @@ class CompletionChunks:
         for index, event in batch:
             if self._echoes is not None and not self._echoed[index]:
                 self._echoed[index] = True
-                yield self._heads[index] + quoted(self._echoes[index]) + self._ends.tail
+                yield self._head(index) + quoted(self._echoes[index]) + self._ends.tail
             yield self._chunk(index, event)
 
+    def _head(self, index: int) -> bytes:
+        """Return how a chunk begins; a choice's first one holds its prompt's ids, if wanted."""
+        head, prompt = self._heads.of(index), self._prompts[index]
+        if prompt is not None:
+            self._prompts[index] = None
+            ids = b'"prompt_token_ids":' + compact(prompt) + b',"text":'
+            head = head.removesuffix(b'"text":') + ids
+        return head
+
     def _chunk(self, index: int, event: Event) -> bytes:
-        head = self._heads[index]
+        head = self._head(index)
         match event:
             case Text(text, ()):
                 return head + quoted(text) + self._ends.tail
@@ -213,6 +235,12 @@ class CompletionChunks:
     def end(self) -> bytes:
         """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
         return self._ends.last(self._constant)
+
+
+def _prompt_ids(run: GenerationStream) -> list[Sequence[int] | None]:
+    """Return the token ids of each choice's prompt."""
+    copies = len(run.choices) // len(run.prompts)
+    return [prompt for prompt in run.prompts for _ in range(copies)]
 
 
 def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[str, Any]:
@@ -240,6 +268,7 @@ class _ReadRequest:
     stream: bool
     usage: StreamUsage
     logprobs: bool
+    numbered: bool
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
@@ -251,6 +280,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         stream=fields.stream is True,
         usage=fields.stream_usage(),
         logprobs=fields.logprobs is not None,
+        numbered=fields.return_tokens_as_token_ids is True,
     )
 
 
@@ -271,20 +301,27 @@ class Completions:
             "created": int(time.time()),
             "model": service.name,
         }
+        names = token_names(service.tokenizer, numbered=asked.numbered)
+        token_ids = asked.prepared.spec.token_ids
         if asked.stream:
             chunks = CompletionChunks(
-                identity, run, service.tokenizer, echoes=echoes, usage=asked.usage
+                identity, run, names, echoes=echoes, usage=asked.usage, token_ids=token_ids
             )
             return EventStream(run, chunks)
         logprobs: list[Logprobs] = [
-            CompletionLogprobs(service.tokenizer) if asked.logprobs else NoLogprobs()
-            for _ in run.choices
+            CompletionLogprobs(names) if asked.logprobs else NoLogprobs() for _ in run.choices
         ]
         answers = await collect(request, run, logprobs, self._server.slots)
         choices = (
             _choice(index, answer, echoes[index] if echoes is not None else "", written)
             for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
         )
+        if token_ids:
+            ids = zip(choices, run.choices, _prompt_ids(run), strict=True)
+            choices = (
+                {**choice, "token_ids": stream.take_ids(), "prompt_token_ids": prompt}
+                for choice, stream, prompt in ids
+            )
         body = {**identity, "choices": Array(choices), "usage": usage_body(run.usage)}
         return await whole(pieces(body), run_headers(run))
 

@@ -192,7 +192,7 @@ def _generation(
         prompt,
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
-        format=_format(fields),
+        format=fields.guided_format(request.scope, _format(fields)),
         thinking=_limited(context, fields, prompt.thinking),
         **decoding(context, fields, request.headers),
     )

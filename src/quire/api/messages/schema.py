@@ -19,6 +19,8 @@ from quire.api.messages.blocks import (
     UserBlock,
 )
 from quire.api.shared.content import FunctionName, function_tool
+from quire.api.shared.formats import GuidedFields
+from quire.api.shared.numbers import Integer
 from quire.api.shared.schema import (
     DecodingFields,
     History,
@@ -198,7 +200,7 @@ class CountRequest(Wire):
     A `thread` stands for the beginning of a conversation.
     """
 
-    model: str
+    model: str | None = None
     messages: list[Message] = Field(min_length=1)
     system: SystemText | None = None
     tools: list[Tool] | None = Field(default=None, max_length=1024)
@@ -216,10 +218,10 @@ class CountRequest(Wire):
     workspace_id: str | None = None
 
 
-class MessagesRequest(CountRequest, DecodingFields):
+class MessagesRequest(CountRequest, DecodingFields, GuidedFields):
     """Every field of Anthropic's schema: honoured, refused by name, or without effect."""
 
-    max_tokens: int = Field(
+    max_tokens: Integer = Field(
         ge=0, le=MOST_TOKENS, description="0 reads the prompt into the cache and answers nothing"
     )
     stream: bool | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from quire.api.responses.echo import asked_summary, constant_part
 from quire.api.responses.items import WireEvent
 from quire.api.responses.listing import listed, missing, read_query
 from quire.api.responses.prompt import Translator
@@ -19,10 +18,8 @@ from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseS
 from quire.api.responses.schema import (
     CountRequest,
     HostedCallItem,
-    HostedTool,
     MessageItem,
     PromptFields,
-    Reasoning,
     ReferenceItem,
     ResponsesRequest,
     TextFormat,
@@ -37,6 +34,7 @@ from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
 from quire.api.shared.pieces import compact, pieces, whole
+from quire.api.shared.render import token_names
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.stored import StoredConversations
@@ -44,7 +42,6 @@ from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import ContextOverflow, NotOffered, RequestError
-from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
 from quire.text.events import Event
@@ -78,6 +75,7 @@ class _ReadRequest:
     summary: bool
     sealed: bool
     prewarms: bool
+    numbered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     spec = replace(said.prompt, **_generation(context, fields, request))
     if fields.truncation == "auto":
         spec = await _truncated(context, spec)
-    constant = _constant(context.service.name, fields, spec.sampling, said.dropped)
+    constant = constant_part(context.service.name, fields, spec.sampling, said.dropped)
     return _ReadRequest(
         await context.prepare(spec),
         constant["id"],
@@ -111,9 +109,10 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         fields.store is not False,
         replace(said.tools, templates=()),
         stream=fields.stream is True,
-        summary=_summary(fields.reasoning) is not None,
+        summary=asked_summary(fields.reasoning) is not None,
         sealed=_includes(fields, "reasoning.encrypted_content"),
         prewarms=_prewarms(fields),
+        numbered=fields.return_tokens_as_token_ids is True,
     )
 
 
@@ -149,7 +148,7 @@ class Responses:
             ResponseSettings(
                 asked.constant,
                 asked.tools,
-                context.service.tokenizer,
+                token_names(context.service.tokenizer, numbered=asked.numbered),
                 summary=asked.summary,
                 seal=context.seal if asked.sealed else None,
                 keep=keep,
@@ -301,6 +300,7 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
     check_stream_options(fields.stream_options, stream=fields.stream)
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
+        "format": fields.guided_format(request.scope, _format(fields)),
         "max_tokens": 0 if _prewarms(fields) else fields.max_output_tokens,
         **decoding(
             context,
@@ -318,10 +318,6 @@ def _prewarms(fields: ResponsesRequest) -> bool:
 
 def _includes(fields: ResponsesRequest, what: str) -> bool:
     return what in (fields.include or ())
-
-
-def _summary(reasoning: Reasoning | None) -> str | None:
-    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
 def _format(fields: PromptFields) -> AnswerFormat | None:
@@ -389,51 +385,3 @@ async def _truncated(context: Context, spec: Generation) -> Generation:
         else:
             fitting, high = cut, middle
     return fitting or spec
-
-
-def _constant(
-    name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
-) -> WireEvent:
-    """What a response repeats of its request, as far as it was understood."""
-    text = fields.text
-    wanted = (
-        text.format if text is not None and text.format is not None else TextFormat(type="text")
-    )
-    body: WireEvent = {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "background": False,
-        "instructions": fields.instructions,
-        "max_output_tokens": fields.max_output_tokens,
-        "metadata": fields.metadata or {},
-        "model": name,
-        "parallel_tool_calls": fields.parallel_tool_calls is not False,
-        "previous_response_id": fields.previous_response_id,
-        "reasoning": {
-            "effort": fields.effort()[0],
-            "summary": _summary(fields.reasoning),
-            "context": "auto",
-        },
-        "service_tier": "default",
-        "store": fields.store is not False,
-        "temperature": sampling.temperature,
-        "text": {"format": _dump(wanted), "verbosity": "medium"},
-        "tool_choice": "auto" if fields.tool_choice is None else _dump(fields.tool_choice),
-        "tools": [_dump(t) for t in fields.tools or () if not isinstance(t, HostedTool)],
-        "top_logprobs": fields.top_logprobs or 0,
-        "top_p": sampling.top_p if fields.top_p is None else fields.top_p,
-        "truncation": fields.truncation or "disabled",
-        "user": fields.user,
-    }
-    if dropped:
-        body["input_transformations"] = [
-            {"type": "reasoning", "id": each, "action": "removed", "reason": "model_mismatch"}
-            for each in dropped
-        ]
-    return body
-
-
-def _dump(value: Any) -> Any:
-    """A part of the request as the client spelled it."""
-    return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_unset=True)

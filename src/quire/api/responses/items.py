@@ -12,11 +12,10 @@ from typing import Any, Protocol
 
 from quire.api.shared.content import custom_input
 from quire.api.shared.pieces import Array, compact
-from quire.api.shared.render import chat_logprobs
+from quire.api.shared.render import TokenNames, chat_logprobs
 from quire.api.shared.seal import Seal
 from quire.api.shared.toolbox import ClientTool
 from quire.core.request import TokenLogprobs
-from quire.text.tokenizer import Tokenizer
 
 WireEvent = dict[str, Any]
 
@@ -82,7 +81,7 @@ class MessageItem(_Item):
 
     prefix = "msg"
 
-    def __init__(self, index: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, tokenizer: TokenNames) -> None:
         super().__init__(index)
         self._tokenizer = tokenizer
         self._text: list[str] = []

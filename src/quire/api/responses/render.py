@@ -19,6 +19,7 @@ from quire.api.responses.items import (
 )
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.pieces import Merged, pieces
+from quire.api.shared.render import TokenNames
 from quire.api.shared.seal import Seal
 from quire.api.shared.toolbox import Toolbox
 from quire.core.request import Failure, FinishReason
@@ -34,7 +35,6 @@ from quire.text.events import (
     ToolCallEnded,
     Usage,
 )
-from quire.text.tokenizer import Tokenizer
 
 _CALLS: dict[str, type[CallItem]] = {
     "function": FunctionCallItem,
@@ -56,7 +56,7 @@ class ResponseSettings:
 
     constant: bytes
     tools: Toolbox
-    tokenizer: Tokenizer
+    tokenizer: TokenNames
     summary: bool
     seal: Seal | None
     keep: Callable[[Sequence[bytes], Sequence[StoredItem]], None]

@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from quire.api.responses.tool_choice import RequestedChoice
 from quire.api.shared.content import AudioPart, FunctionName
+from quire.api.shared.formats import GuidedFields
 from quire.api.shared.media_parts import URL_PARTS, ImageDetail, SoftTokens, UrlPart
+from quire.api.shared.numbers import Integer
 from quire.api.shared.schema import (
     CacheOptions,
     DecodingFields,
@@ -313,35 +316,6 @@ Item = Annotated[
 ]
 
 
-class NamedChoice(Wire):
-    """The tool that must be called, or in a list of allowed ones, that may be."""
-
-    type: Literal["function", "custom"]
-    name: str
-    namespace: str | None = None
-
-
-class AllowedChoice(Wire):
-    """Some of the tools, one of which may or must be called."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[NamedChoice] = Field(min_length=1)
-
-
-def _tag_choice(value: object) -> str | None:
-    return "@mode" if isinstance(value, str) else tag_by_type(value)
-
-
-RequestedChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("@mode")]
-    | Annotated[NamedChoice, Tag("@function")]
-    | Annotated[NamedChoice, Tag("@custom")]
-    | Annotated[AllowedChoice, Tag("@allowed_tools")],
-    Discriminator(_tag_choice),
-]
-
-
 class TextFormat(Wire):
     """The form of the answer; `schema` for `json_schema`, which is always met."""
 
@@ -417,15 +391,16 @@ class CountRequest(PromptFields):
     personality: str | None = Field(default=None, max_length=64, description="no effect")
 
 
-class ResponsesRequest(PromptFields, DecodingFields):
+class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: TokenCount | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     include: list[Include] | None = None
+    return_tokens_as_token_ids: bool | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
 
     background: Literal[False] | None = None
@@ -437,7 +412,7 @@ class ResponsesRequest(PromptFields, DecodingFields):
     moderation: None = None
     image: None = None
 
-    max_tool_calls: int | None = None
+    max_tool_calls: Integer | None = Field(default=None, ge=0, lt=2**31)
     access_programs: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     service_tier: str | None = None

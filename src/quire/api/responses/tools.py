@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 from quire.api.responses.schema import (
     AdditionalToolsItem,
-    AllowedChoice,
     CustomTool,
     FunctionTool,
     HostedTool,
     Item,
-    NamedChoice,
     NamespaceTool,
     PromptFields,
-    RequestedChoice,
     SearchOutputItem,
     SearchTool,
     Tool,
 )
+from quire.api.responses.tool_choice import AllowedChoice, NamedChoice, RequestedChoice
 from quire.api.shared.toolbox import (
     SEARCH,
     AllowedTools,

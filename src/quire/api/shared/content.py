@@ -256,6 +256,20 @@ def begins_answer(messages: Sequence[Message]) -> bool:
     return isinstance(last, AssistantMessage) and bool(last.content) and not last.tool_calls
 
 
+def continues_last(
+    messages: Sequence[Message], continues: bool | None, begins: bool | None
+) -> bool:
+    """Return whether the model goes on with the last message.
+
+    Args:
+        continues: the request's `continue_final_message`, which decides if it is given.
+        begins: the request's `add_generation_prompt`; true begins an answer.
+    """
+    if continues is not None:
+        return continues
+    return begins is not True and begins_answer(messages)
+
+
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as chat templates read them."""
     names = {

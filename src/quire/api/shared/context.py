@@ -34,7 +34,7 @@ from quire.core.config import ServerConfig
 from quire.core.errors import RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
-from quire.core.request import SamplingParams
+from quire.core.request import SamplingParams, TokenRules
 from quire.core.sampling_params import LIMITS, as_drawn
 from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.job_media import JobMedia
@@ -297,8 +297,8 @@ def common_fields(
     check_stream_options(fields.stream_options, stream=fields.stream)
     return {
         "n": fields.n or 1,
-        "min_tokens": fields.min_tokens or 0,
         "stops": fields.stops(),
+        "token_ids": fields.return_token_ids is True,
         **decoding(context, fields, headers, logprobs=logprobs),
     }
 
@@ -318,6 +318,12 @@ def decoding(
     stop_ids = fields.stop_token_ids or ()
     context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
     return {
+        "min_tokens": fields.min_tokens or 0,
+        "rules": _token_rules(fields, context.service),
+        "include_stop": fields.include_stop_str_in_output is True,
+        "skip_special": fields.skip_special_tokens is not False,
+        "truncate": fields.truncate_prompt_tokens,
+        "truncate_left": fields.truncation_side != "right",
         "sampling": _sampling(fields, context.service, logprobs),
         "stop_token_ids": frozenset(stop_ids),
         "ignore_eos": fields.ignore_eos is True,
@@ -325,6 +331,21 @@ def decoding(
         "cache_salt": fields.cache_salt or "",
         "keep_alive_s": fields.keep_alive,
     }
+
+
+def _token_rules(fields: DecodingFields, service: Service) -> TokenRules:
+    """Return the tokens that a request allows or bans.
+
+    A banned word is meant at the beginning of an answer and behind a blank.
+
+    Raises:
+        RequestError: a token id is none of this model's.
+    """
+    allowed = tuple(fields.allowed_token_ids or ())
+    service.prompts.check_vocabulary(allowed, "allowed_token_ids")
+    words = [spelled for word in fields.bad_words or () for spelled in (word, f" {word.lstrip()}")]
+    encoded = (tuple(service.tokenizer.encode(each, add_special_tokens=False)) for each in words)
+    return TokenRules(allowed, tuple(dict.fromkeys(ids for ids in encoded if ids)))
 
 
 def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) -> SamplingParams:

@@ -60,6 +60,16 @@ def unknown_field(
     )
 
 
+def binding_field(path: str) -> RequestError:
+    """Return the refusal of a field of other servers that an answer may not ignore."""
+    return RequestError(
+        f"'{path}' is not offered by this server, and an answer without it would not be what was "
+        "asked for: leave it out.",
+        param=path,
+        code="unsupported_parameter",
+    )
+
+
 def _of_generating(generating: Generating, name: str) -> RequestError | None:
     """The refusal of a field that the generating endpoint has; None if that has it not either."""
     fields = generating.schema.model_fields

@@ -37,10 +37,12 @@ class JsonObjectFormat(Wire):
 
 
 class JsonSchema(Wire):
-    """A named schema; `strict` changes nothing. The answer meets the schema but for what no grammar
-    enforces, which the header `x-quire-unenforced` names."""
+    """A schema, which may have a name. The answer meets it but for what no grammar enforces.
 
-    name: str = Field(max_length=256)
+    The header `x-quire-unenforced` names the rest, unless `strict` is set, which refuses it.
+    """
+
+    name: str | None = Field(default=None, max_length=256)
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
@@ -59,7 +61,7 @@ class JsonSchemaFormat(Wire):
         if not isinstance(value, dict) or "schema" not in value or "json_schema" in value:
             return value
         beside = {name: each for name, each in value.items() if name != "type"}
-        return {"type": value.get("type"), "json_schema": {"name": "schema", **beside}}
+        return {"type": value.get("type"), "json_schema": beside}
 
 
 ResponseFormat = Annotated[
@@ -80,37 +82,69 @@ class StructuredOutputs(Wire):
     json_object: bool | None = None
 
 
-class FormatFields(Wire):
-    """OpenAI's `response_format`, and what vLLM, SGLang, llama.cpp and Ollama add to it."""
+class Guided(Wire):
+    """`grammar` as Text Generation Inference has it."""
 
-    response_format: ResponseFormat | None = None
+    type: Literal["json", "json_schema", "regex"]
+    value: str | dict[str, Any]
+
+    def answer_format(self) -> AnswerFormat:
+        """What the answer has to meet."""
+        value = self.value
+        if self.type == "regex":
+            if not isinstance(value, str):
+                raise RequestError(
+                    "Invalid value for 'grammar.value': a regular expression is a string.",
+                    param="grammar.value",
+                    code="invalid_type",
+                )
+            return AnswerFormat("regex", value, "grammar.value")
+        if isinstance(value, dict) and self.type == "json_schema":
+            value = value.get("schema", value)
+        return _schema("grammar.value", value)
+
+
+def _tag_grammar(value: object) -> str:
+    return "@text" if isinstance(value, str) else "@object"
+
+
+class GuidedFields(Wire):
+    """What vLLM, SGLang, llama.cpp, Text Generation Inference and Ollama hold an answer to."""
+
     guided_json: JsonSchemaText | None = Field(
         default=None, description="response_format, as vLLM and llama.cpp call it"
     )
     guided_regex: Source | None = None
     guided_choice: Choices | None = None
-    guided_grammar: Source | dict[str, Any] | None = Field(
-        default=None, description="a context-free grammar, Lark's or llama.cpp's (GBNF)"
-    )
+    guided_grammar: (
+        Annotated[
+            Annotated[Source, Tag("@text")] | Annotated[Guided, Tag("@object")],
+            Discriminator(_tag_grammar),
+        ]
+        | None
+    ) = Field(default=None, description="a context-free grammar, Lark's or llama.cpp's (GBNF)")
     structured_outputs: StructuredOutputs | None = None
     format: Annotated[JsonSchemaText | None, UnlessEmpty] = Field(
         default=None, description="response_format, as Ollama has it: json, or a JSON schema"
     )
 
-    def answer_format(self, scope: Scope) -> AnswerFormat | None:
+    def guided_format(self, scope: Scope, own: AnswerFormat | None) -> AnswerFormat | None:
         """What the answer has to meet; None if that is nothing.
+
+        Args:
+            own: what the protocol's own field asks for.
 
         Raises:
             RequestError: more than one field says so, or a schema is no JSON object.
         """
         outputs = self.structured_outputs or StructuredOutputs()
         asked = [
-            self._openai(),
-            _schema("guided_json", self.guided_json),
-            _format("regex", "guided_regex", self.guided_regex),
+            own,
+            _asked_schema(self.name_of("guided_json"), self.guided_json),
+            _format("regex", self.name_of("guided_regex"), self.guided_regex),
             _choice("guided_choice", self.guided_choice),
-            self._grammar(scope),
-            _schema("structured_outputs.json", outputs.json_),
+            self._grammar(),
+            _asked_schema("structured_outputs.json", outputs.json_),
             _format("regex", "structured_outputs.regex", outputs.regex),
             _choice("structured_outputs.choice", outputs.choice),
             _format("grammar", "structured_outputs.grammar", outputs.grammar),
@@ -126,22 +160,10 @@ class FormatFields(Wire):
             )
         return named[0] if named else None
 
-    def _openai(self) -> AnswerFormat | None:
-        """What `response_format` asks for."""
-        match self.response_format:
-            case JsonObjectFormat(schema_=schema):
-                schema = {"type": "object", **(schema or {})}
-            case JsonSchemaFormat(json_schema=named):
-                schema = named.schema_ or {}
-            case _:
-                return None
-        return AnswerFormat("json_schema", compact(schema).decode(), "response_format")
-
-    def _grammar(self, scope: Scope) -> AnswerFormat | None:
-        if isinstance(self.guided_grammar, dict):  # Text Generation Inference's form
-            note_ignored(scope, ["grammar"])
-            return None
-        return _format("grammar", "guided_grammar", self.guided_grammar)
+    def _grammar(self) -> AnswerFormat | None:
+        if isinstance(self.guided_grammar, Guided):
+            return self.guided_grammar.answer_format()
+        return _format("grammar", self.name_of("guided_grammar"), self.guided_grammar)
 
     def _ollama(self, scope: Scope) -> AnswerFormat | None:
         """Open WebUI has it as a text, of which only `json` and a schema are Ollama's."""
@@ -150,7 +172,24 @@ class FormatFields(Wire):
         if isinstance(self.format, str) and not self.format.lstrip().startswith("{"):
             note_ignored(scope, ["format"])
             return None
-        return _schema("format", self.format)
+        return _asked_schema("format", self.format)
+
+
+class FormatFields(GuidedFields):
+    """OpenAI's `response_format`, and what other servers add to it."""
+
+    response_format: ResponseFormat | None = None
+
+    def answer_format(self, scope: Scope) -> AnswerFormat | None:
+        """See `GuidedFields.guided_format`."""
+        match self.response_format:
+            case JsonObjectFormat(schema_=schema):
+                asked: dict[str, Any] = {"type": "object", **(schema or {})}
+            case JsonSchemaFormat(json_schema=named):
+                asked = named.schema_ or {}
+            case _:
+                return self.guided_format(scope, None)
+        return self.guided_format(scope, _written("response_format", asked))
 
 
 def any_object(field: str) -> AnswerFormat:
@@ -166,14 +205,20 @@ def _choice(field: str, texts: list[str] | None) -> AnswerFormat | None:
     return None if texts is None else AnswerFormat("choice", compact(texts).decode(), field)
 
 
-def _schema(field: str, schema: JsonSchemaText | None) -> AnswerFormat | None:
+def _written(field: str, schema: dict[str, Any]) -> AnswerFormat:
+    return AnswerFormat("json_schema", compact(schema).decode(), field)
+
+
+def _asked_schema(field: str, schema: JsonSchemaText | None) -> AnswerFormat | None:
+    return None if schema is None else _schema(field, schema)
+
+
+def _schema(field: str, schema: JsonSchemaText) -> AnswerFormat:
     """A schema, which may be JSON text."""
-    if schema is None:
-        return None
     try:
         read = parse_json(schema.encode()) if isinstance(schema, str) else schema
     except RequestError:
         read = None
     if not isinstance(read, dict):
         raise RequestError(f"'{field}' must be a JSON schema.", param=field, code="invalid_schema")
-    return AnswerFormat("json_schema", compact(read).decode(), field)
+    return _written(field, read)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.core.errors import Overloaded, RequestError, TooLarge, UnsupportedMediaType
+from quire.api.shared.compression import check_coding, unpacked
+from quire.core.errors import Overloaded, RequestError, TooLarge
 
 MAX_HEADER_BYTES = 32 << 10
 
@@ -21,12 +22,15 @@ _HELD = "quire.held"
 
 
 async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
-    """The whole body.
+    """Return the whole body, unpacked if it came compressed.
 
     Raises:
-        TooLarge: it is longer than `limit` bytes; refused before it is read if it says so.
+        TooLarge: it is longer than `limit` bytes, as it came or unpacked; refused before it is read
+            if it says so.
         Overloaded: others hold too much.
+        RequestError: it cannot be unpacked.
     """
+    coding = check_coding(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
@@ -37,7 +41,19 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
             raise _too_large(limit)
         counted.add(len(piece))
         pieces.append(piece)
-    return b"".join(pieces)
+    body = b"".join(pieces)
+    if not coding:
+        return body
+    size = 0
+
+    def take(more: int) -> None:
+        nonlocal size
+        size += more
+        if size > limit:
+            raise _too_large(limit)
+        counted.add(more)
+
+    return await unpacked(body, coding, take)
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -49,17 +65,12 @@ def check_headers(request: Request) -> None:
 
     Raises:
         TooLarge: together they are longer than `MAX_HEADER_BYTES`.
-        UnsupportedMediaType: the body is compressed.
+        UnsupportedMediaType: the body is compressed in a way that is not read here.
     """
     size = sum(len(name) + len(value) for name, value in request.headers.raw)
     if size > MAX_HEADER_BYTES:
         raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
-    coding = request.headers.get("content-encoding", "").strip().lower()
-    if coding not in ("", "identity"):
-        raise UnsupportedMediaType(
-            f"The body's Content-Encoding is '{coding[:40]}', which this server does not read.",
-            code="unsupported_media_type",
-        )
+    check_coding(request.headers.get("content-encoding", ""))
 
 
 def check_count(items: int, limit: int, param: str) -> None:

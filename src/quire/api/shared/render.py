@@ -26,6 +26,34 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
+class ChunkHeads:
+    """How the chunks of OpenAI's streams begin, up to the member that holds what is said.
+
+    Where token ids were asked for, the first chunk of a choice's batch holds those of the batch.
+
+    Args:
+        constant: a chunk's event up to and with the bracket that opens its choices.
+        member: of a choice, what is said.
+    """
+
+    def __init__(
+        self, constant: bytes, run: GenerationStream, member: bytes, *, token_ids: bool
+    ) -> None:
+        self.constant = constant
+        self._run = run
+        self._member = b',"' + member + b'":'
+        self._heads = [
+            constant + b'{"index":%d' % index + self._member for index in range(len(run.choices))
+        ]
+        self._token_ids = token_ids
+
+    def of(self, index: int) -> bytes:
+        """Return the beginning of the next chunk of a choice."""
+        if self._token_ids and (ids := self._run.choices[index].take_ids()):
+            return self.constant + b'{"index":%d,"token_ids":' % index + compact(ids) + self._member
+        return self._heads[index]
+
+
 class ChunkEnds:
     """How the chunks of OpenAI's streams end, with the usage that was asked for.
 
@@ -82,7 +110,28 @@ def clamp(logprob: float) -> float:
     return max(logprob, _LOWEST)
 
 
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+class TokenNames(Protocol):
+    """Says how log-probabilities name tokens."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token's name."""
+        ...
+
+
+class NumberedTokens:
+    """Names tokens by their ids, as vLLM does on demand: not every token is text of its own."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `TokenNames`."""
+        return b"token_id:%d" % token_id
+
+
+def token_names(tokenizer: Tokenizer, *, numbered: bool | None) -> TokenNames:
+    """Return the names that a request asks for (`return_tokens_as_token_ids`)."""
+    return NumberedTokens() if numbered else tokenizer
+
+
+def token_text(tokenizer: TokenNames, token_id: int) -> str:
     """A token as text; bytes that are no whole character are spelled `bytes:\\xNN...`."""
     raw = tokenizer.token_bytes(token_id)
     try:
@@ -91,7 +140,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+def chat_logprobs(tokenizer: TokenNames, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
     """Chat's `logprobs.content`."""
     return [
         {
@@ -128,7 +177,7 @@ class NoLogprobs:
 class ChatLogprobs:
     """As chat has them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TokenNames) -> None:
         self._tokenizer = tokenizer
         self._written: list[bytes] = []
 
@@ -142,7 +191,7 @@ class ChatLogprobs:
         return {"content": Array(self._written)}
 
 
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _token(tokenizer: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
     return {
         "token": token_text(tokenizer, token_id),
         "logprob": clamp(logprob),

@@ -19,6 +19,7 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
+    PrivateAttr,
     Tag,
     ValidationError,
 )
@@ -28,7 +29,14 @@ from starlette.types import Scope
 from quire.api.shared import foreign
 from quire.api.shared.access import note_ignored
 from quire.api.shared.durations import KeepAlive
-from quire.api.shared.field_errors import Generating, explain, first_of, unknown_field
+from quire.api.shared.field_errors import (
+    Generating,
+    binding_field,
+    explain,
+    first_of,
+    unknown_field,
+)
+from quire.api.shared.numbers import Integer, Number
 from quire.core.errors import RequestError
 from quire.core.sampling_params import LIMITS, MOST_TOKENS
 
@@ -61,6 +69,12 @@ class Wire(BaseModel):
         populate_by_name=True,
         json_schema_extra={"additionalProperties": False},
     )
+
+    _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def name_of(self, field: str) -> str:
+        """Return what the client called a field, for errors."""
+        return self._names.get(field, field)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -105,13 +119,22 @@ def parse(
         fields = model.model_validate(_with_own_names(payload, names))
     except ValidationError as error:
         raise explain(model, first_of(error), names) from error
-    unknown = [
-        path for path, value in _unknown(fields, "") if not foreign.asks_for_default(path, value)
+    fields._names = names
+    given = [
+        (path, value)
+        for path, value in _unknown(fields, "")
+        if not foreign.asks_for_default(path, value)
     ]
+    for path, value in given:
+        if foreign.binds(path, value):
+            raise binding_field(path)
+    unknown = [path for path, _ in given]
     if strict_fields:
         generates = issubclass(model, DecodingFields)
         for path in unknown:
-            if not foreign.is_known(path):
+            if not foreign.is_known(path) or (
+                not generates and foreign.is_one_of(path, _GENERATING)
+            ):
                 raise unknown_field(model, path, generating, generates=generates)
     return fields, unknown
 
@@ -186,17 +209,18 @@ Strings = Annotated[
 ]
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+TokenCount = Annotated[Integer, Field(ge=1, le=MOST_TOKENS)]
 
 
-def _token_limit(value: object) -> object:
+def without_limit(value: object) -> object:
     """-1 and -2 are no limit but the context's, as llama.cpp, LM Studio and Ollama have them."""
-    return _NO_LIMIT if value in (-1, -2) and isinstance(value, int) else value
+    return _NO_LIMIT if value in _UNLIMITED and not isinstance(value, bool) else value
 
 
 _NO_LIMIT = MOST_TOKENS
+_UNLIMITED = (-1, -2, "-1", "-2")
 TokenLimit = Annotated[
-    TokenCount, BeforeValidator(_token_limit), Field(description="-1 and -2 are no limit")
+    TokenCount, BeforeValidator(without_limit), Field(description="-1 and -2 are no limit")
 ]
 
 
@@ -210,7 +234,7 @@ UnlessEmpty = BeforeValidator(_given)
 UnlessEmptyList = BeforeValidator(lambda value: None if value == [] else value)
 """Of a field that is not offered: an empty list asks for nothing."""
 
-Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
 
 
 Verbosity = Literal["low", "medium", "high"]
@@ -269,19 +293,34 @@ class DecodingFields(Wire):
     What is left out has the server's default; `Service.sampling` holds those that models recommend.
     """
 
-    temperature: Annotated[float, Field(**LIMITS["temperature"])] | None = None
-    top_p: Annotated[float, Field(**LIMITS["top_p"])] | None = None
-    presence_penalty: Annotated[float, Field(**LIMITS["presence_penalty"])] | None = None
-    frequency_penalty: Annotated[float, Field(**LIMITS["frequency_penalty"])] | None = None
+    temperature: Annotated[Number, Field(**LIMITS["temperature"])] | None = None
+    top_p: Annotated[Number, Field(**LIMITS["top_p"])] | None = None
+    presence_penalty: Annotated[Number, Field(**LIMITS["presence_penalty"])] | None = None
+    frequency_penalty: Annotated[Number, Field(**LIMITS["frequency_penalty"])] | None = None
     logit_bias: Annotated[dict[str, Bias] | None, UnlessEmpty] = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    top_k: Annotated[int, Field(**LIMITS["top_k"])] | None = Field(
+    seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
+    top_k: Annotated[Integer, Field(**LIMITS["top_k"])] | None = Field(
         default=None, description="0 and -1 keep all tokens"
     )
-    min_p: Annotated[float, Field(**LIMITS["min_p"])] | None = None
-    repetition_penalty: Annotated[float, Field(**LIMITS["repetition_penalty"])] | None = None
+    min_p: Annotated[Number, Field(**LIMITS["min_p"])] | None = None
+    repetition_penalty: Annotated[Number, Field(**LIMITS["repetition_penalty"])] | None = None
+    min_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = (
+        Field(default=None, description="the only tokens that an answer may hold, its end included")
+    )
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+        default=None, max_length=256, description="texts that no answer writes, as vLLM has them"
+    )
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Integer | None = Field(
+        default=None, ge=-1, lt=2**31, description="tokens of a prompt that are kept; -1: that fit"
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="where a prompt is cut; the default is left"
+    )
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
@@ -297,10 +336,11 @@ class GenerationFields(DecodingFields):
     model: str | None = None
     stream: bool | None = None
     stream_options: ChunkOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=128)
+    n: Integer | None = Field(default=None, ge=1, le=128)
     max_tokens: TokenLimit | None = None
-    min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     stop: Strings | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     user: str | None = None
 
     def stops(self) -> tuple[str, ...]:
@@ -316,3 +356,7 @@ class GenerationFields(DecodingFields):
         if options.continuous_usage_stats:
             return StreamUsage.ALL
         return StreamUsage.LAST if options.include_usage else StreamUsage.NONE
+
+
+_GENERATING = frozenset(GenerationFields.model_fields)
+"""Fields that have no meaning where nothing is generated, whoever else takes them."""

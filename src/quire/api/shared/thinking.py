@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
+from quire.api.shared.numbers import Integer
 from quire.api.shared.schema import UnlessEmpty, Wire
 from quire.core.errors import RequestError
 from quire.serving.generation import Thinking
@@ -22,7 +23,7 @@ class ThinkingSwitch(Wire):
     """`thinking`, as DeepSeek, GLM and Kimi have it."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
-    budget_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+    budget_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
     clear_thinking: bool | None = None
 
 
@@ -31,7 +32,7 @@ class ReasoningOptions(Wire):
 
     effort: Effort | None = None
     enabled: bool | None = None
-    max_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+    max_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
     exclude: bool | None = None
 
 
@@ -43,7 +44,7 @@ class ThinkingFields(Wire):
     reasoning: ReasoningOptions | None = None
     think: bool | Effort | None = None
     reasoning_effort: Annotated[Effort | None, UnlessEmpty] = None
-    thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
+    thinking_budget: Integer | None = Field(default=None, ge=0, lt=2**31)
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

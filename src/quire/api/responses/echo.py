@@ -1,0 +1,84 @@
+"""What a response of OpenAI's `/v1/responses` repeats of its request."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from quire.api.responses.items import WireEvent
+from quire.api.responses.schema import (
+    FunctionTool,
+    HostedTool,
+    Reasoning,
+    ResponsesRequest,
+    TextFormat,
+)
+from quire.core.request import SamplingParams
+
+
+def asked_summary(reasoning: Reasoning | None) -> str | None:
+    """Return which summary of reasoning is asked for."""
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
+
+
+def constant_part(
+    name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
+) -> WireEvent:
+    """What a response repeats of its request, as far as it was understood."""
+    text = fields.text
+    wanted = (
+        text.format if text is not None and text.format is not None else TextFormat(type="text")
+    )
+    body: WireEvent = {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "frequency_penalty": sampling.frequency_penalty,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
+        "metadata": fields.metadata or {},
+        "model": name,
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "presence_penalty": sampling.presence_penalty,
+        "previous_response_id": fields.previous_response_id,
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": {
+            "effort": fields.effort()[0],
+            "summary": asked_summary(fields.reasoning),
+            "context": "auto",
+        },
+        "safety_identifier": fields.safety_identifier,
+        "service_tier": "default",
+        "store": fields.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": _dump(wanted), "verbosity": "medium"},
+        "tool_choice": "auto" if fields.tool_choice is None else _dump(fields.tool_choice),
+        "tools": [_told(each) for each in fields.tools or () if not isinstance(each, HostedTool)],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": sampling.top_p if fields.top_p is None else fields.top_p,
+        "truncation": fields.truncation or "disabled",
+        "user": fields.user,
+    }
+    if dropped:
+        body["input_transformations"] = [
+            {"type": "reasoning", "id": each, "action": "removed", "reason": "model_mismatch"}
+            for each in dropped
+        ]
+    return body
+
+
+def _told(tool: Any) -> WireEvent:
+    """Return a tool as a response repeats it, with what OpenAI's schema requires of a function."""
+    told: WireEvent = _dump(tool)
+    if isinstance(tool, FunctionTool):
+        told = {"description": None, "parameters": None, "strict": False} | told
+    return told
+
+
+def _dump(value: Any) -> Any:
+    """A part of the request as the client spelled it."""
+    return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_unset=True)

@@ -1,0 +1,45 @@
+"""Tokens that a request allows or bans, whatever else holds its answer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from quire.constraints.masks import TokenMask, mask_of
+from quire.core.request import TokenRules
+
+
+class TokenRulesState:
+    """Follows one answer's banned sequences of tokens.
+
+    Args:
+        rules: which tokens may come; its ids are below `vocab_size`.
+    """
+
+    def __init__(self, rules: TokenRules, vocab_size: int) -> None:
+        singles = [each[0] for each in rules.banned if len(each) == 1]
+        everywhere = ~mask_of(singles, vocab_size)
+        if rules.allowed:
+            everywhere &= mask_of(rules.allowed, vocab_size)
+        self._everywhere = everywhere
+        self._vocab_size = vocab_size
+        self._last: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in rules.banned:
+            if before:
+                self._last.setdefault(tuple(before), []).append(last)
+        self._lengths = sorted({len(before) for before in self._last})
+        self._tail: deque[int] = deque(maxlen=max(self._lengths, default=0))
+
+    def mask(self) -> TokenMask:
+        """Return the tokens that may come next."""
+        tail = tuple(self._tail)
+        banned = [
+            token
+            for length in self._lengths
+            if length <= len(tail)
+            for token in self._last.get(tail[-length:], ())
+        ]
+        return self._everywhere & ~mask_of(banned, self._vocab_size) if banned else self._everywhere
+
+    def accept(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self._tail.append(token)
