@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from quire.attention import choice
-from quire.attention.backend import Backends, Scoring
+from quire.attention.backend import (
+    AttentionBackend,
+    AttentionCase,
+    Backends,
+    PreparedAttention,
+    Scoring,
+)
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.reference import ReferenceBackend, plain
 from quire.attention.step import Attention, StepAttention
@@ -29,7 +37,13 @@ class Sequences:
     Every second key of the indexer is the same, so that scores are equal.
     """
 
-    def __init__(self, format: KVFormat, count: int, limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        format: KVFormat,
+        count: int,
+        limit: int = LIMIT,
+        backends: Sequence[AttentionBackend] = (),
+    ) -> None:
         rng = np.random.default_rng(0)
         self.format, self.limit = format, limit
         layout = KVLayout.of((SPEC, FOLLOWER))
@@ -38,7 +52,7 @@ class Sequences:
             pools.kv(group.index, format).resize(8 * count, (), tails=False)
             if format.has_tail:
                 pools.kv(group.index, format).resize(count, (), tails=True)
-        self._attention = Attention(layout, pools, Backends([ReferenceBackend()]))
+        self._attention = Attention(layout, pools, Backends([*backends, ReferenceBackend()]))
         self._q = rng.standard_normal((2, TOKENS, HEADS, 64)).astype(np.float32)
         self._k = rng.standard_normal((2, TOKENS, 1, 64)).astype(np.float32)
         self._index_q = rng.standard_normal((TOKENS, INDEX_HEADS, 16)).astype(np.float32)
@@ -130,3 +144,30 @@ def test_nothing_is_scored_while_every_key_is_seen(monkeypatch: pytest.MonkeyPat
     ((out,), _) = sequences.step((0, 40, 1))
     assert len(scored) == 1
     assert np.abs(out[0] - sequences.expected(0, 40)).max() < 1e-5
+
+
+class Unchosen(ReferenceBackend):
+    """Serves rows that see all keys, as kernels do, and notes which they were."""
+
+    def __init__(self) -> None:
+        self.served: list[int] = []
+
+    def serves(self, case: AttentionCase) -> bool:
+        return not case.chosen
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        self.served += metadata.keys.tolist()
+        return super().prepare(metadata)
+
+
+@pytest.mark.parametrize("ends", [(30,), (10, 30), (9, 11, 30), (3, 12, 13, 30)])
+def test_who_computes_a_row_follows_from_its_position(ends: tuple[int, ...]) -> None:
+    kernels = Unchosen()
+    sequences = Sequences(PLAIN, 2, backends=[kernels])
+    outs = [
+        sequences.step((0, start, end - start), (1, start, end - start))[0][0]
+        for start, end in zip((0, *ends), ends, strict=False)
+    ]
+    assert sorted(set(kernels.served)) == list(range(LIMIT))
+    wanted = np.stack([sequences.expected(0, row) for row in range(30)])
+    assert np.abs(np.concatenate(outs) - wanted).max() < 1e-5

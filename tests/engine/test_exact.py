@@ -5,7 +5,8 @@ Alone, in a batch, with prompts cut into chunks, pre-empted and resumed; packed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,10 +14,12 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
+from quire.core.request import Embed, Request
 from quire.device.device import current_device
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import SCENARIOS, alone, prompts
-from tests.support.tiny_models import tiny_model
+from tests.support.families import CONFIGS
+from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
+from tests.support.tiny_models import tiny_model, write_model
 
 TOKENS = 70
 """More than a block, so that answers fill blocks too."""
@@ -33,6 +36,20 @@ COMPANY = {
     )
 }
 
+SIZES: dict[str, tuple[str, dict[str, int]]] = {
+    "head size 24": ("llama", {"head_dim": 24}),
+    "sinks, head size 24": ("gpt_oss", {"head_dim": 24}),
+    "latents of 40": ("deepseek_v3", {}),
+    "state of 24": ("granitemoehybrid", {}),
+    "channels with a state of 8": ("jamba", {"mamba_d_state": 8}),
+    "chosen keys of 40": ("deepseek_v32", {}),
+    "chosen keys of 128": (
+        "deepseek_v32",
+        {"kv_lora_rank": 64, "qk_rope_head_dim": 64, "index_head_dim": 64, "index_topk": 20},
+    ),
+}
+"""Families with sizes that the kernels serve in part, or not at all."""
+
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], LoadedModel]]:
@@ -44,11 +61,16 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         pytest.skip("without the compiled CPU kernels logits are equal within a tolerance")
     known: dict[str, LoadedModel] = {}
 
-    def find(family: str) -> LoadedModel:
-        if family not in known:
-            folder = tiny_model(Path(tmp_path_factory.mktemp(family)), family)
-            known[family] = open_model(str(folder))
-        return known[family]
+    def find(name: str) -> LoadedModel:
+        if name not in known:
+            folder = Path(tmp_path_factory.mktemp("model"))
+            if name in SIZES:
+                family, changes = SIZES[name]
+                write_model(folder, CONFIGS[family] | changes)
+            else:
+                folder = tiny_model(folder, name)
+            known[name] = open_model(str(folder))
+        return known[name]
 
     yield find
     device.choose_products("mlx")
@@ -82,11 +104,61 @@ def test_logits_are_bit_equal_in_any_company(
     wanted = prompts(tokens=TOKENS)
     expected = alone(loaded, config, wanted)
     for scenario, run in COMPANY.items():
-        got = run(loaded, config, wanted)
-        for request in wanted:
-            name = f"{request.id} {scenario}"
-            ours, theirs = got[request.id], expected[request.id]
-            assert ours.tokens == theirs.tokens, name
-            assert ours.logits.keys() == theirs.logits.keys(), name
-            for position, logits in theirs.logits.items():
-                assert mx.array_equal(ours.logits[position], logits), f"{name} at {position}"
+        assert_same_bits(run(loaded, config, wanted), expected, scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "block_size"),
+    [
+        *((name, "plain", 64) for name in SIZES),
+        ("chosen keys of 128", "uniform-3", 64),
+        ("state of 24", "page-4", 64),
+        ("head size 24", "turbo-3", 24),
+        ("head size 24", "plain", 24),
+    ],
+)
+def test_sizes_that_kernels_do_not_serve_move_no_bit(
+    opened: Callable[[str], LoadedModel], name: str, format: str, block_size: int
+) -> None:
+    loaded = opened(name)
+    config = EngineConfig(
+        str(loaded.path),
+        kv_memory=64 << 20,
+        page_tokens=block_size,
+        kv_format=parse_format(format),
+        kv_skip_layers=(),
+        prefix_cache=False,
+    )
+    wanted = prompts((5, 40, 130), tokens=8)
+    expected = alone(loaded, config, wanted)
+    for scenario in ("batch of unequal lengths", "in chunks of 9"):
+        assert_same_bits(SCENARIOS[scenario](loaded, config, wanted), expected, scenario)
+
+
+def test_mean_pooled_vectors_are_bit_equal_however_prompts_are_cut(
+    opened: Callable[[str], LoadedModel],
+) -> None:
+    loaded = opened("gemma4_ple")
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
+    wanted = [replace(each, task=Embed("mean")) for each in prompts((5, 40, 130))]
+
+    def vectors(requests: list[Request], step: int) -> list[tuple[float, ...] | None]:
+        company = Company(loaded, replace(config, max_step_tokens=step))
+        company.run(requests)
+        return [company.answers[each.id].ends[0].vector for each in requests]
+
+    whole = [vectors([each], 2048)[0] for each in wanted]
+    assert None not in whole
+    assert vectors(wanted, 2048) == whole
+    assert vectors(wanted, 9) == whole
+
+
+def assert_same_bits(
+    got: Mapping[str, Generated], expected: Mapping[str, Generated], scenario: str
+) -> None:
+    for request, theirs in expected.items():
+        name, ours = f"{request} {scenario}", got[request]
+        assert ours.tokens == theirs.tokens, name
+        assert ours.logits.keys() == theirs.logits.keys(), name
+        for position, logits in theirs.logits.items():
+            assert mx.array_equal(ours.logits[position], logits), f"{name} at {position}"

@@ -144,6 +144,37 @@ class AttentionMetadata:
             tails=None if self.tails is None else self.tails[begin:end],
         )
 
+    def split_at(self, length: int) -> AttentionMetadata:
+        """Return the same rows with each sequence cut in two behind its first `length` keys.
+
+        Needs sequences that see all keys. A row then belongs to the same part of its sequence
+        however its prompt is cut into chunks.
+        """
+        starts, first_keys = self.query_starts, self.keys[self.query_starts[:-1]]
+        crossing = (first_keys < length) & (self.lengths > length)
+        if not crossing.any():
+            return self
+        pieces = crossing + 1
+        ends = np.cumsum(pieces)  # of each sequence among the pieces
+        before = ends[crossing] - 2  # the first piece of those that are cut
+        lengths = np.repeat(self.lengths, pieces)
+        lengths[before] = length
+        begins = np.repeat(starts[:-1], pieces)
+        begins[before + 1] += length - first_keys[crossing]
+        owners = np.repeat(np.arange(self.sequences), pieces)
+        counts = -(-lengths // self.block_tokens) - self.first_blocks[owners]
+        table_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        places = np.arange(table_starts[-1]) - np.repeat(table_starts[:-1], counts)
+        return replace(
+            self,
+            query_starts=np.append(begins, starts[-1]).astype(np.int32),
+            lengths=lengths,
+            table_starts=table_starts,
+            block_table=self.block_table[np.repeat(self.table_starts[owners], counts) + places],
+            first_blocks=self.first_blocks[owners],
+            tails=None if self.tails is None else self.tails[owners],
+        )
+
 
 def build_metadata(
     group: int, spec: AttentionSpec, rows: Sequence[AttentionRows], block_tokens: int

@@ -69,19 +69,29 @@ class _FormatRows:
     slots: SlotMapping | None = None
     written: dict[int, WrittenBlocks | None] = field(default_factory=dict)
     runs: dict[_CaseKey, list[_Run]] = field(default_factory=dict)
-    prepared: dict[tuple[AttentionBackend, int, int], PreparedAttention] = field(
+    prepared: dict[tuple[AttentionBackend, int, int, int], PreparedAttention] = field(
         default_factory=dict
     )
-    """By backend and range of sequences; cases share them."""
+    """By backend, length at which sequences are cut, and range of their parts; cases share them."""
+    split: dict[int, AttentionMetadata] = field(default_factory=dict)
     choosers: dict[int, KeyChooser] = field(default_factory=dict)
 
-    def prepare(self, backend: AttentionBackend, begin: int, end: int) -> PreparedAttention:
-        """Mutates: the sequences `[begin, end)` prepared by a backend, once."""
-        prepared = self.prepared.get((backend, begin, end))
+    def prepare(
+        self, backend: AttentionBackend, begin: int, end: int, *, length: int
+    ) -> PreparedAttention:
+        """Mutates: the parts `[begin, end)` of sequences cut at `length`, prepared once."""
+        metadata = self.split_at(length)
+        key = backend, 0 if metadata is self.metadata else length, begin, end
+        prepared = self.prepared.get(key)
         if prepared is None:
-            prepared = backend.prepare(self.metadata.part(begin, end))
-            self.prepared[backend, begin, end] = prepared
+            prepared = self.prepared[key] = backend.prepare(metadata.part(begin, end))
         return prepared
+
+    def split_at(self, length: int) -> AttentionMetadata:
+        """Mutates: the metadata of sequences cut behind their first `length` keys; 0 cuts none."""
+        if length not in self.split:
+            self.split[length] = self.metadata.split_at(length) if length else self.metadata
+        return self.split[length]
 
     def chooser(self, limit: int) -> KeyChooser:
         """Mutates: what chooses so many keys a row, made once."""
@@ -276,8 +286,14 @@ class StepAttention:
         sinks: bool,
         limit: int,
     ) -> list[_Run]:
-        """Runs of neighbouring sequences that the same backend serves."""
-        metadata = part.metadata
+        """Runs of neighbouring sequences that the same backend serves.
+
+        Where an indexer chooses keys, rows that see all of them go to the backend that serves them
+        without: by their position, so that it does not matter where a chunk ends. In formats with
+        tails one backend serves both.
+        """
+        split = 0 if store.has_tail else limit
+        metadata = part.split_at(split)
         counts = metadata.counts.tolist()
         longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
         kinds = list(zip(counts, longer, strict=True))
@@ -302,7 +318,7 @@ class StepAttention:
             end = begin + len(list(neighbours))
             rows = slice(int(metadata.query_starts[begin]), int(metadata.query_starts[end]))
             several = sum(1 for count in counts[begin:end] if count > 1)
-            prepared = part.prepare(backend, begin, end)
+            prepared = part.prepare(backend, begin, end, length=split)
             runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared))
             begin, chunks = end, chunks + several
         return runs

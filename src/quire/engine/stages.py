@@ -40,10 +40,14 @@ class VectorStage:
                 assert_never(unknown)
 
     def _embed(self, task: Embed, rows: ScheduledSequence, hidden: mx.array) -> mx.array | None:
-        vector = hidden.astype(mx.float32).sum(axis=0)
-        if task.needs_every_row:
+        vector = hidden.astype(mx.float32)
+        if not task.needs_every_row:
+            vector = vector.sum(axis=0)
+        else:
+            # Row after row: the sum's bits do not depend on where the prompt was cut into chunks.
             if rows.start:
-                vector = vector + self._sums.pop(rows.number)
+                vector = mx.concatenate([self._sums.pop(rows.number)[None], vector])
+            vector = mx.cumsum(vector, axis=0)[-1]
             if not rows.completes:
                 self._sums[rows.number] = vector
                 return None

@@ -59,10 +59,16 @@ def _single_rows(
 
 
 def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
-    """A chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are bounded."""
+    """A chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are bounded.
+
+    Beside the compiled CPU kernels, rows get the bits that they get in `decode`: whole blocks are
+    read, and softmax is the same.
+    """
     arrays = store.arrays()
-    narrow = arrays[0].dtype != mx.float32 or q.dtype != mx.float32
-    count, seen = q.shape[0], int(chunk.last[-1]) + 1
+    alike = current_device().kernels is not None
+    narrow = alike or arrays[0].dtype != mx.float32 or q.dtype != mx.float32
+    count, size = q.shape[0], chunk.block_tokens if alike else 1
+    seen = _whole(int(chunk.last[-1]) + 1, size)
     k, v = _keys_and_values(
         store, [_gathered(each, chunk)[:, :, :seen].astype(q.dtype) for each in arrays]
     )
@@ -72,7 +78,7 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
     for start in range(0, count, tile):
         rows = slice(start, min(start + tile, count))
         # The rows of a causal tile see nothing behind their own last key.
-        end = seen - count + rows.stop if chunk.causal else seen
+        end = _whole(int(chunk.last[rows.stop - 1]) + 1, size) if chunk.causal else seen
         some = q[:, :, rows], k[:, :, :end], v[:, :, :end]
         if _spells_out(scoring):
             outs.append(_chunk_spelled_out(*some, chunk, rows, scoring, narrow=narrow))
@@ -84,6 +90,11 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
         outs.append(out)
     out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
     return out.squeeze(0).swapaxes(0, 1)  # [t, heads, value_dim]
+
+
+def _whole(keys: int, size: int) -> int:
+    """Round a number of keys up to whole blocks of `size`."""
+    return -(-keys // size) * size
 
 
 def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array, mx.array]:
@@ -135,8 +146,8 @@ def _chunk_spelled_out(
     """The same for rows of a chunk; q `[1, heads, t, head_dim]`, k and v `[1, kv_heads, S, dim]`.
 
     Args:
-        narrow: what is computed gets rounded to fewer bits than float32 has. Softmax is as in
-            generating then: rounding could else turn out differently for a token read again.
+        narrow: compute softmax as `decode` does, which is slower. Needed where results are rounded
+            to fewer bits than float32 has, and where rows must get the same bits in both.
     """
     q = _scaled(q, scoring.scale)
     _, heads, count, dim = q.shape

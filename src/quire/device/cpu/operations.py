@@ -191,10 +191,12 @@ class KernelOperations(UnfusedOperations):
         rates: mx.array,
         state: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        if state.shape[-1] % _MULTIPLE:
-            return super().state_space(values, keys, queries, steps, rates, state)
+        size = state.shape[-1]
+        if missing := -size % _MULTIPLE:  # columns of zeros stay zero and add nothing
+            keys, queries, state = (_widened(each, missing) for each in (keys, queries, state))
+            rates = _widened(rates, missing) if rates.ndim == 2 else rates
         y, after = self._ops.state_space(values, keys, queries, steps, rates, state)
-        return y, after
+        return y, after[..., :size] if missing else after
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
@@ -265,3 +267,8 @@ def _kernel_name(gating: Gating) -> str | None:
 
 def _serves(x: mx.array, weight: PackedWeight) -> bool:
     return x.dtype == mx.float32 and known_scales(weight)
+
+
+def _widened(x: mx.array, columns: int) -> mx.array:
+    """Append columns of zeros to the last axis."""
+    return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, columns)])
