@@ -37,6 +37,7 @@ MARKERS = {
     "qwen3_coder": ["<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"],
     "llama3": ["<|python_tag|>", "<|eom_id|>", "<|eot_id|>", "<|start_header_id|>"],
     "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "[INST]", "[/INST]"],
+    "dsml": [*_HERMES[:2], "｜DSML｜", "<｜Assistant｜>"],
     "deepseek": [*_HERMES[:2], BEGIN, END, SEPARATOR, ALL_BEGIN, ALL_END, "<｜Assistant｜>"],
     "glm4": [*_HERMES, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|assistant|>"],
     "harmony": [

@@ -28,6 +28,10 @@ V31 = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
     '{"city": "Tokyo"}<｜tool▁call▁end｜>'
 )
+DSML = (
+    '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
+    'string="true">Tokyo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+)
 GLM = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Tokyo</arg_value>\n</tool_call>"
 KIMI = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
@@ -348,6 +352,7 @@ ONE_CALL: list[tuple[str, str]] = [
     ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}'),
     ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Tokyo"}'),
     ("deepseek", V3),
+    ("dsml", DSML),
     ("glm4", GLM),
     ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'),
     ("kimi_k2", KIMI),

@@ -23,6 +23,15 @@ def in_tags(opening: str) -> str:
     return "".join(f"{opening.format(k)}{v}\n</parameter>\n" for k, v in values.items())
 
 
+def in_dsml() -> str:
+    """ARGUMENTS as DSML has them."""
+    return "".join(
+        f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n"
+        for key, value in ARGUMENTS.items()
+    )
+
+
 def in_python(quote: str) -> str:
     """ARGUMENTS as keywords, strings in one kind of quotes."""
     city = LONG.replace("\\", "\\\\").replace("\n", "\\n").replace(quote, f"\\{quote}")
@@ -48,6 +57,9 @@ CALLS = {
     "mistral": f"[TOOL_CALLS]get_weather[ARGS]{JSON}",
     "deepseek": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{JSON}"
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    + in_dsml()
+    + "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>",
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}]',

@@ -28,6 +28,10 @@ GOOD = {
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "x"}',
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
     '{"city": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">x</div>\n</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "glm4": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>x</arg_value>\n"
     "</tool_call>",
     "lfm2": '<|tool_call_start|>[get_weather(city="x", days=3)]<|tool_call_end|>',

@@ -39,6 +39,7 @@ CLOSERS = {
     "gemma4": "<tool_call|>",
     "mistral": "[TOOL_CALLS]",
     "deepseek": END,
+    "dsml": "｜DSML｜",
     "kimi_k2": "<|tool_call_end|>",
     "minimax": "</minimax:tool_call>",
     "harmony": "<|call|>",
@@ -97,6 +98,14 @@ def in_python(arguments: dict[str, Any]) -> str:
     return f"make({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
+def in_dsml(arguments: dict[str, Any]) -> str:
+    return "".join(
+        f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+
+
 def in_object(arguments: dict[str, Any]) -> str:
     return f'{{"name": "make", "arguments": {json.dumps(arguments)}}}'
 
@@ -117,6 +126,10 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "deepseek": lambda a: (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>make\n```json\n"
         f"{json.dumps(a)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "dsml": lambda a: (
+        f'<｜DSML｜tool_calls>\n<｜DSML｜invoke name="make">\n{in_dsml(a)}</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>"
     ),
     "glm4": lambda a: f"<tool_call>make\n{IN_GLM(a)}</tool_call>",
     "hy3": lambda a: (
@@ -160,7 +173,17 @@ THOUGHTS = {
     "cohere": "<|START_THINKING|>{}<|END_THINKING|>",
     "seed": "<seed:think>{}</seed:think>",
     **dict.fromkeys(
-        ("qwen3", "qwen3_coder", "deepseek", "glm4", "glm4_9b", "kimi_k2", "minimax", "granite"),
+        (
+            "qwen3",
+            "qwen3_coder",
+            "deepseek",
+            "dsml",
+            "glm4",
+            "glm4_9b",
+            "kimi_k2",
+            "minimax",
+            "granite",
+        ),
         "<think>\n{}\n</think>\n\n",
     ),
     **dict.fromkeys(

@@ -22,6 +22,9 @@ UNBOUND = {"llama3", "harmony", "glm4_9b"}
 """They bind the whole answer, as nothing but its place or a header marks a call."""
 
 
+LEADS = {"dsml": "<"}
+"""Text that stands before the opener."""
+
 NAMED = {"glm4_9b"}
 """The name of a tool is what marks a call: with another it is text, and chance writes none."""
 
@@ -110,6 +113,10 @@ def test_whatever_a_model_says_its_calls_meet_the_schema(dialect: str) -> None:
                 if token in known.special_ids or known.token_bytes(token) in ending
             ]
             token = draw.choice(likely if likely and draw.random() < 0.5 else allowed)
+            if token == opener and state.mask() is None:
+                for lead in encode(dialect, [LEADS.get(dialect, "")]):
+                    state.accept(lead)
+                    ids.append(lead)
             state.accept(token)
             if token == stop:
                 break

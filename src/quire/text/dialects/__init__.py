@@ -6,7 +6,7 @@ from quire.core.errors import ModelError
 from quire.text.dialects.apertus import APERTUS
 from quire.text.dialects.base import Call, Dialect, Parser, Tool, Vocabulary
 from quire.text.dialects.cohere import COHERE
-from quire.text.dialects.deepseek import DEEPSEEK
+from quire.text.dialects.deepseek import DEEPSEEK, DSML
 from quire.text.dialects.ernie import ERNIE
 from quire.text.dialects.gemma4 import GEMMA4
 from quire.text.dialects.glm4 import GLM4
@@ -48,6 +48,7 @@ DIALECTS: dict[str, Dialect] = {
         HARMONY,
         KIMI_K2,
         MINIMAX,
+        DSML,
         DEEPSEEK,
         APERTUS,
         HY3,

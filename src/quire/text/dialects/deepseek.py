@@ -1,8 +1,9 @@
-"""DeepSeek: R1 and V3, whose calls are fenced JSON, and V3.1, whose calls are plain.
+"""DeepSeek: R1 and V3 with fenced JSON calls, V3.1 with plain ones, V3.2 and V4 with DSML.
 
 Source: the chat templates of deepseek-ai/DeepSeek-R1, -V3 and -V3.1. A call is, in V3,
 `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, a line break and a ```json fence, in V3.1
 `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`, both up to `<｜tool▁call▁end｜>`.
+Either dialect reads all notations; they differ in what they force.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
+from quire.text.dialects.dsml import MARK, SECTIONS, forced_calls, strict_calls
 from quire.text.dialects.flow import Begun, named_call
 from quire.text.dialects.grammar import marker, named_rules, one_call, section_of_calls
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
@@ -65,8 +67,10 @@ _LAYOUT = Layout(
             ends=frozenset({END}),
             inner=frozenset({SEPARATOR}),
             begin=_begin,
-        )
+        ),
+        **SECTIONS,
     },
+    parts=frozenset({MARK}),
     quiet=frozenset({ALL_BEGIN, ALL_END}),
 )
 
@@ -82,4 +86,17 @@ DEEPSEEK = Dialect(
     forced=_forced,
     openers=(BEGIN,),
     strict=_strict,
+)
+
+DSML = Dialect(
+    name="dsml",
+    recognises=lambda template, model_type: (
+        MARK in template
+        or (not template and model_type.startswith(("deepseek_v32", "deepseek_v4")))
+    ),
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
+    forced=forced_calls,
+    openers=(MARK,),
+    strict=strict_calls,
 )

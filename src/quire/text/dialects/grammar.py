@@ -76,12 +76,16 @@ class Arguments:
 
     Attributes:
         opening_term, closing_term: lark terms for the two where they hold tokens and not just text.
+        ending: text with which the closing begins, before the first token of `closing_term`.
+        kinds: what stands for {kind} in the opening where the value is text, and where it is JSON.
     """
 
     opening: str
     closing: str
     opening_term: str = ""
     closing_term: str = ""
+    ending: str = ""
+    kinds: tuple[str, str] = ("", "")
 
 
 def argument_rules(
@@ -113,7 +117,7 @@ def argument_rules(
         required = tool.parameters.get("required") or ()
         if "properties" not in tool.parameters:
             found.append(f"call_{index}_any*")
-            rules += _text_argument(f"call_{index}_any", '/[^\\s<>"]+/', ANY, notation)
+            rules += _any_argument(f"call_{index}_any", notation)
         for number, key in enumerate(tool.parameters.get("properties") or {}):
             rule = f"call_{index}_{number}"
             found.append(rule if key in required else f"{rule}?")
@@ -131,29 +135,53 @@ def _argument(rule: str, forced: Forced, tool: Tool, key: str, notation: Argumen
             lambda word: forced.on_unenforced(f"{tool.name}: {key}: {word}"),
         )
         return _text_argument(rule, literal(key), text, notation)
-    opening, closing = _around(literal(key), notation)
     shared = {
         name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters
     }
-    value = json_term({**shared, **schema})
-    return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: {value}"]
+    return _json_argument(rule, literal(key), {**shared, **schema}, notation)
+
+
+def _any_argument(rule: str, notation: Arguments) -> list[str]:
+    """Rules for an argument of any name, whose value is text or, where that is marked, JSON."""
+    key = '/[^\\s<>"]+/'
+    if not notation.kinds[1]:
+        return _text_argument(rule, key, ANY, notation)
+    text, value = f"{rule}_text", f"{rule}_json"
+    return [
+        f"{rule}: {text} | {value}",
+        *_text_argument(text, key, ANY, notation),
+        *_json_argument(value, key, {}, notation),
+    ]
+
+
+def _json_argument(rule: str, key: str, schema: Schema, notation: Arguments) -> list[str]:
+    """Rules for an argument whose value is JSON; `key` is a lark term."""
+    opening = _opening(key, notation, notation.kinds[1])
+    closing = literal(notation.closing)
+    if notation.closing_term:
+        before = f"{literal(notation.ending)} " if notation.ending else ""
+        closing = f"{before}{notation.closing_term}"
+    return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: {json_term(schema)}"]
 
 
 def _text_argument(rule: str, key: str, text: str, notation: Arguments) -> list[str]:
     """Rules for an argument whose value is text; `key` is a lark term, `text` a terminal's."""
-    opening, closing = _around(key, notation)
-    if notation.closing_term:
-        terminal = f"{rule}_TEXT".upper()
-        return [f"{rule}: {opening} {terminal} {closing}", f"{terminal}: {text}"]
-    return [f"{rule}: {opening} {rule}_text", f"{rule}_text[suffix={closing}]: {text}"]
+    opening = _opening(key, notation, notation.kinds[0])
+    if not notation.closing_term:
+        closing = literal(notation.closing)
+        return [f"{rule}: {opening} {rule}_text", f"{rule}_text[suffix={closing}]: {text}"]
+    terminal = f"{rule}_TEXT".upper()
+    if notation.ending:
+        text = f"({text}) {literal(notation.ending)}"
+    return [f"{rule}: {opening} {terminal} {notation.closing_term}", f"{terminal}: {text}"]
 
 
-def _around(key: str, notation: Arguments) -> tuple[str, str]:
-    """Lark terms for what stands before and after a value."""
+def _opening(key: str, notation: Arguments, kind: str) -> str:
+    """Lark terms for what stands before a value; `key` is one, `kind` stands for {kind}."""
+    if notation.opening_term:
+        return notation.opening_term.replace("{}", key).replace("{kind}", kind)
     before, after = notation.opening.split("{}")
-    opening = f"{literal(before)} {key} {literal(after)}"
-    closing = notation.closing_term or literal(notation.closing)
-    return notation.opening_term.replace("{}", key) or opening, closing
+    return f"{literal(before)} {key} {literal(after)}"
 
 
 def alternatives(name: str, count: int) -> str:

@@ -112,6 +112,7 @@ class Layout:
         reasoning: markers that open reasoning, and markers that close it.
         sections: what each opening marker opens. `NO_SECTION` opens at the start of the answer.
         answer: markers that stand before and after an answer: a line end beside them is theirs.
+        parts: tokens within the spelling of markers, which are then recognised as text.
         quiet: markers that stand around sections and mean nothing by themselves. So does one that
             closes a section and directly follows a call.
         new_id: makes the id of a call.
@@ -120,6 +121,7 @@ class Layout:
     reasoning: Enclosing = (frozenset(), frozenset())
     answer: Enclosing = (frozenset(), frozenset())
     sections: Mapping[str, Section] = field(default_factory=dict)
+    parts: frozenset[str] = frozenset()
     quiet: frozenset[str] = frozenset()
     new_id: Callable[[], str] = new_call_id
 
@@ -195,7 +197,8 @@ class Machine:
         markers = layout.markers()
         self._ids = {added[marker]: marker for marker in markers if marker in added}
         self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
-        self._owned = frozenset(self._ids)
+        self._parts = {added[part]: part for part in layout.parts if part in added}
+        self._owned = frozenset(self._ids) | self._parts.keys()
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
         if reasoning_begun(start, layout.reasoning) is not None:
             self.mode = Mode.REASONING
@@ -221,6 +224,7 @@ class Machine:
     def feed(self, token_id: int, piece: str) -> list[Delta]:
         marker = self._ids.get(token_id)
         if marker is None:
+            piece += self._parts.get(token_id, "")
             if not piece:
                 return []
             if not piece[-1].isspace() and self._scanner.ignores(piece):
