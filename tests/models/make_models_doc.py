@@ -102,6 +102,10 @@ A chat template gets a history of calls in the form that it shows: null or empty
 as an object or as text, text beside calls in a message of its own, tools in the system message.
 Quire finds the form out by rendering small conversations.
 
+DeepSeek V3.2 publishes no template but code (`encoding_dsv32.py`), which Quire's own template
+follows: with `enable_thinking` (off by default) reasoning of earlier turns is left out, that
+between the calls of the last turn stays. `deepseek` and `dsml` both read DSML calls of V3.2 and V4.
+
 Reasoning that the prompt opens is known by its mark behind the last added token, whether the mark
 is a token or spelled (Olmo 3).
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,52 @@ def test_an_end_that_only_published_code_knows(tmp_path: Path) -> None:
     other = {"model_type": "falcon_perception", "coord_token_id": 7}
     (tmp_path / "config.json").write_text(json.dumps(other))
     assert end_token_ids(tmp_path) == {11, 263, 7, 241, 262}
+
+
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+ARGUMENTS = {"zone": 1, "place": "a\n<b>", "all": True}
+CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": ARGUMENTS}}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+CALLS = (
+    '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="now">\n'
+    '<｜DSML｜parameter name="zone" string="false">1</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="place" string="true">a\n<b></｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="all" string="false">true</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+)
+RESULTS = "\n\n<function_results>\n<result>noon</result>\n</function_results>\n\n"
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_reasoning_of_the_last_question_alone_is_in_prompts_of_deepseek_v32(
+    thinks: bool, tmp_path: Path
+) -> None:
+    template = ChatTemplate.open(folder(tmp_path, "deepseek_v32"), {})
+    thought = {"role": "assistant", "content": "Ok.", "reasoning_content": "Hm."}
+    calling = {"role": "assistant", "reasoning_content": "Ask.", "tool_calls": [CALL]}
+    history = [said("a"), thought, said("b"), {**calling, "content": None}, RESULT]
+    opened, reasoned = ("<think>", "Ask.</think>") if thinks else ("</think>", "")
+    assert template.render(history, enable_thinking=thinks) == (
+        f"{BOS}<｜User｜>a<｜Assistant｜></think>Ok.{EOS}<｜User｜>b<｜Assistant｜>{opened}{reasoned}"
+        f"{CALLS}{EOS}{RESULTS}{opened}"
+    )
+    again = template.render([*history, thought, said("c")], enable_thinking=thinks)
+    assert "Ask." not in again
+    assert "Hm." not in again
+    assert again.endswith(f"<｜User｜>c<｜Assistant｜>{opened}")
+
+
+def test_tools_follow_the_system_message_of_deepseek_v32(tmp_path: Path) -> None:
+    template = ChatTemplate.open(folder(tmp_path, "deepseek_v32"), {})
+    for system in ([], [{"role": "system", "content": "Be brief."}]):
+        text = template.render([*system, said("a")], tools=[TOOL])
+        begun = "Be brief." if system else ""
+        assert text.startswith(f"{BOS}{begun}\n\n## Tools\nYou have access to a set of tools")
+        function = json.dumps(TOOL["function"])
+        end = f"<functions>\n{function}\n</functions>\n<｜User｜>a<｜Assistant｜></think>"
+        assert text.endswith(end)

@@ -1,5 +1,8 @@
 """Chat templates of models that were published without one: what their publisher's code writes.
 
+DeepSeek V3.2's prompts are those of encoding/encoding_dsv32.py in its repository: reasoning of
+turns before the last question is left out, that between a question's tool calls stays.
+
 Falcon-OCR answers one question about one picture. What goes around further messages is not
 published: here each is written in its place, and an answer is followed by the token that ends it.
 """
@@ -75,7 +78,81 @@ that the user provides, and assist the user with a variety of tasks using natura
 """
 _JANUS = _DEEPSEEK_VL.replace("User:", "<|User|>:").replace("Assistant:", "<|Assistant|>:")
 
+_DEEPSEEK_V32 = """\
+{%- set dsml = '｜DSML｜' -%}
+{%- set thinks = (thinking is defined and thinking)
+    or (enable_thinking is defined and enable_thinking) -%}
+{%- set users = messages | selectattr('role', 'equalto', 'user') | list | length -%}
+{%- set ns = namespace(seen=0) -%}
+{%- macro functions() -%}
+{{ '\n\n## Tools\nYou have access to a set of tools you can use to answer the user\\'s question.\n'
+-}}
+{{ 'You can invoke functions by writing a "<' + dsml + 'function_calls>" block like the following \
+as part of your reply to the user:\n' -}}
+{{ '<' + dsml + 'function_calls>\n<' + dsml + 'invoke name="$FUNCTION_NAME">\n<' + dsml +
+'parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</' + dsml + 'parameter>\n\
+...\n</' + dsml + 'invoke>\n<' + dsml + 'invoke name="$FUNCTION_NAME2">\n...\n</' + dsml +
+'invoke>\n</' + dsml + 'function_calls>\n' -}}
+{{ 'String and scalar parameters should be specified as is without any escaping or quotes, while \
+lists and objects should use JSON format. The "string" attribute should be set to "true" for \
+string type parameters and "false" for other types (numbers, booleans, arrays, objects).\n' -}}
+{{ 'If the thinking_mode is enabled, then after function results you should strongly consider \
+outputting a thinking block. Here is an example:\n<' + dsml + 'function_calls>\n...\n</' + dsml +
+'function_calls>\n<function_results>\n...\n</function_results>\n\
+<think>...thinking about results</think>\n' -}}
+{{ 'Here are the functions available in JSONSchema format:\n<functions>\n' -}}
+{%- for tool in tools -%}{{ tool.function | tojson }}{{ '\n' }}{%- endfor -%}
+{{ '</functions>\n' -}}
+{%- endmacro -%}
+{{- '<｜begin▁of▁sentence｜>' -}}
+{%- if tools and messages[0].role not in ('system', 'developer') -%}{{ functions() }}{%- endif -%}
+{%- for message in messages -%}
+{%- set open = add_generation_prompt or not loop.last -%}
+{%- if message.role in ('system', 'developer') -%}
+{{ message.content or '' }}
+{%- if tools and loop.first -%}{{ functions() }}{%- endif -%}
+{%- elif message.role == 'user' -%}
+{%- set ns.seen = ns.seen + 1 -%}
+{{ '<｜User｜>' + (message.content or '') }}
+{%- if open -%}
+{{ '<｜Assistant｜>' + ('<think>' if thinks and ns.seen == users else '</think>') }}
+{%- endif -%}
+{%- elif message.role == 'tool' -%}
+{%- if loop.previtem is not defined or loop.previtem.role != 'tool' -%}
+{{ '\n\n<function_results>' }}
+{%- endif -%}
+{{ '\n<result>' + (message.content or '') + '</result>' }}
+{%- if loop.nextitem is not defined or loop.nextitem.role != 'tool' -%}
+{{ '\n</function_results>' }}
+{%- if open -%}
+{{ '\n\n' + ('<think>' if thinks and ns.seen == users else '</think>') }}
+{%- endif -%}
+{%- endif -%}
+{%- else -%}
+{%- if thinks and ns.seen == users -%}
+{{ (message.reasoning_content or '') + '</think>' }}
+{%- endif -%}
+{{ message.content or '' }}
+{%- if message.tool_calls -%}
+{{ '\n\n<' + dsml + 'function_calls>\n' }}
+{%- for call in message.tool_calls -%}
+{{ '<' + dsml + 'invoke name="' + call.function.name + '">\n' }}
+{%- for key, value in call.function.arguments.items() -%}
+{{ '<' + dsml + 'parameter name="' + key + '" string="' -}}
+{{ 'true">' + value if value is string else 'false">' + (value | tojson) }}
+{{- '</' + dsml + 'parameter>' + ('' if loop.last else '\n') }}
+{%- endfor -%}
+{{ '\n</' + dsml + 'invoke>\n' }}
+{%- endfor -%}
+{{ '</' + dsml + 'function_calls>' }}
+{%- endif -%}
+{{ '<｜end▁of▁sentence｜>' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+
 _OWN = {
+    "deepseek_v32": _DEEPSEEK_V32,
     "falcon_ocr": _FALCON_OCR,
     "falcon_perception": _FALCON_PERCEPTION,
     "moondream3": _MOONDREAM3,

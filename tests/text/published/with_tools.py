@@ -382,6 +382,13 @@ WITH_TOOLS: tuple[Published, ...] = (
         DEEPSEEK_MARKS | {"</think>": 128799},
     ),
     Published(
+        ("deepseek_v32",),
+        "deepseek-ai/DeepSeek-V3.2",
+        "dsml",
+        ends={"<｜end▁of▁sentence｜>": 1},
+        marks={"</think>": 128799},
+    ),
+    Published(
         ("kimi_k2", "kimi_k25", "kimi_linear", "kimi_vl"),
         "moonshotai/Kimi-K2-Instruct",
         "kimi_k2",
