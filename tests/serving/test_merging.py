@@ -29,7 +29,7 @@ call = st.integers(0, 3).flatmap(
 )
 plain = st.one_of(
     st.builds(Text, pieces, logprobs.map(tuple)).map(lambda event: [event]),
-    st.builds(Reasoning, pieces).map(lambda event: [event]),
+    st.builds(Reasoning, pieces, logprobs.map(tuple)).map(lambda event: [event]),
     call.map(lambda parts: [ToolCallBegun(0, "id", "f"), *parts, ToolCallEnded(0)]),
 )
 events = st.lists(plain, max_size=12).map(lambda groups: [e for group in groups for e in group])

@@ -100,6 +100,32 @@ def test_logprobs_go_with_the_text_that_their_tokens_completed() -> None:
     assert [entry.token_id for entry in fold(found).logprobs] == ids[thought:]
 
 
+THOUGHTS = [
+    ("qwen3", "<think>a</think>", "b"),
+    ("qwen3", "<think>a \n</think>", "\n\nb"),
+    ("gemma4", "<|channel>thought\na<channel|>", "b"),
+    ("harmony", "<|channel|>analysis<|message|>a<|end|>",
+     "<|start|>assistant<|channel|>final<|message|>b"),
+    ("qwen3", "<think>" + "\n" * 70 + "a", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "thought", "said"), THOUGHTS)
+def test_logprobs_of_reasoning_stand_apart_with_its_marks(
+    dialect: str, thought: str, said: str
+) -> None:
+    within, beyond = encode(dialect, [thought]), encode(dialect, [said, STOP_TOKEN])
+    entries = {token: TokenLogprobs(token, -1.0) for token in (*within, *beyond)}
+    given = [Output("r", (token,), (entries[token],)) for token in (*within, *beyond[:-1])]
+    given.append(Output("r", (beyond[-1],), (entries[beyond[-1]],), FinishReason.STOP))
+    found = fold(played(stream(dialect=dialect), given))
+    assert found.reasoning.strip() == "a"
+    assert [entry.token_id for entry in found.reasoning_logprobs][: len(within)] == within
+    seen = [*found.reasoning_logprobs, *found.logprobs]
+    assert [entry.token_id for entry in seen] == [*within, *beyond]
+    assert len(found.logprobs) == (len(beyond) if said else 0)
+
+
 def test_calls_and_the_end_have_logprobs_too() -> None:
     thought = encode("qwen3", ["<think>a</think>"])
     ids = [*thought, *encode("qwen3", ["Hi", CALL, STOP_TOKEN])]

@@ -34,11 +34,9 @@ def _join(events: list[Event]) -> Event:
     """Pieces of the same kind as one, in time linear in their length."""
     if len(events) == 1:
         return events[0]
-    texts = [event for event in events if isinstance(event, Text)]
-    if texts:
-        logprobs = tuple(entry for event in texts for entry in event.logprobs)
-        return Text("".join(event.text for event in texts), logprobs)
     calls = [event for event in events if isinstance(event, ToolCallArguments)]
     if calls:
         return ToolCallArguments(calls[0].index, "".join(event.json for event in calls))
-    return Reasoning("".join(event.text for event in events if isinstance(event, Reasoning)))
+    texts = [event for event in events if isinstance(event, Text | Reasoning)]
+    logprobs = tuple(entry for event in texts for entry in event.logprobs)
+    return type(texts[0])("".join(event.text for event in texts), logprobs)

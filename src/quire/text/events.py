@@ -9,9 +9,11 @@ from quire.core.request import Failure, FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of reasoning."""
+    """Text of reasoning. `logprobs` belongs to the tokens of the reasoning, its marks included, if
+    asked for; those that completed no text come with an empty one."""
 
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class OutputStream:
         "_completion",
         "_detokenizer",
         "_ended",
+        "_header",
         "_ids",
         "_keep_ids",
         "_last",
@@ -55,6 +56,7 @@ class OutputStream:
         "_one_call",
         "_owned",
         "_parser",
+        "_reasoned",
         "_reasoning",
         "_silent",
         "_stop",
@@ -84,7 +86,9 @@ class OutputStream:
         self._keep_ids = keep_ids
         self._ids: list[int] = []
         self._last = Output("")
-        self._logprobs: list[TokenLogprobs] = []
+        self._logprobs: list[TokenLogprobs] = []  # of tokens outside of reasoning
+        self._reasoned: list[TokenLogprobs] = []  # of the tokens of reasoning
+        self._header: list[TokenLogprobs] = []  # of a header, which belongs to what follows it
         self._completion = 0
         self._reasoning = 0
         self._calls = 0
@@ -150,19 +154,33 @@ class OutputStream:
             piece = self._detokenizer.flush()
         elif stop_token and token_id not in self._stop_tokens:
             if logprobs is not None:
-                self._logprobs.append(logprobs)
+                self._keep(logprobs, within=thinking)
             return
         else:
             piece = self._detokenizer.add(token_id)
         deltas = parser.feed(token_id, piece)
-        if thinking or parser.thinking:
-            self._reasoning += 1
-        elif logprobs is not None:
-            self._logprobs.append(logprobs)
+        within = thinking or parser.thinking
+        self._reasoning += within
+        if logprobs is not None:
+            self._keep(logprobs, within=within)
         if deltas:
             self._pass_on(deltas, events)
-        if len(self._logprobs) >= _HELD and not self._ended:
-            events.append(Text("", self._take_logprobs()))
+        if not self._ended:
+            self._flush_logprobs(events, held=_HELD)
+
+    def _keep(self, entry: TokenLogprobs, *, within: bool) -> None:
+        """Keeps a token's entry for the event that it goes with; `within` reasoning or not."""
+        self._header.append(entry)
+        if within or not self._parser.in_header:
+            (self._reasoned if within else self._logprobs).extend(self._header)
+            self._header.clear()
+
+    def _flush_logprobs(self, events: list[Event], *, held: int = 1) -> None:
+        """Sends entries of tokens without text, where there are `held` of a kind or more."""
+        if len(self._reasoned) >= held:
+            events.append(Reasoning("", _taken(self._reasoned)))
+        if len(self._logprobs) >= held:
+            events.append(Text("", _taken(self._logprobs)))
 
     def _pass_on(self, deltas: list[Delta], events: list[Event]) -> None:
         for delta in deltas:
@@ -172,6 +190,8 @@ class OutputStream:
                     return
             else:
                 self._release(events)
+                if type(delta) is Reasoning and self._reasoned:
+                    delta = Reasoning(delta.text, _taken(self._reasoned))
                 events.append(delta)
                 if type(delta) is ToolCallEnded:
                     self._calls += 1
@@ -180,11 +200,13 @@ class OutputStream:
                         return
 
     def _text(self, delta: Text, events: list[Event]) -> None:
+        if self._reasoned:
+            events.append(Reasoning("", _taken(self._reasoned)))
         safe, self._stop = self._stops.feed(delta.text)
         if safe is delta.text and not self._logprobs:
             events.append(delta)
         elif safe:
-            events.append(Text(safe, self._take_logprobs()))
+            events.append(Text(safe, _taken(self._logprobs)))
         if self._stop is not None:
             self._stop_here(events)
 
@@ -192,14 +214,7 @@ class OutputStream:
         """What was held for a stop string is no part of one, as other than text follows."""
         held = self._stops.flush()
         if held:
-            events.append(Text(held, self._take_logprobs()))
-
-    def _take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        if not self._logprobs:
-            return ()
-        taken = tuple(self._logprobs)
-        self._logprobs.clear()
-        return taken
+            events.append(Text(held, _taken(self._logprobs)))
 
     def _finish(self, reason: FinishReason, events: list[Event]) -> None:
         held = self._detokenizer.flush()
@@ -217,13 +232,21 @@ class OutputStream:
 
     def _end(self, reason: FinishReason, events: list[Event]) -> None:
         self._ended = True
-        if self._logprobs and self._stop is None:
-            events.append(Text("", self._take_logprobs()))
+        self._logprobs += _taken(self._header)
+        if self._stop is None:
+            self._flush_logprobs(events)
         events.append(Finished(reason, self.usage, self._stop, self._calls))
 
     def _fail(self, error: Failure | None) -> Failed:
         self._ended = True
         return Failed(error or Failure("the engine ended the request without a reason"), self.usage)
+
+
+def _taken(entries: list[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """Empties a list of entries and returns what was in it."""
+    taken = tuple(entries)
+    entries.clear()
+    return taken
 
 
 @dataclass(slots=True)
@@ -247,6 +270,7 @@ class Answer:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reasoning_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finished | Failed | None = None
 
 
@@ -265,8 +289,9 @@ class Fold:
             case Text(text, logprobs):
                 self._text.append(text)
                 self._answer.logprobs.extend(logprobs)
-            case Reasoning(text):
+            case Reasoning(text, logprobs):
                 self._reasoning.append(text)
+                self._answer.reasoning_logprobs.extend(logprobs)
             case ToolCallBegun(index, id, name):
                 self._open[index] = ToolCall(id, name), []
             case ToolCallArguments(index, piece):

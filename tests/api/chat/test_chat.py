@@ -234,6 +234,20 @@ def test_logprobs_of_every_token(serve: Serve, stream: bool) -> None:
     assert all([top.logprob for top in entry.top_logprobs] == [-0.5, -1.5] for entry in entries)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_logprobs_of_reasoning_have_a_list_of_their_own(serve: Serve, stream: bool) -> None:
+    thought = "<|channel>thought\nHm.<channel|>"
+    answer = client(serve(f"{thought}Hi")).chat.completions.create(
+        model="quire-demo", messages=ASK, logprobs=True, stream=stream
+    )
+    pieces = [c.choices[0].logprobs for c in answer] if stream else [answer.choices[0].logprobs]
+    found = {"content": "", "reasoning_content": ""}
+    for piece in pieces:
+        for name, entries in piece.model_dump(exclude_none=True).items() if piece else ():
+            found[name] += "".join(entry["token"] for entry in entries)
+    assert found == {"content": "Hi<eos>", "reasoning_content": thought}
+
+
 def test_an_unknown_model_is_refused_naming_the_one_served(serve: Serve) -> None:
     with pytest.raises(NotFoundError, match="quire-demo") as caught:
         client(serve()).chat.completions.create(model="gpt-4", messages=ASK)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from openai import BadRequestError, OpenAI
 
-from quire.core.request import Request
+from quire.api.completions.endpoint import LogprobsWriter
+from quire.api.shared.render import token_text
+from quire.core.request import Request, TokenLogprobs
+from quire.demo import MODEL_DIR
+from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 
@@ -56,6 +60,19 @@ def test_logprobs(serve: Serve, stream: bool) -> None:
     assert offsets == [len("".join(names[:index])) for index in range(len(names))]
     tops = [top for piece in pieces if piece for top in piece.top_logprobs]
     assert all(list(top.values()) == [-0.5] for top in tops)
+
+
+def test_top_logprobs_hold_the_sampled_token() -> None:
+    (text,) = (tokenizer := Tokenizer.open(MODEL_DIR)).encode("a", add_special_tokens=False)
+    other = text + 1
+    names = [token_text(tokenizer, token) for token in (text, other)]
+    for top, held in (
+        ((), {names[0]: -2.0}),
+        (((other, -0.5),), {names[1]: -0.5, names[0]: -2.0}),
+        (((text, -2.0),), {names[0]: -2.0}),
+    ):
+        written = LogprobsWriter(tokenizer).write([TokenLogprobs(text, -2.0, top)])
+        assert written["top_logprobs"] == [held]
 
 
 @pytest.mark.parametrize(

@@ -209,12 +209,16 @@ class ChatChunks:
             case Text(text, ()):
                 delta = b'{"content":' + quoted(text) + b"}"
             case Text(text, entries):
-                logprobs = compact({"content": chat_logprobs(self._tokenizer, entries)})
-                middle = b'{"content":' + quoted(text) + b'},"logprobs":' + logprobs
-                return self._heads.of(index) + middle + b',"finish_reason":null}' + self._ends.after
-            case Reasoning(text):
+                logprobs = {"content": chat_logprobs(self._tokenizer, entries)}
+                delta = b'{"content":' + quoted(text) + b"}"
+                return self._with_logprobs(index, delta, logprobs)
+            case Reasoning(text, entries):
                 reasoning = quoted(text)
                 delta = b'{"reasoning_content":' + reasoning + b',"reasoning":' + reasoning + b"}"
+                if entries:
+                    shown = chat_logprobs(self._tokenizer, entries)
+                    logprobs = {"content": [], "reasoning_content": shown}
+                    return self._with_logprobs(index, delta, logprobs)
             case ToolCallBegun(number, call_id, name):
                 call = opening_call(self._tools, call_id, name)
                 if call["type"] == "custom":
@@ -236,6 +240,11 @@ class ChatChunks:
             case Failed(error):
                 return b"data: " + compact(openai_body(error)) + b"\n\n"
         return self._heads.of(index) + delta + self._ends.tail
+
+    def _with_logprobs(self, index: int, delta: bytes, logprobs: dict[str, Any]) -> bytes:
+        """A chunk with the log-probabilities of the tokens that it brings."""
+        middle = delta + b',"logprobs":' + compact(logprobs) + b',"finish_reason":null}'
+        return self._heads.of(index) + middle + self._ends.after
 
     def _progress(self, index: int, read: PromptRead) -> bytes:
         counts = {"total": read.total, "cache": read.cached, "processed": read.done}

@@ -141,7 +141,7 @@ class LogprobsWriter:
         self._offset = 0
 
     def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """OpenAI's four parallel lists for the next tokens."""
+        """OpenAI's four parallel lists for the next tokens; tops hold the sampled token, too."""
         names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
         offsets = []
         for name in names:
@@ -151,7 +151,10 @@ class LogprobsWriter:
             "tokens": names,
             "token_logprobs": [clamp(entry.logprob) for entry in entries],
             "top_logprobs": [
-                {token_text(self._tokenizer, token): clamp(value) for token, value in entry.top}
+                {
+                    token_text(self._tokenizer, token): clamp(value)
+                    for token, value in (*entry.top, (entry.token_id, entry.logprob))
+                }
                 for entry in entries
             ],
             "text_offset": offsets,
@@ -165,7 +168,7 @@ class CompletionLogprobs:
         self._writer = LogprobsWriter(tokenizer)
         self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
 
-    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
         """See `render.Logprobs`."""
         lists = self._writer.write(entries)
         for name, items in self._written.items():

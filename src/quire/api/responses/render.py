@@ -123,6 +123,8 @@ class ResponseEvents:
                     yield from self._open(self._message)
                 assert isinstance(self._item, MessageItem)
                 yield from self._item.add(text, logprobs)
+            case Reasoning(""):
+                pass  # log-probabilities of marks, which no item can carry
             case Reasoning(text):
                 if not isinstance(self._item, ReasoningItem):
                     yield from self._open(self._reasoning)

@@ -15,7 +15,7 @@ from quire.api.shared.render import Logprobs
 from quire.api.shared.sse import abort_when_gone
 from quire.serving.streams import GenerationStream
 from quire.serving.tasks import cancel_and_wait
-from quire.text.events import Event, Failed, Text
+from quire.text.events import Event, Failed, Reasoning, Text
 from quire.text.output import Answer, Fold
 
 
@@ -34,9 +34,11 @@ async def collect(
     folds = [Fold() for _ in run.choices]
 
     def take(index: int, event: Event) -> None:
-        if isinstance(event, Text) and event.logprobs:
-            slots.hold(request.scope, logprobs[index].add(event.logprobs))
-            event = Text(event.text)
+        if isinstance(event, Text | Reasoning) and event.logprobs:
+            reasoning = isinstance(event, Reasoning)
+            written = logprobs[index].add(event.logprobs, reasoning=reasoning)
+            slots.hold(request.scope, written)
+            event = type(event)(event.text)
         folds[index].add(event)
 
     await consume(request, run, take)

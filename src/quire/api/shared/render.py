@@ -154,8 +154,8 @@ def chat_logprobs(tokenizer: TokenNames, entries: Iterable[TokenLogprobs]) -> li
 class Logprobs(Protocol):
     """Writes the log-probabilities of a choice that is not streamed, as they come."""
 
-    def add(self, entries: Sequence[TokenLogprobs]) -> int:
-        """Takes the next tokens; how many bytes they are held in."""
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
+        """Takes the next tokens, of the answer or of its reasoning; returns the bytes held."""
         ...
 
     def body(self) -> Any:
@@ -166,7 +166,7 @@ class Logprobs(Protocol):
 class NoLogprobs:
     """Of a choice that nobody wants them of."""
 
-    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
         """Takes nothing."""
         return 0
 
@@ -175,20 +175,23 @@ class NoLogprobs:
 
 
 class ChatLogprobs:
-    """As chat has them."""
+    """As chat has them, with those of reasoning in a list of their own, if there are any."""
 
     def __init__(self, tokenizer: TokenNames) -> None:
         self._tokenizer = tokenizer
         self._written: list[bytes] = []
+        self._reasoning: list[bytes] = []
 
-    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
         """See `Logprobs`."""
-        self._written.append(compact(chat_logprobs(self._tokenizer, entries))[1:-1])
-        return len(self._written[-1])
+        written = compact(chat_logprobs(self._tokenizer, entries))[1:-1]
+        (self._reasoning if reasoning else self._written).append(written)
+        return len(written)
 
     def body(self) -> dict[str, Any]:
         """See `Logprobs`."""
-        return {"content": Array(self._written)}
+        body = {"content": Array(self._written)}
+        return body | {"reasoning_content": Array(self._reasoning)} if self._reasoning else body
 
 
 def _token(tokenizer: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:

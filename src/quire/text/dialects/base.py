@@ -95,6 +95,11 @@ class Parser(Protocol):
         ...
 
     @property
+    def in_header(self) -> bool:
+        """Whether the last token is in a header that has yet to say what follows it."""
+        ...
+
+    @property
     def owned(self) -> frozenset[int]:
         """Ids of the tokens that are structure: never detokenised, see `feed`."""
         ...

@@ -218,6 +218,10 @@ class Machine:
         return self.mode is Mode.REASONING
 
     @property
+    def in_header(self) -> bool:
+        return self.mode is Mode.HEADER
+
+    @property
     def owned(self) -> frozenset[int]:
         return self._owned
 
