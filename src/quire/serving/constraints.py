@@ -111,7 +111,7 @@ class Constraints:
 
     def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt leaves reasoning open."""
-        return self._dialect.parser(prompt, (), self._vocabulary).thinking
+        return self._dialect.parser(prompt, (), self._vocabulary).thinking is True
 
     def _may_think(self, spec: Generation) -> bool:
         """Whether reasoning is asked for, or what the template has the model do by itself."""

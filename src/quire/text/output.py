@@ -154,13 +154,13 @@ class OutputStream:
             piece = self._detokenizer.flush()
         elif stop_token and token_id not in self._stop_tokens:
             if logprobs is not None:
-                self._keep(logprobs, within=thinking)
+                self._keep(logprobs, within=bool(thinking))
             return
         else:
             piece = self._detokenizer.add(token_id)
         deltas = parser.feed(token_id, piece)
         within = thinking or parser.thinking
-        self._reasoning += within
+        self._reasoning += bool(within)
         if logprobs is not None:
             self._keep(logprobs, within=within)
         if deltas:
@@ -168,10 +168,11 @@ class OutputStream:
         if not self._ended:
             self._flush_logprobs(events, held=_HELD)
 
-    def _keep(self, entry: TokenLogprobs, *, within: bool) -> None:
-        """Keeps a token's entry for the event that it goes with; `within` reasoning or not."""
+    def _keep(self, entry: TokenLogprobs, *, within: bool | None) -> None:
+        """Keeps a token's entry for the event that it goes with; `within` reasoning or not, or of
+        a header, where what follows it tells."""
         self._header.append(entry)
-        if within or not self._parser.in_header:
+        if within is not None:
             (self._reasoned if within else self._logprobs).extend(self._header)
             self._header.clear()
 

@@ -90,13 +90,9 @@ class Parser(Protocol):
     """
 
     @property
-    def thinking(self) -> bool:
-        """Whether the next ordinary token is part of reasoning."""
-        ...
-
-    @property
-    def in_header(self) -> bool:
-        """Whether the last token is in a header that has yet to say what follows it."""
+    def thinking(self) -> bool | None:
+        """Whether the next ordinary token is part of reasoning; None within a header that has yet
+        to say what follows it."""
         ...
 
     @property

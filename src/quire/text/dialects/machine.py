@@ -214,12 +214,8 @@ class Machine:
         self._flowing: _Flowing | None = None
 
     @property
-    def thinking(self) -> bool:
-        return self.mode is Mode.REASONING
-
-    @property
-    def in_header(self) -> bool:
-        return self.mode is Mode.HEADER
+    def thinking(self) -> bool | None:
+        return None if self.mode is Mode.HEADER else self.mode is Mode.REASONING
 
     @property
     def owned(self) -> frozenset[int]:
@@ -247,7 +243,7 @@ class Machine:
     def finish(self, reason: FinishReason) -> list[Delta]:
         self._flush_scanner()
         self.on_end(reason)
-        self.writer.end(thinking=self.thinking)
+        self.writer.end(thinking=self.mode is Mode.REASONING)
         return self.writer.take()
 
     def _scan(self, piece: str) -> None:
