@@ -21,7 +21,8 @@ from quire.demo import MODEL_DIR
 from quire.media.source import MediaSource
 from quire.serving.assembly import assemble
 from quire.serving.generation import Generation, Prepared
-from quire.serving.jobs import JobLimits, Jobs
+from quire.serving.job_messages import JobLimits
+from quire.serving.jobs import Jobs
 from quire.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngine
 

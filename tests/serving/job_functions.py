@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from quire.core.errors import ModelError, RequestError
-from quire.serving.jobs import Asker
+from quire.serving.job_messages import Asker
 
 
 @dataclass

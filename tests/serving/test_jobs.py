@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from quire.core.errors import EngineFailure, RequestError
-from quire.serving.jobs import JobLimits, Jobs
+from quire.serving.job_messages import JobLimits
+from quire.serving.jobs import Jobs
 from tests.serving import job_functions as functions
 from tests.support.waiting import wait_until
 
@@ -112,6 +114,85 @@ async def test_the_first_process_is_started_anew_if_it_dies(jobs: Jobs) -> None:
     first.kill()
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
     assert (await jobs.run(functions.join, "a"))[1] == "opened changed a"
+
+
+async def test_a_place_is_kept_until_the_child_is_reaped(tmp_path: Path) -> None:
+    jobs = Jobs(functions.Opened, JobLimits(at_once=2))
+    await jobs.open()
+    parent = max(psutil.Process().children(), key=lambda each: each.create_time())
+    most = 0
+    for round in range(30):
+        tasks = [
+            asyncio.create_task(jobs.run(functions.spin, str(tmp_path / f"{round}-{number}")))
+            for number in range(8)
+        ]
+        await asyncio.sleep(0.01)
+        most = max(most, len(parent.children()))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        most = max(most, len(parent.children()))
+    assert 0 < most <= 2
+    assert (await jobs.run(functions.join))[1] == "opened changed"
+    await jobs.close()
+
+
+async def test_orders_wait_for_a_first_process_that_does_not_read(jobs: Jobs) -> None:
+    """More orders than its pipe holds: none is lost, and jobs that nobody wants never start."""
+    await jobs.open()
+    parent = jobs._parent
+    assert parent is not None
+    parent._process.send_signal(signal.SIGSTOP)
+    given = [parent.job() for _ in range(2000)]
+    for job in given:
+        job.end()
+    never = sum(job.ended.done() for job in given)
+    assert never > 0, "the pipe holds 2,000 orders"
+    parent._process.send_signal(signal.SIGCONT)
+    await asyncio.gather(*(job.ended for job in given))
+    assert not psutil.Process(parent._process.pid).children()
+    assert (await jobs.run(functions.join))[1] == "opened changed"
+
+
+async def test_a_key_that_fills_all_places_delays_another_by_little(tmp_path: Path) -> None:
+    jobs = Jobs(functions.Opened, JobLimits(at_once=2))
+    spinning = [
+        asyncio.create_task(jobs.run(functions.spin, str(tmp_path / str(number)), key="b"))
+        for number in range(4)
+    ]
+    started = [tmp_path / str(number) for number in range(2)]
+    await asyncio.to_thread(wait_until, lambda: all(each.exists() for each in started))
+    assert (await jobs.run(functions.join, key="a"))[1] == "opened changed"
+    assert not any(task.done() for task in spinning)
+    assert jobs.places.running + jobs.places.paused <= 3
+    await jobs.close()
+    for outcome in await asyncio.gather(*spinning, return_exceptions=True):
+        assert isinstance(outcome, EngineFailure)  # and no refusal of the request
+
+
+async def test_the_end_of_the_first_process_is_no_fault_of_the_request(tmp_path: Path) -> None:
+    jobs, started = Jobs(functions.Opened, JobLimits(at_once=1)), tmp_path / "pid"
+    task = asyncio.create_task(jobs.run(functions.spin, str(started)))
+    await asyncio.to_thread(wait_until, lambda: started.exists() and started.read_text())
+    assert jobs._parent is not None
+    jobs._parent._process.kill()
+    with pytest.raises(EngineFailure, match="has ended"):
+        await task
+    await gone(int(started.read_text()))
+    assert (await jobs.run(functions.join))[1] == "opened changed"
+    await jobs.close()
+
+
+async def test_whoever_gives_up_does_not_stop_the_start_that_others_wait_for() -> None:
+    jobs = Jobs(functions.Opened, JobLimits(at_once=2))
+    leaving = asyncio.create_task(jobs.run(functions.join))
+    staying = asyncio.create_task(jobs.run(functions.join))
+    await asyncio.sleep(0.05)
+    before = set(psutil.Process().children())
+    leaving.cancel()
+    assert (await staying)[1] == "opened changed"
+    assert set(psutil.Process().children()) == before
+    await jobs.close()
 
 
 async def test_nothing_starts_after_the_end(jobs: Jobs) -> None:

@@ -16,7 +16,7 @@ from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Request
 from quire.media.processors.base import FileKey, Parts
 from quire.serving.assembly import assemble
-from quire.serving.jobs import Asker
+from quire.serving.job_messages import Asker
 from quire.serving.ticket import Ticket
 
 _DECODERS = ("av", "pypdfium2")

@@ -27,9 +27,10 @@ from quire.core.processes import allow_many_descriptors
 from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
-from quire.serving.jobs import JobLimits, Jobs
+from quire.serving.job_messages import JobLimits
+from quire.serving.jobs import Jobs
 from quire.serving.models import Loaded, Models, OnProgress, Opener
-from quire.serving.tasks import cancel_and_wait
+from quire.serving.tasks import cancel_and_wait, to_the_end
 
 log = logging.getLogger("quire.server")
 
@@ -167,7 +168,7 @@ async def _open(
         # which no way of it does without the interpreter's lock: a second for 262,000 tokens.
         service = await asyncio.to_thread(assemble, client, model_config.name, config)
     except BaseException as error:
-        await client.close()
+        await to_the_end(client.close())
         if isinstance(error, QuireError) or not isinstance(error, Exception):
             raise
         log.exception("%s cannot be read", model_config.name)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import resource
+import signal
 import subprocess
+import sys
 from typing import Any
 
 _DESCRIPTORS = (1 << 16, 10240)
@@ -25,6 +29,23 @@ def allow_many_descriptors() -> None:
             return
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies. Linux only; elsewhere nothing happens.
+
+    Args:
+        parent: the parent's process id, as it was before the fork: it may have died since.
+    """
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_or_kill(process: subprocess.Popen[Any], seconds: float) -> None:

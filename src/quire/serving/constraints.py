@@ -59,6 +59,11 @@ class Constraints:
         """Ends the process that makes grammars. May be called again."""
         await self._sandbox.close()
 
+    def bind(self, prepared: Prepared) -> bool:
+        """Whether a grammar binds the answer."""
+        spec = prepared.spec
+        return bool(spec.format is not None or spec.tool_choice.forced or spec.strict_tools)
+
     async def build(self, prepared: Prepared) -> AnswerGrammar:
         """The grammar of the answer; compiled once, so that a bad schema is a 400.
 
@@ -66,9 +71,9 @@ class Constraints:
             RequestError: it cannot be compiled, or lets no answer through that begins as the one
                 that is to be gone on with (code `NO_BEGINNING`).
         """
-        spec = prepared.spec
-        if spec.format is None and not spec.tool_choice.forced and not spec.strict_tools:
+        if not self.bind(prepared):
             return AnswerGrammar(None)
+        spec = prepared.spec
         request = GrammarRequest(
             format=spec.format,
             tools=spec.offered_tools,
@@ -80,7 +85,7 @@ class Constraints:
             bare=prepared.bare or spec.continue_final,
             begun=prepared.begun,
         )
-        built = await self._sandbox.build(request)
+        built = await self._sandbox.build(request, spec.caller)
         if built.unenforced:
             log.info("left to the model: %s", "; ".join(built.unenforced))
         return built

@@ -36,7 +36,7 @@ from quire.core.messages import (
 )
 from quire.core.processes import wait_or_kill
 from quire.core.request import Failure, FinishReason, Request
-from quire.serving.tasks import cancel_and_wait
+from quire.serving.tasks import cancel_and_wait, to_the_end
 from quire.serving.ticket import Ticket
 
 log = logging.getLogger("quire.process")
@@ -117,7 +117,7 @@ class ProcessEngine:
         try:
             await asyncio.shield(engine._opened)
         except BaseException:
-            await engine.close()
+            await to_the_end(engine.close())
             raise
         finally:
             on_progress(None)
@@ -160,10 +160,14 @@ class ProcessEngine:
         if self.failure is not None:
             raise EngineFailure(self.failure)
         self._asked += 1
-        answer = self._stats[self._asked] = self._loop.create_future()
-        self._send(AskStats(self._asked))
-        stats: EngineStats = await answer
-        return stats
+        number = self._asked
+        answer = self._stats[number] = self._loop.create_future()
+        self._send(AskStats(number))
+        try:
+            stats: EngineStats = await answer
+            return stats
+        finally:
+            self._stats.pop(number, None)  # whoever asked may have left
 
     async def close(self) -> None:
         """Ends the process; what is in flight fails. May be called again.

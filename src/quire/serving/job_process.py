@@ -18,9 +18,11 @@ from typing import Any, NoReturn
 from quire.core.errors import QuireError
 from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
+from quire.core.processes import end_with_parent
 from quire.core.stop_signals import leave_stopping_to_the_parent
-from quire.serving.jobs import (
-    KILL,
+from quire.serving.job_messages import (
+    ENDED,
+    NOT_STARTED,
     ORDER,
     START,
     Ask,
@@ -89,7 +91,7 @@ class _JobRunner:
         """Job numbers and process ids. A pid is not used again before it is reaped, here."""
 
     def run(self) -> None:
-        """Forks, kills and reaps until the pipe closes."""
+        """Forks, signals and reaps until the pipe closes."""
         ended, wake = socket.socketpair()
         for end in (ended, wake):
             end.setblocking(False)
@@ -115,21 +117,42 @@ class _JobRunner:
             return False
         what, number = ORDER.unpack(order)
         if what == START:
-            with socket.socket(fileno=files[0]) as pipe:
-                pid = os.fork()
-                if pid == 0:
-                    self._control.close()
-                    self._asker.connect(pipe)
-                    _run(pipe, self._opened, self._limits)
-                self._children[number] = pid
-        elif what == KILL and number in self._children:
-            os.kill(self._children[number], signal.SIGKILL)
+            self._fork(number, files)
+        elif number in self._children:
+            os.kill(self._children[number], what)
         return True
+
+    def _fork(self, number: int, files: list[int]) -> None:
+        """Starts a child at the other end of the one pipe that came with the order."""
+        if not files:  # the system has no descriptor left
+            self._tell_end(number, NOT_STARTED)
+            return
+        with socket.socket(fileno=files[0]) as pipe:
+            own = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                log.error("no process for a request can be started: %s", error.strerror)
+                self._tell_end(number, NOT_STARTED)
+                return
+            if pid == 0:
+                self._control.close()
+                end_with_parent(own)
+                self._asker.connect(pipe)
+                _run(pipe, self._opened, self._limits)
+            self._children[number] = pid
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                self._children = {n: p for n, p in self._children.items() if p != pid}
+            while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                pid, status = found
+                number = next(n for n, p in self._children.items() if p == pid)
+                del self._children[number]
+                self._tell_end(number, os.waitstatus_to_exitcode(status))
+
+    def _tell_end(self, number: int, code: int) -> None:
+        with contextlib.suppress(ConnectionError):  # the server has ended
+            self._control.sendall(ENDED.pack(number, code))
 
 
 def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:

@@ -20,7 +20,7 @@ from quire.core.messages import Progress
 from quire.serving.jobs import Jobs
 from quire.serving.service import Service
 from quire.serving.streams import Observer
-from quire.serving.tasks import cancel_and_wait
+from quire.serving.tasks import cancel_and_wait, close_all, to_the_end
 
 log = logging.getLogger("quire.models")
 
@@ -42,9 +42,8 @@ class Loaded:
 
     async def close(self) -> None:
         """Ends its processes; what is in flight fails."""
-        await self.service.close()
-        if self.jobs is not None:
-            await self.jobs.close()
+        jobs = () if self.jobs is None else (self.jobs.close(),)
+        await close_all(self.service.close(), *jobs)
 
 
 OnProgress = Callable[[Progress | None], None]
@@ -178,6 +177,8 @@ class Models:
         self._memory = memory
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        """What is unloaded, but has not ended yet. Nobody cancels these."""
         self._closed = False
         self._observer: Callable[[str, int, str], Observer] | None = None
         self.broken = asyncio.Event()
@@ -284,8 +285,9 @@ class Models:
         for model in self._models:
             model.stop_timer()
         await cancel_and_wait(*(each.watch for each in self._models if each.watch is not None))
-        closing = [each.loaded.close() for each in self._models if each.loaded is not None]
-        await asyncio.gather(*closing)
+        if self._closing:
+            await asyncio.wait(self._closing)
+        await close_all(*(each.loaded.close() for each in self._models if each.loaded is not None))
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -363,6 +365,13 @@ class Models:
         if loaded is None:
             return
         model.stop_timer()
+        closing = asyncio.create_task(self._close(model, loaded))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await to_the_end(closing)
+
+    async def _close(self, model: Model, loaded: Loaded) -> None:
+        """Ends what an unloaded model leaves; whoever asked for it may leave meanwhile."""
         if model.watch is not None:
             await cancel_and_wait(model.watch)
         await loaded.close()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from quire.core.errors import RequestError
 from quire.core.lru import LruCache
 from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
-from quire.serving.jobs import TOO_COSTLY, Asker, JobLimits, Jobs
+from quire.serving.job_messages import TOO_COSTLY, Asker, JobLimits
+from quire.serving.jobs import Jobs
 
 if TYPE_CHECKING:
     from quire.serving.grammar_builder import GrammarBuilder
@@ -55,8 +56,11 @@ class GrammarSandbox:
         self._jobs = Jobs(opening, _LIMITS)
         self._kept: LruCache[bytes, AnswerGrammar] = LruCache(_KEPT_CHARACTERS, _characters)
 
-    async def build(self, request: GrammarRequest) -> AnswerGrammar:
-        """The grammar of an answer.
+    async def build(self, request: GrammarRequest, caller: str = "") -> AnswerGrammar:
+        """The grammar of an answer; its compilation ends when the caller of this is cancelled.
+
+        Args:
+            caller: the API key that asks; keys take turns.
 
         Raises:
             RequestError: it cannot be compiled, or not within the limits.
@@ -67,7 +71,7 @@ class GrammarSandbox:
             key = blake2b(pickle.dumps(request), digest_size=16).digest()
             if (kept := self._kept.get(key)) is not None:
                 return kept
-            return self._kept.put(key, await self._jobs.run(_build, request))
+            return self._kept.put(key, await self._jobs.run(_build, request, key=caller))
         except RecursionError:
             raise _refused(field, "it is nested too deeply") from None
         except RequestError as error:

@@ -16,7 +16,8 @@ from quire.serving.generation import Generation, Prepared
 from quire.serving.interface import EngineClient
 from quire.serving.prompts import Prompts
 from quire.serving.streams import GenerationStream, Observer
-from quire.serving.submission import Submission
+from quire.serving.submission import Constrained, Submission
+from quire.serving.tasks import close_all
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -61,9 +62,17 @@ class Service:
         """See `Prompts.prepare`."""
         return await self.prompts.prepare(spec, light=light)
 
+    async def constrain(self, prepared: Prepared) -> Constrained:
+        """See `Submission.constrain`."""
+        return await self.submission.constrain(prepared)
+
+    async def submit(self, constrained: Constrained) -> GenerationStream:
+        """See `Submission.submit`."""
+        return await self.submission.submit(constrained)
+
     async def begin(self, prepared: Prepared) -> GenerationStream:
-        """See `Submission.begin`."""
-        return await self.submission.begin(prepared)
+        """Compile the grammar, and queue."""
+        return await self.submit(await self.constrain(prepared))
 
     def observe(self, observer: Callable[[str, int], Observer]) -> None:
         """See `Submission.observe`."""
@@ -71,5 +80,4 @@ class Service:
 
     async def close(self) -> None:
         """Ends the engine and what else runs for this service. May be called again."""
-        await self.constraints.close()
-        await self.client.close()
+        await close_all(self.constraints.close(), self.client.close())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.core.errors import EngineFailure, RequestError
 from quire.core.request import NO_BEGINNING, GrammarSpec, Request
@@ -23,6 +23,14 @@ from quire.text.stops import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
 
 _KEPT_SNAPSHOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Constrained:
+    """What is to be generated, and the grammar that binds it: see `Prepared.anew`."""
+
+    prepared: Prepared
+    grammar: AnswerGrammar
 
 
 class Submission:
@@ -63,16 +71,33 @@ class Submission:
         """Asks for an observer of each choice from now on, by its caller and prompt's tokens."""
         self._observer = observer
 
-    async def begin(self, prepared: Prepared) -> GenerationStream:
-        """Queues what has been prepared, here or in a job.
+    async def constrain(self, prepared: Prepared) -> Constrained:
+        """Compile the grammar of what has been prepared, here or in a job.
+
+        This may take seconds. It holds nothing, and ends when it is cancelled.
+
+        Raises:
+            RequestError: it cannot be served.
+            EngineFailure: the engine cannot go on.
+        """
+        if self._client.failure is not None:
+            raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
+        try:
+            return Constrained(prepared, await self._constraints.build(prepared))
+        except RequestError as error:
+            if not prepared.anew or error.code != NO_BEGINNING:
+                raise
+            anew = Prepared(prepared.spec.anew, prepared.anew, prepared.bare)
+            return Constrained(anew, await self._constraints.build(anew))
+
+    async def submit(self, constrained: Constrained) -> GenerationStream:
+        """Queue a generation. The stream owns its requests; nothing is awaited once they are there.
 
         Raises:
             RequestError: it cannot be served; nothing has been queued.
             EngineFailure: the engine cannot go on.
         """
-        if self._client.failure is not None:
-            raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
-        prepared, grammar = await self._constrained(prepared)
+        prepared, grammar = constrained.prepared, constrained.grammar
         spec, prompts = prepared.spec, prepared.prompts
         stops = StopStrings(spec.stops, spec.names.stops)
         requests: list[Request] = []
@@ -97,16 +122,6 @@ class Submission:
             for request, ticket, output in zip(requests, tickets, outputs, strict=True)
         ]
         return GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
-
-    async def _constrained(self, prepared: Prepared) -> tuple[Prepared, AnswerGrammar]:
-        """The grammar of what is served, and that: see `Prepared.anew`."""
-        try:
-            return prepared, await self._constraints.build(prepared)
-        except RequestError as error:
-            if not prepared.anew or error.code != NO_BEGINNING:
-                raise
-            anew = Prepared(prepared.spec.anew, prepared.anew, prepared.bare)
-            return anew, await self._constraints.build(anew)
 
     def _output(self, prepared: Prepared, prompt: Prompt, stops: StopStrings) -> OutputStream:
         """What turns one choice's tokens into events."""

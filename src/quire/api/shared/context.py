@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from quire.api.shared.access import note_ignored
-from quire.api.shared.auth import caller_of
+from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.field_errors import Generating
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
@@ -110,11 +110,10 @@ class ServerContext:
             model = self.models.find(named.get("model"))
         use = use_of(request.scope)
         if model.ready:
-            lease = await self.models.use(model)
+            lease = await use.take(self.models.use(model))
         else:
-            loading = until_gone(request.receive, self.models.use(model))
+            loading = until_gone(request.receive, use.take(self.models.use(model)))
             lease = await use.waiting(loading, streams=named.get("stream") is True)
-        use.hold(lease)
         note(request.scope, {"model": lease.model.name})
         loaded, serving = lease.loaded, model.config.serving
         light = loaded.jobs is not None
@@ -152,15 +151,21 @@ class Context:
         Raises:
             RequestError: it cannot be served; nothing has been queued.
             EngineFailure: the engine cannot go on.
+            ClientDisconnect: the client left; what compiled its grammar has ended.
         """
         caller, spec = caller_of(request.scope), prepared.spec
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
         lease, keep_s = self.lease, spec.keep_alive_s
-        if lease is not None and keep_s is not None and not lease.keep(keep_s):
-            note_ignored(request.scope, ["keep_alive"])
+        if lease is not None and keep_s is not None:
+            # How long a model stays concerns all keys: it is the operator's where there are many.
+            kept = caller == EVERYONE and lease.keep(keep_s)
+            note_ignored(request.scope, [] if kept else ["keep_alive"])
         if (caller, salt) != (spec.caller, spec.cache_salt):
             prepared = replace(prepared, spec=replace(spec, caller=caller, cache_salt=salt))
-        return await self.service.begin(self.job_media.complete(prepared))
+        work = self.service.constrain(self.job_media.complete(prepared))
+        if self.service.constraints.bind(prepared):  # then it takes a while
+            return await self.service.submit(await until_gone(request.receive, work))
+        return await self.service.submit(await work)
 
     async def read(
         self,
@@ -186,7 +191,14 @@ class Context:
                 return await reader(self, request, body)
         assert self.jobs is not None, "nothing is elsewhere without jobs"
         known = self.job_media.answers | dict(answers or {})
-        work = self.jobs.run(_read_in_job, reader, _job_scope(request), body, answers=known)
+        work = self.jobs.run(
+            _read_in_job,
+            reader,
+            _job_scope(request),
+            body,
+            key=caller_of(request.scope),
+            answers=known,
+        )
         read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
         note(request.scope, read[1])
         return read[0]

@@ -37,14 +37,23 @@ class ModelUse:
         self._send = send
         self._begun = False
         self._lease: Lease | None = None
+        self._released = False
         self._error: bytearray | None = None
 
-    def hold(self, lease: Lease) -> None:
-        """Keeps the model until the answer has been sent."""
-        self._lease = lease
+    async def take(self, lease: Awaitable[Lease]) -> Lease:
+        """Waits for a hold on a model, and keeps it until the answer has been sent.
+
+        Nothing is awaited between the lease's coming and its being held here, so that no
+        cancellation loses it.
+        """
+        self._lease = await lease
+        if self._released:
+            self._lease.release()
+        return self._lease
 
     def release(self) -> None:
         """The answer has been sent, or nobody reads it."""
+        self._released = True
         if self._lease is not None:
             self._lease.release()
 

@@ -1,0 +1,128 @@
+"""Turns by key: whoever has used the least of a shared resource goes next. Pure Python.
+
+The counters are those of the Virtual Token Counter (Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024): each key's use adds up, the key with the lowest sum goes first, and a
+key that comes back after a pause begins at the lowest sum of those that are there, so that nobody
+saves up turns while idle. The unit of use is the caller's: seconds of a process, rows of a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class Shares(Generic[Key]):
+    """What each key has used of one resource. Belongs to whoever hands the resource out."""
+
+    def __init__(self) -> None:
+        self._used: dict[Key, float] = {}
+        self._active: set[Key] = set()
+        self._floor = 0.0
+        """The lowest use among active keys, as last seen; never falls."""
+
+    def used(self, key: Key) -> float:
+        """Return the use that counts for `key`."""
+        return max(self._used.get(key, 0.0), 0.0 if key in self._active else self._lowest())
+
+    def activate(self, key: Key) -> None:
+        """Count `key` among those that ask. One that did not ask before starts at the lowest."""
+        if key not in self._active:
+            self._used[key] = self.used(key)
+            self._active.add(key)
+
+    def deactivate(self, key: Key) -> None:
+        """Count `key` no longer among those that ask."""
+        self._floor = self._lowest()
+        self._active.discard(key)
+
+    def charge(self, key: Key, amount: float) -> None:
+        """Add to the use of `key`."""
+        self._used[key] = self.used(key) + amount
+
+    def ordered(self, keys: Iterable[Key]) -> list[Key]:
+        """Return distinct keys, the least used first; equal ones stay in order.
+
+        These keys are the active ones from now on.
+        """
+        asking = dict.fromkeys(keys)
+        for key in asking:
+            self.activate(key)
+        for key in self._active - asking.keys():
+            self.deactivate(key)
+        return sorted(asking, key=self.used)
+
+    def _lowest(self) -> float:
+        active = min((self._used[key] for key in self._active), default=self._floor)
+        return max(self._floor, active)
+
+
+class Turns(Generic[Key, Item]):
+    """Items that wait, each under its key. Items of one key keep their order.
+
+    A key is active in `shares` from its first item until `release`: the owner calls `release` once
+    for each item that `take` returned, when the item has stopped using the resource.
+    """
+
+    def __init__(self) -> None:
+        self.shares: Shares[Key] = Shares()
+        self._waiting: dict[Key, deque[Item]] = {}
+        self._taken: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def count(self, key: Key) -> int:
+        """Return how many items of `key` wait."""
+        return len(self._waiting.get(key, ()))
+
+    def add(self, key: Key, item: Item, *, first: bool = False) -> None:
+        """Let an item wait behind, or `first` before, the others of its key."""
+        self.shares.activate(key)
+        items = self._waiting.setdefault(key, deque())
+        if first:
+            items.appendleft(item)
+        else:
+            items.append(item)
+
+    def discard(self, key: Key, item: Item) -> bool:
+        """Take out an item that waits. Return False if it does not wait here."""
+        items = self._waiting.get(key)
+        if items is None or item not in items:
+            return False
+        items.remove(item)
+        self._settle(key)
+        return True
+
+    def next(self) -> tuple[Key, Item] | None:
+        """Return the item whose turn it is, and its key. It goes on waiting."""
+        if not self._waiting:
+            return None
+        key = min(self._waiting, key=self.shares.used)
+        return key, self._waiting[key][0]
+
+    def take(self) -> tuple[Key, Item] | None:
+        """Take out the item whose turn it is."""
+        found = self.next()
+        if found is not None:
+            key, _ = found
+            self._taken[key] = self._taken.get(key, 0) + 1
+            self._waiting[key].popleft()
+            self._settle(key)
+        return found
+
+    def release(self, key: Key) -> None:
+        """Say that an item which was taken uses the resource no longer."""
+        self._taken[key] -= 1
+        self._settle(key)
+
+    def _settle(self, key: Key) -> None:
+        if not self._waiting.get(key):
+            self._waiting.pop(key, None)
+            if not self._taken.get(key):
+                self._taken.pop(key, None)
+                self.shares.deactivate(key)

@@ -1,0 +1,81 @@
+"""What the server, the first process of jobs and its children say to each other."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.core.errors import RequestError
+
+Asker = Callable[..., Any]
+"""From within a job: the server's answer to a question and its arguments, see `Jobs.run`."""
+Opener = Callable[[Asker], object]
+"""Makes the first argument of every job, before there is one. Has to be picklable."""
+
+ORDER = struct.Struct("<BQ")
+"""To the first process: START or the number of a signal, and the number of the job."""
+START = 0
+ENDED = struct.Struct("<Qq")
+"""From the first process: the number of a job whose child is reaped, and its exit code."""
+NOT_STARTED = 1 << 32
+"""The exit code of a child that the system did not let start."""
+
+TOO_COSTLY = "request_too_costly"
+"""The code of what is refused because its job took too much, or crashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What jobs may take.
+
+    Attributes:
+        at_once: jobs that run at the same time; others wait, or are paused.
+        cpu_s: processor seconds of one.
+        wall_s: seconds of one, without those in which it was paused.
+        memory: bytes of one, beside what all share. Kept on Linux.
+    """
+
+    at_once: int = max(2, min(8, (os.cpu_count() or 2) // 2))
+    cpu_s: int = 60
+    wall_s: float = 300.0
+    memory: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the first process begins with."""
+
+    opener: Opener
+    limits: JobLimits
+    log_level: str
+    log_format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """From a job: it wants to know something that only the server knows."""
+
+    question: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: Exception
+
+
+def too_costly(limits: JobLimits) -> RequestError:
+    """The refusal of a request whose job took too much, or crashed."""
+    return RequestError(
+        f"The request could not be read: doing so took more than {limits.cpu_s} s of processor "
+        f"time or {limits.memory >> 20} MiB of memory, or crashed a decoder.",
+        code=TOO_COSTLY,
+    )

@@ -1,0 +1,223 @@
+"""The first process of `jobs` as the event loop sees it: it starts, pauses and kills children."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass
+
+from quire.core.errors import EngineFailure
+from quire.core.frames import Frames, encode
+from quire.core.processes import wait_or_kill
+from quire.serving.job_messages import ENDED, ORDER, START, Failed, Opening
+from quire.serving.tasks import to_the_end
+
+_OPENING_S = 120.0
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Threads do not survive a fork; nor is one request to have all cores."""
+
+
+class Job:
+    """A child, or one to be. Its owner calls `end` once it waits for the result no longer.
+
+    Attributes:
+        number: tells the child from all others of its parent.
+        pipe: the server's end of the child's pipe; does not block.
+        ended: done once the child is reaped, or will never be; its result is the exit code, the
+            negative of a signal's number, or None if the first process is gone.
+    """
+
+    def __init__(self, parent: JobParent, number: int, pipe: socket.socket) -> None:
+        self.number = number
+        self.pipe = pipe
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._parent = parent
+
+    def pause(self) -> None:
+        """Stop the child until `resume`."""
+        self._parent.signal(self, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused child go on."""
+        self._parent.signal(self, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill the child if it still lives."""
+        self.pipe.close()
+        self._parent.signal(self, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class _Order:
+    """What waits to be written to the first process; the child's end of the pipe with a START."""
+
+    job: Job
+    what: int
+    pipe: socket.socket | None = None
+
+
+class JobParent:
+    """Owns the first process and the children it has. Made by `start`, belongs to one event loop.
+
+    Orders wait here while the pipe to the process is full, so none is lost.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._orders: deque[_Order] = deque()
+        self._jobs: dict[int, Job] = {}
+        self._received = bytearray()
+        self._number = 0
+        self._gone = False
+
+    @classmethod
+    async def start(cls, opening: Opening) -> JobParent:
+        """Start the process and wait until it can start jobs.
+
+        Raises:
+            EngineFailure: it does not start.
+        """
+        ours, theirs = socket.socketpair()
+        # Not by -m, under which jobs would import the module a second time.
+        code = "from quire.serving.job_process import main; main()"
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        with contextlib.ExitStack() as unless_started, theirs:
+            unless_started.callback(ours.close)
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _ENVIRONMENT,
+                process_group=0,  # out of reach of a terminal's Ctrl-C
+            )
+            unless_started.pop_all()
+        ours.setblocking(False)
+        parent = cls(process, ours)
+        try:
+            async with asyncio.timeout(_OPENING_S):
+                await asyncio.get_running_loop().sock_sendall(ours, encode(opening))
+                started = await Frames(ours).next_async()
+        except (OSError, EOFError) as error:
+            await parent.close()
+            raise EngineFailure("the process that starts jobs did not start") from error
+        except asyncio.CancelledError:
+            await to_the_end(parent.close())
+            raise
+        if isinstance(started, Failed):
+            await parent.close()
+            raise EngineFailure(f"no process for requests can be started: {started.error}")
+        parent._loop.add_reader(ours, parent._read)
+        return parent
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs can be started."""
+        return not self._gone and self._process.poll() is None
+
+    def job(self) -> Job:
+        """Start a child. The caller ends it."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._number += 1
+        job = Job(self, self._number, ours)
+        self._jobs[job.number] = job
+        self._give(_Order(job, START, theirs))
+        return job
+
+    def signal(self, job: Job, number: signal.Signals) -> None:
+        """Send a signal to a child that lives. A child that was not started yet never will be."""
+        if job.ended.done():
+            return
+        unsent = next((each for each in self._orders if each.job is job and each.pipe), None)
+        if unsent is None:
+            self._give(_Order(job, number))
+        elif number == signal.SIGKILL:
+            assert unsent.pipe is not None
+            unsent.pipe.close()
+            self._orders = deque(each for each in self._orders if each.job is not job)
+            self._end(job.number, None)
+        else:
+            self._orders.append(_Order(job, number))
+
+    async def close(self) -> None:
+        """End the process, which kills its children when its end of the pipe closes."""
+        self._lose()
+        await asyncio.to_thread(wait_or_kill, self._process, 5)
+
+    def _lose(self) -> None:
+        """Nothing more comes from the process."""
+        if self._gone:
+            return
+        self._gone = True
+        self._loop.remove_reader(self._control)
+        self._loop.remove_writer(self._control)
+        self._control.close()
+        for order in self._orders:
+            if order.pipe is not None:
+                order.pipe.close()
+        self._orders.clear()
+        for number in list(self._jobs):
+            self._end(number, None)
+
+    def _end(self, number: int, code: int | None) -> None:
+        job = self._jobs.pop(number, None)
+        if job is not None:
+            job.ended.set_result(code)
+
+    # -- the pipe ------------------------------------------------------------------------------
+
+    def _give(self, order: _Order) -> None:
+        if self._gone:
+            if order.pipe is not None:
+                order.pipe.close()
+            self._end(order.job.number, None)
+            return
+        self._orders.append(order)
+        if len(self._orders) == 1:
+            self._write()
+
+    def _write(self) -> None:
+        while self._orders:
+            order = self._orders[0]
+            files = [] if order.pipe is None else [order.pipe.fileno()]
+            try:
+                # The kernel takes a message of this size whole, or none of it.
+                socket.send_fds(self._control, [ORDER.pack(order.what, order.job.number)], files)
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._control, self._write)
+                return
+            except OSError:
+                self._lose()
+                return
+            self._orders.popleft()
+            if order.pipe is not None:
+                order.pipe.close()
+        self._loop.remove_writer(self._control)
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        self._received += data
+        whole = len(self._received) - len(self._received) % ENDED.size
+        for number, code in ENDED.iter_unpack(bytes(self._received[:whole])):
+            self._end(number, code)
+        del self._received[:whole]

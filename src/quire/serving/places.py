@@ -1,0 +1,175 @@
+"""Places for jobs: at most so many run at once, and keys take turns.
+
+A key's job that has run for long while another key waits is paused for it, and goes on later. So
+an API key that fills all places delays the others by a fraction of a second, not by its jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quire.core.errors import EngineFailure, Overloaded
+from quire.core.turns import Turns
+
+SLICE_S = 0.25
+"""Seconds by which a running key may be ahead of one that waits."""
+_QUEUED = 512
+"""Jobs of one key that wait at most."""
+_PAUSED = 3
+"""Paused jobs for each place; bounds the memory of jobs that have begun."""
+
+
+class Place:
+    """One job's right to run. Made and changed by `Places` alone.
+
+    Attributes:
+        key: the API key that the job belongs to.
+        since: the moment from which its use is not counted yet; None while it does not run.
+        begun: whether it has ever run.
+    """
+
+    def __init__(self, key: str, granted: asyncio.Future[None]) -> None:
+        self.key = key
+        self.granted = granted
+        self.since: float | None = None
+        self.begun = False
+        self.pause: Callable[[], None] | None = None
+        self.resume: Callable[[], None] | None = None
+
+
+class Places:
+    """Hands out places. Belongs to one event loop.
+
+    Args:
+        at_once: jobs that run at the same time.
+        clock: seconds.
+    """
+
+    def __init__(self, at_once: int, clock: Callable[[], float] | None = None) -> None:
+        self._at_once = at_once
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._turns: Turns[str, Place] = Turns()
+        self._running: list[Place] = []
+        self._paused = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: str | None = None
+
+    @property
+    def running(self) -> int:
+        """Jobs that run now."""
+        return len(self._running)
+
+    @property
+    def paused(self) -> int:
+        """Jobs that have begun, and wait for their next turn."""
+        return self._paused
+
+    async def acquire(self, key: str) -> Place:
+        """Wait for a place. The caller releases it.
+
+        Raises:
+            Overloaded: too many jobs of `key` wait.
+            EngineFailure: the places were closed.
+        """
+        if self._closed is not None:
+            raise EngineFailure(self._closed)
+        if self._turns.count(key) >= _QUEUED:
+            raise Overloaded(
+                f"{_QUEUED} requests of this API key wait to be read, which is as many as may.",
+                code="too_many_requests",
+            )
+        place = Place(key, asyncio.get_running_loop().create_future())
+        self._turns.add(key, place)
+        self._advance()
+        try:
+            await place.granted
+        except BaseException:
+            self.release(place)
+            raise
+        return place
+
+    def attach(self, place: Place, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Say how a job that runs is paused and resumed."""
+        place.pause, place.resume = pause, resume
+
+    def release(self, place: Place) -> None:
+        """Give a place back, or stop waiting for one. May be called again."""
+        if self._turns.discard(place.key, place):
+            self._paused -= place.begun
+        elif place in self._running:
+            self._count(place)
+            self._running.remove(place)
+            self._turns.release(place.key)
+        self._advance()
+
+    def close(self, reason: str) -> None:
+        """Fail all that wait, and all that will ask."""
+        self._closed = reason
+        while (taken := self._turns.take()) is not None:
+            key, place = taken
+            self._turns.release(key)
+            self._paused -= place.begun
+            if not place.granted.done():
+                place.granted.set_exception(EngineFailure(reason))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _advance(self) -> None:
+        """Fill free places, pause who is ahead of who waits, and look again soon if any wait."""
+        for place in self._running:
+            self._count(place)
+        while self._turns and (len(self._running) < self._at_once or self._make_room()):
+            self._run_next()
+        if not self._turns or self._timer is not None:
+            return
+        self._timer = asyncio.get_running_loop().call_later(SLICE_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._advance()
+
+    def _run_next(self) -> None:
+        taken = self._turns.take()
+        assert taken is not None, "somebody waits"
+        _, place = taken
+        place.since = self._clock()
+        self._running.append(place)
+        if not place.begun:
+            place.begun = True
+            if not place.granted.done():  # else it is cancelled, and about to be released
+                place.granted.set_result(None)
+            return
+        self._paused -= 1
+        if place.resume is not None:
+            place.resume()
+
+    def _make_room(self) -> bool:
+        """Pause the job that is furthest ahead of the one whose turn it is, if it may be."""
+        following = self._turns.next()
+        assert following is not None, "somebody waits"
+        key, waiting = following
+        if not waiting.begun and self._paused >= _PAUSED * self._at_once:
+            return False
+        used = self._turns.shares.used
+        others = [each for each in self._running if each.key != key and each.pause is not None]
+        if not others:
+            return False
+        ahead = max(others, key=lambda each: used(each.key))
+        if used(ahead.key) - used(key) < SLICE_S:
+            return False
+        assert ahead.pause is not None
+        ahead.pause()
+        self._running.remove(ahead)
+        ahead.since = None
+        self._paused += 1
+        self._turns.add(ahead.key, ahead, first=True)
+        self._turns.release(ahead.key)
+        return True
+
+    def _count(self, place: Place) -> None:
+        now = self._clock()
+        assert place.since is not None, "it runs"
+        self._turns.shares.charge(place.key, now - place.since)
+        place.since = now
