@@ -365,17 +365,11 @@ class Models:
         if loaded is None:
             return
         model.stop_timer()
-        closing = asyncio.create_task(self._close(model, loaded))
+        closing = asyncio.create_task(_end(model, loaded))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         await to_the_end(closing)
 
-    async def _close(self, model: Model, loaded: Loaded) -> None:
-        """Ends what an unloaded model leaves; whoever asked for it may leave meanwhile."""
-        if model.watch is not None:
-            await cancel_and_wait(model.watch)
-        await loaded.close()
-        log.info("unloaded %s", model.name)
 
     def _released(self, model: Model) -> None:
         model.users -= 1
@@ -403,6 +397,14 @@ class Models:
         async with self._changing:
             if not model.wanted and model.timer is None:  # nobody came while others were loaded
                 await self._unload(model)
+
+
+async def _end(model: Model, loaded: Loaded) -> None:
+    """Ends what an unloaded model leaves."""
+    if model.watch is not None:
+        await cancel_and_wait(model.watch)
+    await loaded.close()
+    log.info("unloaded %s", model.name)
 
 
 async def _engine_config(model: Model, models: Sequence[Model], memory: int | None) -> EngineConfig:
