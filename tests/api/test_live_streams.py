@@ -38,6 +38,7 @@ def test_an_answer_is_counted_once_also_when_nobody_waits_for_its_end() -> None:
     for metrics in (counted.all, counted.of("me")):
         assert metrics.ends == {"abort": 1, "stop": 1}
         ended = metrics.view()["ended"]
+        assert [stream["id"] for stream in ended] == [2, 1]
         assert [stream["finish"] for stream in ended] == ["stop", "abort"]
 
 

@@ -9,6 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from quire.api.shared.auth import ApiKeys
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, NAME, Serve
 from tests.support.waiting import HANG_S
@@ -115,8 +119,49 @@ def test_what_the_operator_names_may_ask(serve: Serve) -> None:
     assert answer.status_code == 200
 
 
+def raw(url: str, head: str) -> bytes:
+    """The beginning of the answer to a request that is sent as it is."""
+    address = httpx.URL(url)
+    with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as sent:
+        sent.sendall(head.encode("latin-1"))
+        return sent.recv(4096)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /v1/models HTTP/1.1\r\n\r\n", 400),
+        ("GET /health HTTP/1.1\r\n\r\n", 400),
+        ("GET /v1/models HTTP/1.0\r\n\r\n", 200),
+        ("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    ],
+)
+def test_http_1_1_names_its_host(serve: Serve, head: str, status: int) -> None:
+    assert raw(serve().url, head).startswith(b"HTTP/1.1 %d" % status)
+
+
+@pytest.mark.parametrize(
+    "host", ["x/metrics?", "x/metrics#", "/metrics?", "x\\metrics", "x y", "?"]
+)
+def test_no_host_header_bends_the_path_that_is_asked_for(serve: Serve, host: str) -> None:
+    config = ServerConfig(api_keys=("key",), metrics_key="key-m", allowed_hosts=("*",))
+    served = serve(config=config)
+    for path in ("/v1/models", "/models/unload", "/v1/completions"):
+        head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer key-m\r\n\r\n"
+        assert raw(served.url, head).startswith(b"HTTP/1.1 403")
+    scope = {
+        "type": "http",
+        "path": "/v1/models",
+        "headers": [(b"host", host.encode()), (b"x-api-key", b"key-m")],
+    }
+    assert ApiKeys(_nobody, ("key",), "key-m")._caller(Request(scope)) is None
+    assert ApiKeys(_nobody, ("key",), "key-m")._caller(Request({**scope, "path": "/metrics"})) == ""
+
+
+async def _nobody(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("nobody comes through")
+
+
 def test_two_hosts_are_none(serve: Serve) -> None:
-    address = httpx.URL(serve().url)
-    with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as raw:
-        raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
-        assert raw.recv(4096).startswith(b"HTTP/1.1 400")
+    head = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    assert raw(serve().url, head).startswith(b"HTTP/1.1 400")

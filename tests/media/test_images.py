@@ -49,10 +49,17 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png(
-    width: int, height: int, *, bits: int, colour: int, rows: bytes = b"", extra: bytes = b""
+    width: int,
+    height: int,
+    *,
+    bits: int,
+    colour: int,
+    rows: bytes = b"",
+    extra: bytes = b"",
+    interlaced: int = 0,
 ) -> bytes:
     """A PNG whose header says what it is told to; `rows` begin with a filter byte each."""
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlaced)
     body = (
         chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     )
@@ -334,6 +341,26 @@ class TestRefusals:
             assert found is None or found.tobytes() == whole
             kept += found is not None
         assert kept <= 24  # an end mark, a checksum
+
+    @pytest.mark.parametrize(("colour", "bits"), [(0, 1), (0, 8), (0, 16), (2, 8), (2, 16), (6, 8)])
+    @pytest.mark.parametrize("value", [0, 0x5A])
+    def test_a_png_whose_compressed_data_ends_early(
+        self, colour: int, bits: int, value: int
+    ) -> None:
+        row = b"\0" + bytes([value]) * -(-10 * bits * {0: 1, 2: 3, 6: 4}[colour] // 8)
+        whole = png(10, 20, bits=bits, colour=colour, rows=row * 20)
+        assert decode(whole, param="p").size == (10, 20)
+        for rows in (row * 19, row * 19 + row[:-1], row, b""):
+            refused(png(10, 20, bits=bits, colour=colour, rows=rows))
+
+    def test_an_interlaced_png_whose_compressed_data_ends_early(self) -> None:
+        rows = b"".join(
+            (b"\0" + b"\7" * columns) * count
+            for columns, count in ((1, 1), (1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4))
+        )
+        assert decode(png(8, 8, bits=8, colour=0, rows=rows, interlaced=1), param="p")
+        for length in (0, 20, len(rows) - 9, len(rows) - 1):
+            refused(png(8, 8, bits=8, colour=0, rows=rows[:length], interlaced=1))
 
     @settings(max_examples=300, deadline=None)
     @given(st.sampled_from(FORMATS), st.data())

@@ -57,18 +57,20 @@ class PageGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._check(scope["method"], Headers(scope=scope))
+                self._check(scope["method"], scope["http_version"], Headers(scope=scope))
             except RequestError as error:
                 await error_response(scope, failure_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, headers: Headers) -> None:
+    def _check(self, method: str, version: str, headers: Headers) -> None:
         """Raises `RequestError` for what may come from a page."""
         hosts = headers.getlist("host")
         if len(hosts) > 1:
             raise RequestError("The request has more than one Host header.", code="invalid_host")
-        host = hosts[0].lower() if hosts else ""  # no browser leaves it out
+        if not hosts and version == "1.1":  # RFC 9112, 3.2; no browser leaves it out
+            raise RequestError("The request has no Host header.", code="invalid_host")
+        host = hosts[0].lower() if hosts else ""
         if hosts and not self._is_ours(host):
             raise Forbidden(
                 f"This server is not known as '{_shown(host)}'. If it is meant to be, start it "
@@ -91,6 +93,8 @@ class PageGuard:
 
     def _is_ours(self, host: str) -> bool:
         name = _name_of(host)
+        if not name:
+            return False  # whatever it is, it is no name
         return ANY in self._hosts or name in self._hosts or _is_address(name)
 
     def _may_ask(self, origin: str, host: str) -> bool:

@@ -33,8 +33,35 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextLines(logging.Formatter):
+    """One line a record, then its traceback.
+
+    Characters that do not print are escaped: what a client sent cannot begin a line of its own, nor
+    reach the terminal as a control sequence.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the base's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802, the base's name
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
+
+
+def printable(text: str) -> str:
+    """Return a text with all that does not print written as Python would in a string."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def write_logs(level: str, form: str) -> None:
     """Sends this process's log to standard error, from a level on, in one of `FORMATS`."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

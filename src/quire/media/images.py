@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import warnings
+import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import PIL.Image
@@ -50,6 +53,20 @@ _MAX_JPEG_SEGMENTS = 1000
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # those that a length follows, and EOI
 _EOI, _SOS = 0xD9, 0xDA
 
+# PNG specification, third edition, 11.2.1 (samples of a pixel, by colour type) and 8.1 (the first
+# column and row of each pass, and the steps to the next).
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_ADAM7 = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
+_PIECE = 1 << 20
+
 _BMP_RUN_LENGTHS = (1, 2)  # BI_RLE8, BI_RLE4: Pillow decodes them in Python
 
 # Pillow warns of damaged metadata: once a tag, thousands of lines for one file.
@@ -81,6 +98,8 @@ def decode(data: bytes, *, param: str, limits: FileLimits = DEFAULT_LIMITS) -> P
         if reader is BmpImageFile and image.info.get("compression") in _BMP_RUN_LENGTHS:
             raise refusal(param, "run-length coded BMP is not supported")
         image.load()
+        if reader is PngImageFile:
+            _check_png_rows(data, image, param)
         return _upright(image, _to_rgb(image))
     except RequestError:
         raise
@@ -102,6 +121,41 @@ def _check_jpeg(data: bytes, param: str) -> None:
             raise refusal(param, f"the JPEG has more than {_MAX_JPEG_SCANS} scans")
         if segments > _MAX_JPEG_SEGMENTS:
             raise refusal(param, f"the JPEG has more than {_MAX_JPEG_SEGMENTS} segments")
+
+
+def _check_png_rows(data: bytes, image: PIL.Image.Image, param: str) -> None:
+    """Refuses a picture whose compressed data ends before its last row.
+
+    Pillow takes the end of the zlib stream for the end of the picture and leaves the other rows
+    zero. So data is counted only where the last row is zero, or rows do not come in order.
+    """
+    width, height, bits, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    last = image.crop((0, height - 1, width, height))
+    if not interlaced and last.getbbox(alpha_only=False) is not None:
+        return
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    missing = 0
+    for left, top, across, down in passes:
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        if columns > 0 and rows > 0:
+            missing += rows * (1 + -(-columns * bits * _PNG_CHANNELS[colour] // 8))
+    unpacked = zlib.decompressobj()
+    for packed in _png_data(data):
+        while packed and missing > 0 and not unpacked.eof:
+            missing -= len(unpacked.decompress(packed, _PIECE))
+            packed = unpacked.unconsumed_tail
+    if missing > 0 and len(unpacked.flush(_PIECE)) < missing:
+        raise refusal(param, "the PNG ends before its last row; it is damaged or cut short")
+
+
+def _png_data(data: bytes) -> Iterator[bytes]:
+    """The compressed pixels, chunk by chunk."""
+    at = 8
+    while at + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if kind == b"IDAT":
+            yield data[at + 8 : at + 8 + length]
+        at += length + 12
 
 
 def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -95,7 +95,7 @@ class PageFiles:
         """None if it is not for the page to answer."""
         if request.method not in ("GET", "HEAD"):
             return None
-        path = request.url.path
+        path = request.scope["path"]  # never from the URL, which a Host header may bend
         if path == "/" and "text/html" not in request.headers.get("accept", ""):
             return None
         found = re.fullmatch(r"/page/([\w.-]+)", path)

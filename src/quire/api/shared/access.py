@@ -188,7 +188,8 @@ def readable(line: Mapping[str, Any]) -> str:
 
     What is unknown or empty is left out. The formatter for machines takes the fields themselves.
     """
-    head = f"{line['method']} {line['path']} {line['status']} {duration(line['ms'] / 1000)}"
+    path = _word(line["path"])  # a client may put anything there
+    head = f"{line['method']} {path} {line['status']} {duration(line['ms'] / 1000)}"
     words = [f"{name}={_word(value)}" for name, value in _flat(line) if value and name not in _HEAD]
     return " ".join([head, *words, f"id={line['id']}"])
 

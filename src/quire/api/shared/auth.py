@@ -79,7 +79,7 @@ class ApiKeys:
             given.append(bearer.strip())
         # Header values are bytes, which Starlette shows as latin-1.
         known = dict(self._callers)
-        if self._metrics_key is not None and request.url.path == METRICS_PATH:
+        if self._metrics_key is not None and request.scope["path"] == METRICS_PATH:
             known[self._metrics_key] = EVERYONE
         matches = [
             caller

@@ -166,7 +166,7 @@ class ErrorMiddleware:
 def _unknown_url(request: Request) -> str:
     """Most who ask for no route have a base URL with `/v1` that their client adds, or without, or
     one with a slash at its end."""
-    path = re.sub("/{2,}", "/", request.url.path)
+    path = re.sub("/{2,}", "/", request.scope["path"])
     if path.rstrip("/") == "/v1":
         return _BASE_URL
     other = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"

@@ -6,9 +6,9 @@ import itertools
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
-_numbers = itertools.count(1)
 _KEPT = 20
 """Streams that are remembered after their end."""
 
@@ -17,7 +17,6 @@ class Stream:
     """One choice of one request, from its submission to its end.
 
     Attributes:
-        number: tells it from all others of this process.
         model: what clients call the model that answers.
         prompt_tokens: of its prompt.
         generated: tokens so far.
@@ -25,7 +24,6 @@ class Stream:
 
     def __init__(self, prompt_tokens: int, model: str) -> None:
         self.model = model
-        self.number = next(_numbers)
         self.prompt_tokens = prompt_tokens
         self.generated = 0
         self._started = time.perf_counter()
@@ -68,7 +66,6 @@ class Stream:
         first = None if self._first is None else round(self._first - self._started, 4)
         ended = now if self._ended is None else self._ended
         return {
-            "id": self.number,
             "model": self.model,
             "age_s": round(ended - self._started, 4),
             "first_token_s": first,
@@ -84,18 +81,22 @@ class Stream:
 
 
 class Streams:
-    """Those of now, and the last that ended.
+    """Streams of now, and the last that ended, as one caller may see them.
 
-    A stream whose run nobody keeps is gone, though nobody said so.
+    Each has a number that counts this caller's alone, so that it tells nothing of others' load. A
+    stream whose run nobody keeps is gone, though nobody said so.
     """
 
     def __init__(self) -> None:
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._ended: deque[Stream] = deque(maxlen=_KEPT)
+        self._numbers: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
+        self._next = itertools.count(1)
 
     def add(self, stream: Stream) -> None:
         """One begins."""
         self._streams.add(stream)
+        self._numbers[stream] = next(self._next)
 
     def end(self, stream: Stream) -> None:
         """One is over; harmless if it was before."""
@@ -105,10 +106,12 @@ class Streams:
 
     def view(self) -> list[dict[str, Any]]:
         """Those of now for JSON, oldest first."""
-        now = time.perf_counter()
-        return [each.view(now) for each in sorted(self._streams, key=lambda each: each.number)]
+        return self._shown(sorted(self._streams, key=self._numbers.__getitem__))
 
     def view_ended(self) -> list[dict[str, Any]]:
         """The last that ended for JSON, newest first."""
+        return self._shown(reversed(self._ended))
+
+    def _shown(self, streams: Iterable[Stream]) -> list[dict[str, Any]]:
         now = time.perf_counter()
-        return [each.view(now) for each in reversed(self._ended)]
+        return [{"id": self._numbers[each], **each.view(now)} for each in streams]
