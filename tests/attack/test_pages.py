@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 

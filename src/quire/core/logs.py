@@ -43,11 +43,11 @@ class TextLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__(_TEXT)
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the base's name
+    def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
         return super().formatMessage(record)
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802, the base's name
+    def formatException(self, ei: Any) -> str:
         return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 

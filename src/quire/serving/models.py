@@ -370,7 +370,6 @@ class Models:
         closing.add_done_callback(self._closing.discard)
         await to_the_end(closing)
 
-
     def _released(self, model: Model) -> None:
         model.users -= 1
         if model.users == 0:
