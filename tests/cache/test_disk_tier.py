@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from quire.cache import disk_sql, disk_tier
+from quire.cache.disk_file import FILE
 from quire.cache.disk_store import DiskStore
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_usage import usage
 from quire.cache.host_block import HostBlock, pack, unpack
 from quire.core.config import DiskConfig
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, wait_until
 
 MB = 1 << 20
 
@@ -147,4 +150,55 @@ def test_reading_is_estimated_from_what_was_read(tmp_path: Path) -> None:
     for _ in range(200):
         disk.decline()
     assert disk.seconds(50 * MB) < 2 * first, "a slow spell is forgotten"
+    disk.close()
+
+def locked(folder: Path) -> sqlite3.Connection:
+    """Another process's exclusive lock of the file, until the connection is closed."""
+    other = sqlite3.connect(folder / FILE, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    return other
+
+
+def test_a_lock_costs_misses_and_the_tier_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_sql, "WAIT_S", 0.01)
+    now = 0.0
+    disk = DiskTier(DiskConfig(str(tmp_path), 64 * MB), "m", "m", clock=lambda: now)
+    assert disk.drain(HANG_S)
+    disk.spill(b"before", page(1))
+    assert disk.drain(HANG_S)
+    other = locked(tmp_path)
+    assert not read(disk, b"before", b"before")
+    assert not read(disk, b"before"), "it is not tried again so soon"
+    assert disk.counters.misses == 3
+    disk.spill(b"meanwhile", page(2))
+    assert disk.drain(HANG_S)
+    assert (disk.failure, disk.counters.dropped) == (None, 1)
+    other.close()
+    now = 100.0
+    assert same(read(disk, b"before")[b"before"], page(1))
+    assert disk.accepts(b"after", 0)
+    disk.spill(b"after", page(3))
+    assert disk.drain(HANG_S)
+    assert same(read(disk, b"after")[b"after"], page(3))
+    assert disk.failure is None
+    disk.close()
+
+
+def test_a_file_that_is_locked_at_the_start_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_sql, "WAIT_S", 0.01)
+    monkeypatch.setattr(disk_tier, "_BUSY_S", 0.01)
+    disk = tier(tmp_path)
+    disk.spill(b"before", page(1))
+    disk.close()
+    other = locked(tmp_path)
+    disk = tier(tmp_path)
+    assert disk.failure is None
+    assert b"before" not in disk
+    other.close()
+    wait_until(lambda: b"before" in disk)
+    assert same(read(disk, b"before")[b"before"], page(1))
     disk.close()

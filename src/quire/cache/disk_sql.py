@@ -13,6 +13,8 @@ from pathlib import Path
 from quire.core.errors import QuireError
 
 _LOCK = "lock"
+WAIT_S = 2.0
+"""Seconds that a connection waits for a lock of the file."""
 
 
 class StoreError(QuireError):
@@ -105,4 +107,4 @@ def connect(path: Path, *, own: bool = True) -> sqlite3.Connection:
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
     with translated():
-        return sqlite3.connect(path, timeout=2.0, isolation_level=None)
+        return sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)

@@ -26,6 +26,8 @@ log = logging.getLogger("quire.disk")
 
 _COMMIT_BYTES = 16 << 20
 _PAUSE_S = 30.0
+_BUSY_S = 5.0
+"""Seconds without reads after one that found the file locked: each would wait for the lock."""
 _IDLE_FLUSH_S = 5.0
 _FIRST_RATE = 500e6
 _SMOOTHING = 0.2
@@ -104,7 +106,7 @@ class DiskTier:
         self._touched: list[bytes] = []
         self._said: set[str] = set()
         self._rate = _FIRST_RATE
-        self._paused_until = -_PAUSE_S
+        self._paused_until = self._busy_until = -_PAUSE_S
         self._opened = self._closing = False
         self._thread = Thread(target=self._run, name="quire-disk", daemon=True)
         self._thread.start()
@@ -155,6 +157,9 @@ class DiskTier:
         with self._changed:
             if self._store is None or self._closing:
                 read.done = True
+            elif self._clock() < self._busy_until:
+                self.counters.misses += len(keys)
+                read.done = True
             else:
                 self._reads.append(read)
                 self._changed.notify_all()
@@ -202,7 +207,10 @@ class DiskTier:
 
     def _run(self) -> None:
         try:
-            self._open()
+            while not self._open():
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closing, _BUSY_S):
+                        return
             while self._serve():
                 pass
         except StoreError as error:
@@ -215,19 +223,34 @@ class DiskTier:
                 self._store.close()
                 self._store = None
 
-    def _open(self) -> None:
-        store = DiskStore(
-            Path(self._config.path),
-            self._config.max_bytes,
-            self._fingerprint,
-            self._name,
-            self._say,
-        )
+    def _open(self) -> bool:
+        """Opens the folder. False if somebody has locked its file; until then nothing is there."""
+        store: DiskStore | None = None
+        with suppress(StoreBusy):
+            store = DiskStore(
+                Path(self._config.path),
+                self._config.max_bytes,
+                self._fingerprint,
+                self._name,
+                self._say,
+            )
+        if store is None:
+            self._say("the file is locked by another process; it is opened later")
         with self._changed:
-            self.counters.bytes = store.file_bytes
             self._store, self._opened = store, True
             self._changed.notify_all()
+        if store is None:
+            return False
+        self._measure(store)
         log.info("%s: %d KV pages on disk", self._config.path, len(store))
+        return True
+
+    def _measure(self, store: DiskStore) -> None:
+        """Notes the file's size; it stays as it was known while the file is locked."""
+        with suppress(StoreBusy):
+            file_bytes = store.file_bytes
+            with self._changed:
+                self.counters.bytes = file_bytes
 
     def _fail(self, reason: str) -> None:
         log.warning("serving without the disk tier: %s", reason)
@@ -280,7 +303,14 @@ class DiskTier:
             if read.cancelled:
                 break
             before = self._clock()
-            value = store.get(key)
+            try:
+                value = store.get(key)
+            except StoreBusy as error:
+                self._say(f"pages are not read for a while; {error}")
+                with self._changed:
+                    self._busy_until = self._clock() + _BUSY_S
+                    self.counters.misses += len(read.keys) - len(read.pages)
+                break
             if value is None:
                 with self._changed:
                     self.counters.misses += 1
@@ -310,9 +340,8 @@ class DiskTier:
         except (StoreFull, StoreBusy) as error:
             self._say(f"pages are not written for a while; {error}")
             paused_until = self._clock() + _PAUSE_S
-        file_bytes = store.file_bytes
+        self._measure(store)
         with self._changed:
-            self.counters.bytes = file_bytes
             if paused_until is None:
                 self.counters.written += len(batch)
             else:
