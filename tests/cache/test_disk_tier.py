@@ -152,6 +152,7 @@ def test_reading_is_estimated_from_what_was_read(tmp_path: Path) -> None:
     assert disk.seconds(50 * MB) < 2 * first, "a slow spell is forgotten"
     disk.close()
 
+
 def locked(folder: Path) -> sqlite3.Connection:
     """Another process's exclusive lock of the file, until the connection is closed."""
     other = sqlite3.connect(folder / FILE, isolation_level=None)
