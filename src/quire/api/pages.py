@@ -57,7 +57,7 @@ class PageGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._check(scope["method"], scope["http_version"], Headers(scope=scope))
+                self._check(scope["method"], scope.get("http_version", "1.0"), Headers(scope=scope))
             except RequestError as error:
                 await error_response(scope, failure_of(error))(scope, receive, send)
                 return
