@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, Change, PoolKey, Restore, Spill
@@ -33,6 +34,7 @@ GROUPS: dict[str, tuple[KVGroup, ...]] = {
     "only windows": group_layers((WindowKV(1, 1, 5),)),
     "recurrent": group_layers((RecurrentState((("s", (1,), ""),)), FullKV(1, 1))),
 }
+ONLY_RECURRENT = group_layers((RecurrentState((("s", (1,), ""),)),))
 PLAIN = KVFormat()
 SEALED = KVFormat("page", 4, 4)
 
@@ -42,7 +44,9 @@ Tables = dict[tuple[int, int], list[Block | None]]
 
 
 def page_bytes(key: PoolKey) -> int:
-    """Pages of different groups and formats differ in size."""
+    """Pages of different groups and formats differ in size; layers kept plain have no tails."""
+    if key.tail and key.group in key.format.skip_layers:
+        return 0
     return 3 + 2 * key.group + 2 * key.tail + key.format.has_tail
 
 
@@ -73,7 +77,7 @@ class Simulation:
             self.groups,
             self.manager,
             PrefillBudget(1.0, 2.0, self.chunk),
-            lambda format, salt: f"{format.name}|{salt}".encode(),
+            lambda format, salt: sha256(f"{format}|{salt}".encode()).digest(),
             clock=lambda: self.time,
             rows_together=lambda format: self.rows_together,
         )

@@ -172,7 +172,8 @@ class BlockManager:
 
     def _take_from_others(self, pool: Pool, need: int) -> None:
         """Makes `need` unclaimed bytes: others evict what was used least recently, and shrink."""
-        others = [other for other in self.capacity.pools.values() if other is not pool]
+        pools = self.capacity.pools.values()
+        others = [other for other in pools if other is not pool and other.block_bytes]
         spare = self.capacity.unclaimed
         while spare + sum(other.free_bytes for other in others) < need:
             oldest = [next(iter(other.kept)) for other in others if other.kept]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.cache.host_block import HostBlock
+from quire.cache.specs import KVGroup
 from quire.core.kv_format import KVFormat
 
 
@@ -31,6 +32,21 @@ class PoolKey:
 
     def __reduce__(self) -> tuple[type[PoolKey], tuple[int, KVFormat, bool]]:
         return PoolKey, (self.group, self.format, self.tail)  # hashes differ between processes
+
+
+def blocks_by_pool(
+    groups: Iterable[KVGroup], format: KVFormat, count: Callable[[KVGroup], int]
+) -> dict[PoolKey, int]:
+    """Return how many blocks of each pool a sequence takes that takes `count` of each group.
+
+    In formats with tails it takes one tail block of each group of attention layers, too.
+    """
+    wanted: dict[PoolKey, int] = {}
+    for group in groups:
+        wanted[PoolKey(group.index, format)] = count(group)
+        if format.has_tail and group.spec.attention is not None:
+            wanted[PoolKey(group.index, format, tail=True)] = 1
+    return wanted
 
 
 class Holder(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from quire.cache.blocks import Block, PoolKey, Resize
 
@@ -14,6 +15,8 @@ class Pool:
     """One pool's blocks: `blocks[id]` is the block that has the id, None where it is free.
 
     Attributes:
+        block_bytes: 0 where no layer of the group stores anything in the pool, such as a pool of
+            tails whose layers are all plain.
         kept: blocks that nobody uses and the prefix index holds, least recently used first.
     """
 
@@ -61,7 +64,7 @@ class Capacity:
 
     def __init__(self, budget: int, block_bytes: Callable[[PoolKey], int]) -> None:
         self.budget = budget
-        self.block_bytes = block_bytes
+        self.block_bytes = cache(block_bytes)
         self.claimed = 0
         self.epoch = 0
         """Counts the times that block ids changed; caches of ids compare it."""
@@ -76,23 +79,25 @@ class Capacity:
         """A pool; an empty one the first time that it is asked for."""
         pool = self.pools.get(key)
         if pool is None:
-            pool = self.pools[key] = Pool(key, max(1, self.block_bytes(key)))
+            pool = self.pools[key] = Pool(key, self.block_bytes(key))
         return pool
+
+    def bytes_of(self, wanted: Mapping[PoolKey, int]) -> int:
+        """Bytes of so many blocks of each pool."""
+        return sum(count * self.block_bytes(key) for key, count in wanted.items())
 
     def has_room(self, wanted: Mapping[PoolKey, int]) -> bool:
         """Whether all of `wanted` would fit if everything kept were evicted."""
-        spare, need = self.unclaimed, 0
-        for key, count in wanted.items():
-            pool = self.pool(key)
-            need += max(0, count - len(pool.free)) * pool.block_bytes
+        missing = {k: max(0, count - len(self.pool(k).free)) for k, count in wanted.items()}
+        spare = self.unclaimed
         for key, pool in self.pools.items():
             surplus = max(0, len(pool.free) - wanted.get(key, 0))
             spare += (surplus + len(pool.kept)) * pool.block_bytes
-        return need <= spare
+        return self.bytes_of(missing) <= spare
 
     def grow(self, pool: Pool, wish: int) -> Resize | None:
         """Mutates: claims up to `wish` more blocks for a pool; None where none fits."""
-        extra = min(wish, self.unclaimed // pool.block_bytes)
+        extra = min(wish, self.unclaimed // pool.block_bytes) if pool.block_bytes else wish
         if extra <= 0:
             return None
         pool.free.extend(range(pool.capacity + extra - 1, pool.capacity - 1, -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cache.block_manager import BlockManager
-from quire.cache.blocks import Block, PoolKey
+from quire.cache.blocks import Block, PoolKey, blocks_by_pool
 from quire.cache.reuse import Match
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.cross_blocks import CrossBlocks
@@ -40,12 +40,10 @@ class BlockTables:
         for block in (*shared, *sources):
             self._manager.retain(block)
         total = -(-len(sequence.progress.tokens) // self._size)
-        wanted: dict[PoolKey, int] = {}
-        for group in self._groups:
-            missing = total - match.length // self._size
-            wanted[PoolKey(group.index, format)] = group.spec.blocks_at_start(missing)
-            if format.has_tail and group.index in self._attention:
-                wanted[PoolKey(group.index, format, tail=True)] = 1
+        missing = total - match.length // self._size
+        wanted = blocks_by_pool(
+            self._groups, format, lambda group: group.spec.blocks_at_start(missing)
+        )
         fresh = self._allocate_all(wanted)
         if fresh is None:
             self._manager.release_all([*shared, *sources])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cache.block_manager import BlockManager
-from quire.cache.blocks import PoolKey
+from quire.cache.blocks import blocks_by_pool
 from quire.cache.specs import KVGroup
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.kv_format import KVFormat
@@ -87,14 +87,12 @@ class Limits:
             item: tokens of its largest media item that is computed in one step.
             crossed: blocks of a group for the media that it attends to.
         """
-        total = 0
-        for group in self._groups:
-            block_bytes = self._manager.capacity.block_bytes(PoolKey(group.index, format))
-            blocks = group.spec.max_blocks(tokens, self._size, item)
-            total += (blocks if group.spec.cross is None else crossed) * block_bytes
-            if format.has_tail and group.spec.attention is not None:
-                total += self._manager.capacity.block_bytes(PoolKey(group.index, format, tail=True))
-        return total
+
+        def count(group: KVGroup) -> int:
+            own = group.spec.max_blocks(tokens, self._size, item)
+            return own if group.spec.cross is None else crossed
+
+        return self._manager.capacity.bytes_of(blocks_by_pool(self._groups, format, count))
 
 
 def largest_item(request: Request) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
@@ -13,6 +13,7 @@ from quire.cache.specs import KVGroup
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
+from quire.scheduler.counters import Counters
 from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import EncoderWork, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -43,19 +44,6 @@ class SchedulerConfig:
     max_context: int
     prefix_cache: bool = True
     snapshot_every: int = 2048
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    reuse_misses: Counter[str] = field(default_factory=Counter)
 
 
 class Planner:
@@ -287,30 +275,29 @@ class Planner:
             if len(prompts) >= max(1, budget):
                 break
             sequence = self.waiting[0]
-            progress = sequence.progress
-            if progress.pending or self.sharing.must_wait(sequence):
+            if sequence.progress.pending or self.sharing.must_wait(sequence):
                 deferred.append(self.waiting.popleft())
                 continue
             if looked_up > _MAX_LOOKUP_TOKENS:
                 break
             if (sequence.number, self._manager.releases) == self._no_room:
                 break
-            looked_up += len(progress.tokens)
+            looked_up += len(sequence.progress.tokens)
             match = self.sharing.match(sequence)
             if match is None:
                 deferred.append(self.waiting.popleft())
                 continue
             if not self.tables.admit(sequence, match):
-                if self.running or sequence.prefix.ignored:
+                if self.running:
                     self._no_room = sequence.number, self._manager.releases
                     break
-                # Nobody will make room, and what it would reuse takes some.
-                self.sharing.ignore(sequence, MissKind.EVICTED)
+                self._yield_room(sequence)
                 continue
             self.waiting.popleft()
-            progress.computed = match.length
+            sequence.progress.computed = match.length
             if self.sharing.begin(sequence, match, self.running):
-                self._count_start(sequence)
+                sequence.queued_s = self._clock() - sequence.arrived
+                self.counters.add_start(sequence)
             sequence.status = Status.RUNNING
             self._admitted.append(sequence)
             self.running.append(sequence)
@@ -318,13 +305,6 @@ class Planner:
             prompts.append(sequence)
         self.waiting.extendleft(reversed(deferred))
         prompts.sort(key=lambda s: s.number)
-
-    def _count_start(self, sequence: Sequence) -> None:
-        sequence.queued_s = self._clock() - sequence.arrived
-        self.counters.prompt_tokens += sequence.progress.prompt_length
-        self.counters.cached_tokens += sequence.prefix.cached
-        if (miss := sequence.prefix.miss) is not None:
-            self.counters.reuse_misses[miss.kind.value] += 1
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -338,17 +318,25 @@ class Planner:
             if self.tables.drop_spares(sequence):
                 continue  # rows with drafts have their blocks already
             youngest = self.running[-1]
-            if youngest is sequence and len(self.running) == 1:
-                if youngest.prefix.ignored:
-                    failure = Failure("the KV memory budget cannot hold this request", 500)
-                    self._fail(youngest, failure)
-                    return False
-                # What it copies from in this plan is in its way.
-                self.sharing.ignore(youngest, MissKind.EVICTED)
+            if len(self.running) == 1 and youngest is sequence and not self._yield_room(youngest):
+                return False
             self._preempt(youngest, plan)
             if youngest is sequence:
                 return False
         return True
+
+    def _yield_room(self, sequence: Sequence) -> bool:
+        """Has a sequence that found no room while no other runs reuse nothing, which takes room.
+
+        False if it reuses nothing already: it can never run, and its request failed.
+        """
+        if not sequence.prefix.ignored:
+            self.sharing.ignore(sequence, MissKind.EVICTED)
+            return True
+        budget = self._manager.capacity.budget
+        message = f"the server's KV cache, {budget} bytes, cannot hold this request alone"
+        self._fail(sequence, Failure(message, 500))
+        return False
 
     def _preempt(self, sequence: Sequence, plan: list[PlannedRows]) -> None:
         """Takes a sequence's blocks; it waits, first in line, and computes again what is lost."""
