@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from quire.cache.blocks import PoolKey
+from quire.cache.index import Node
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
-from tests.scheduler.simulation import GROUPS, PAGE, PLAIN, SEALED, Simulation
+from tests.scheduler.simulation import (
+    GROUPS,
+    ONLY_RECURRENT,
+    PAGE,
+    PLAIN,
+    SEALED,
+    Simulation,
+    page_bytes,
+)
 
 PROMPT = tuple(range(1, 21))  # five blocks
 PARTIAL = PAGE // 2
@@ -205,3 +215,60 @@ def test_a_sequence_cut_back_registers_anew_what_it_says_then() -> None:
     # The last token sampled was never an input; all the others are found again.
     assert simulation.ended["second"].cached_tokens == len(PROMPT) + len(said) - 1
     simulation.check_nothing_leaks()
+
+
+def _nodes(simulation: Simulation) -> list[Node]:
+    """Every node of the index but the roots."""
+    nodes: list[Node] = []
+    pending = list(simulation.scheduler.sharing.index._roots.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        if node.parent is not None:
+            nodes.append(node)
+    return nodes
+
+
+@pytest.mark.parametrize("states", [2, 3, 20])
+def test_the_index_of_a_recurrent_model_is_bounded_by_its_states(states: int) -> None:
+    """Whether a snapshot finds room or not, no node is left that leads to none."""
+    budget = states * page_bytes(PoolKey(0, PLAIN))
+    simulation = Simulation(ONLY_RECURRENT, budget, chunk=20)
+    counts = []
+    for number in range(60):
+        for name in ("a", "b"):
+            prompt = (number + 1000, *range(100 * (name == "b"), 20 + 100 * (name == "b")))
+            simulation.add(Request(f"{name}{number}", prompt, max_tokens=3, snapshots=(7,)))
+        simulation.run()
+        nodes = _nodes(simulation)
+        assert all(node.children or node.snapshots for node in nodes)
+        assert not any(node.cursors for node in nodes)
+        counts.append(len(nodes))
+    assert max(counts) <= states * 6  # nodes of a sequence of 24 tokens
+    simulation.check_nothing_leaks()
+    assert not simulation.scheduler.sharing.index._roots
+
+
+def test_pruning_spares_what_a_running_sequence_goes_on_from() -> None:
+    """Its neighbour's states go, and the nodes that led to them; it registers its own as before."""
+    simulation = Simulation(ONLY_RECURRENT, 3 * page_bytes(PoolKey(0, PLAIN)), chunk=40)
+    shared = tuple(range(8))
+    simulation.add(Request("short", (*shared, 1), max_tokens=1))
+    simulation.run()
+    simulation.add(Request("long", (*shared, 2, 3, 4), max_tokens=30))
+    while len(simulation.answers["long"]) < 9:
+        simulation.step()
+    index, manager = simulation.scheduler.sharing.index, simulation.manager
+    for node in _nodes(simulation):
+        for state in list(node.snapshots.values()):
+            if state.refs == 0:
+                manager._evict(state)
+    cursor = simulation.sequence("long").prefix
+    assert cursor.node is not None
+    assert cursor.node.parent is not None
+    simulation.run()
+    said = simulation.answers["long"]
+    simulation.add(Request("again", (*shared, 2, 3, 4, *said, 5), max_tokens=1))
+    simulation.run()
+    assert simulation.ended["again"].cached_tokens == 11 + 30 - 1
+    index.clear()

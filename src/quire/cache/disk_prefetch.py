@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from quire.cache.block_keys import lasting_name
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_tier import PendingRead
 from quire.cache.host_block import HostBlock
-from quire.cache.index import Node, PrefixIndex, lasting_name
+from quire.cache.index import Node, PrefixIndex
 from quire.cache.specs import recurrent_groups
 from quire.core.kv_format import KVFormat
 
@@ -248,17 +249,18 @@ class DiskPrefetch:
                 continue
             blocks = self._blocks(reading, number, groups)
             if blocks is None:
-                return
+                break
             fresh.extend(blocks.values())
             states = {g: p for g, p in blocks.items() if g in self._states}
             vectors = {g: p for g, p in blocks.items() if g not in self._states}
             tokens = tuple(prompt.tokens[number * size : (number + 1) * size])
             entered = self._index.insert(node, prompt.keys[number], tokens, vectors)
             if entered is None:  # what this block continues was evicted meanwhile
-                return
+                break
             for block in states.values():
                 self._index.insert_snapshot(entered, size, block)
             node = entered
+        self._index.prune(node)
 
     def _blocks(
         self, reading: PrefetchedPart, number: int, groups: list[int]

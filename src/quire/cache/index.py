@@ -8,12 +8,11 @@ be missing; a match then ends where everything that a sequence needs is there.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from hashlib import blake2b, shake_128
 
+from quire.cache.block_keys import lasting_name
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
 from quire.cache.reuse import Match, MissKind, ReuseMiss
@@ -28,48 +27,20 @@ _EVICTED = ReuseMiss(MissKind.EVICTED)
 _NO_SNAPSHOT = ReuseMiss(MissKind.NO_SNAPSHOT)
 
 
-def chain(parent: bytes, tokens: Seq[int]) -> bytes:
-    """The identity of a block: all that shaped its bytes, ending in its own tokens."""
-    return next(chains(parent, tokens, max(1, len(tokens))))
-
-
-def chains(parent: bytes, tokens: Seq[int], page_tokens: int) -> Iterator[bytes]:
-    """The identities of one block after the other."""
-    for start in range(0, len(tokens), page_tokens):
-        data = _packed(tokens[start : start + page_tokens])
-        parent = blake2b(data, key=parent, digest_size=24).digest()
-        yield parent
-
-
-def _packed(tokens: Seq[int]) -> bytes:
-    """32 bits a token; 64 where some stand for media (`media_tokens`)."""
-    if isinstance(tokens, array) and tokens.typecode == "i":
-        return tokens.tobytes()
-    try:
-        return array("i", tokens).tobytes()
-    except OverflowError:
-        return array("q", tokens).tobytes()
-
-
-def media_tokens(digest: bytes, count: int) -> array[int]:
-    """What stands in the index for `count` soft tokens, which all have one id.
-
-    Numbers drawn from the digest of what they were made from, below all that 32 bits hold: no text
-    has them, and each tells one medium from another by 62 bits.
-    """
-    numbers = array("q", shake_128(digest).digest(8 * count))
-    return array("q", (-(1 << 62) - (number & (1 << 62) - 1) - 1 for number in numbers))
-
-
-def lasting_name(key: bytes, group: int) -> bytes:
-    """What a full block, or a state at its end, is called where it outlives this process."""
-    return key + bytes([group])
-
-
 class Node:
     """Tokens of one block, and what is kept of them. Implements `block_manager.Holder`."""
 
-    __slots__ = ("blocks", "children", "index", "key", "ordered", "parent", "snapshots", "tokens")
+    __slots__ = (
+        "blocks",
+        "children",
+        "cursors",
+        "index",
+        "key",
+        "ordered",
+        "parent",
+        "snapshots",
+        "tokens",
+    )
 
     def __init__(
         self, index: PrefixIndex, parent: Node | None, key: bytes, tokens: tuple[int, ...]
@@ -84,6 +55,8 @@ class Node:
         self.blocks: dict[int, Block] = {}
         self.snapshots: dict[tuple[int, int], Block] = {}
         """(group, tokens into this block) -> state slot."""
+        self.cursors = 0
+        """Sequences that go on from here: the node stays while there are any, empty or not."""
 
     def name(self, block: Block) -> bytes | None:
         if len(self.tokens) != self.index.page_tokens:
@@ -375,10 +348,18 @@ class PrefixIndex:
 
     # -- removal -------------------------------------------------------------------------------
 
+    def move(self, left: Node | None, reached: Node | None) -> None:
+        """Mutates: a sequence that went on from `left` goes on from `reached`; None is nowhere."""
+        if reached is not None:
+            reached.cursors += 1
+        if left is not None:
+            left.cursors -= 1
+            self.prune(left)
+
     def prune(self, node: Node) -> None:
-        """Removes nodes that hold nothing any more, upwards."""
-        while (
-            node.parent is not None and not node.children and not node.blocks and not node.snapshots
+        """Remove nodes that nobody needs, upwards: no block, snapshot, child or cursor is there."""
+        while node.parent is not None and not (
+            node.children or node.blocks or node.snapshots or node.cursors
         ):
             parent = node.parent
             self._unlink(node)

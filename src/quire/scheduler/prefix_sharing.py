@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
+from quire.cache.block_keys import chain
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_prefetch import DiskPrefetch, WantedPrefix
-from quire.cache.index import Node, PrefixIndex, chain, common_length
+from quire.cache.index import Node, PrefixIndex, common_length
 from quire.cache.reuse import Match, MissKind, ReuseMiss
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import PrefixCursor, Sequence
 
 _NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)
 
@@ -131,11 +132,12 @@ class PrefixSharing:
         progress, cursor = sequence.progress, sequence.prefix
         size = self._size
         cursor.registered = match.length // size
-        cursor.node = self.index.root(cursor.identity)
+        node = self.index.root(cursor.identity)
         for key in cursor.keys(progress.content, cursor.registered, size):
-            child = self.index.child(cursor.node, key)
+            child = self.index.child(node, key)
             assert child is not None, "a matched block has no node"
-            cursor.node = child
+            node = child
+        self._move(cursor, node)
         keys = cursor.keys(progress.content, len(progress.tokens) // size, size)
         cursor.computing = keys[cursor.registered :]
         for key in cursor.computing:
@@ -188,8 +190,13 @@ class PrefixSharing:
             if self._enabled and cursor.node is not None:
                 tokens = tuple(progress.content[number * size : (number + 1) * size])
                 blocks = self._blocks_at(sequence, number)
-                cursor.node = self.index.insert(cursor.node, key, tokens, blocks)
+                self._move(cursor, self.index.insert(cursor.node, key, tokens, blocks))
             cursor.registered += 1
+
+    def _move(self, cursor: PrefixCursor, node: Node | None) -> None:
+        """A sequence goes on from another node of the index, which stays as long as it does."""
+        left, cursor.node = cursor.node, node
+        self.index.move(left, node)
 
     def prompt_done(self, sequence: Sequence) -> None:
         """Nobody need wait for this sequence's prompt any more."""
@@ -245,18 +252,17 @@ class PrefixSharing:
             return saves
         if progress.computed not in self._snapshot_positions(sequence):
             return saves
-        node = self._tail_node(sequence)
-        if node is None:
-            return saves
-        offset = (progress.computed - 1) % self._size + 1
+        slots: list[Block] = []
         for group in self._recurrent:
-            slots = self._manager.allocate(PoolKey(group, sequence.format), 1)
-            if slots is None:
-                break
-            if self.index.insert_snapshot(node, offset, slots[0]):
-                saves.append(slots[0])
+            slots += self._manager.allocate(PoolKey(group, sequence.format), 1) or ()
+        # Only then the node: what made room for the slots may have been on its path.
+        node = self._tail_node(sequence) if len(slots) == len(self._recurrent) else None
+        offset = (progress.computed - 1) % self._size + 1
+        for slot in slots:
+            if node is not None and self.index.insert_snapshot(node, offset, slot):
+                saves.append(slot)
             else:
-                self._manager.release(slots[0])
+                self._manager.release(slot)
         return saves
 
     def _tail_node(self, sequence: Sequence) -> Node | None:
@@ -273,13 +279,19 @@ class PrefixSharing:
 
     def cut(self, sequence: Sequence, computed: int) -> None:
         """A sequence was cut back to so many computed tokens; those before are as they were."""
-        sequence.prefix.cut(computed // self._size)
+        cursor, blocks = sequence.prefix, computed // self._size
+        cursor.cut(blocks)
+        node = cursor.node
+        while cursor.registered > blocks:
+            cursor.registered -= 1
+            node = node.parent if node is not None else None
+        self._move(cursor, node)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence gives its blocks back: what it computed stays for others to find."""
         self.prompt_done(sequence)
         self._register_tail(sequence)
-        sequence.prefix.node = None
+        self._move(sequence.prefix, None)
         sequence.prefix.registered = 0
 
     # -- when it goes --------------------------------------------------------------------------
@@ -290,8 +302,10 @@ class PrefixSharing:
         partial = progress.confirmed % self._size
         if not self._enabled or (partial and sequence.format.has_tail):
             return
+        if progress.computed > len(progress.tokens):
+            return
         node = self._tail_node(sequence)
-        if node is None or node.parent is None or progress.computed > len(progress.tokens):
+        if node is None or node.parent is None:
             return
         offset = (progress.computed - 1) % self._size + 1
         for group in self._recurrent:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from quire.cache.block_keys import chains, media_tokens
 from quire.cache.disk_prefetch import PrefetchedPart
-from quire.cache.index import Node, chains, media_tokens
+from quire.cache.index import Node
 from quire.cache.reuse import ReuseMiss
 from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
@@ -205,11 +206,8 @@ class PrefixCursor:
         return self._keys[:blocks]
 
     def cut(self, blocks: int) -> None:
-        """Forgets what lies after the first `blocks`."""
+        """Forgets the keys of what lies after the first `blocks`."""
         del self._keys[blocks:]
-        while self.registered > blocks:
-            self.registered -= 1
-            self.node = self.node.parent if self.node is not None else None
 
 
 @dataclass(frozen=True, slots=True)
