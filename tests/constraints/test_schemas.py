@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.constraints.schemas import closed, prepare
+from quire.core.errors import RequestError
 
 NUMBER = {"type": "integer"}
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": NUMBER}, "required": ["a"]}
@@ -57,6 +58,17 @@ def test_objects_that_name_their_properties_get_no_others(
 )
 def test_objects_stay_open_where_more_is_meant(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+def test_references_from_the_root_are_meant_within_the_schema() -> None:
+    """LiteLLM writes them so for Anthropic's protocol."""
+    schema = {"$defs": {"x": {"$ref": "/$defs/y"}, "y": NUMBER}, "items": {"$ref": "/$defs/x"}}
+    made = prepare(schema, "x", lambda _: True, lambda _: True)
+    assert made.schema["items"] == {"$ref": "#/$defs/x"}
+    assert made.schema["$defs"] == {"x": {"$ref": "#/$defs/y"}, "y": NUMBER}
+    links: dict[str, Any] = {f"a{n}": {"$ref": f"/$defs/a{n + 1}"} for n in range(1200)}
+    with pytest.raises(RequestError, match="chain"):
+        prepare({"$defs": links, "$ref": "/$defs/a0"}, "x", lambda _: True, lambda _: True)
 
 
 def test_keywords_that_are_null_ask_for_nothing() -> None:

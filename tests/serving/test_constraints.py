@@ -79,6 +79,18 @@ async def test_forced_calls_are_a_grammar(service: Service) -> None:
     assert found.grammar.opener is not None
 
 
+async def test_forced_calls_follow_references_from_the_root(service: Service) -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    parameters = {
+        "type": "object",
+        "properties": {"inner": {"$ref": "/$defs/Inner"}},
+        "$defs": {"Inner": inner},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    spec = replace(SPEC, tools=(tool,), tool_choice=ToolChoice("named", "f"))
+    assert (await constraints_of(service, spec)).grammar is not None
+
+
 @pytest.mark.parametrize(
     ("thinking", "budget"),
     [

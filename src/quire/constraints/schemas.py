@@ -84,8 +84,8 @@ def prepare(
     if not isinstance(schema, dict):
         raise _refused(param, "a schema is a JSON object")
     _check_values(schema, param)
-    _check_chain(schema, param)
     schema = _asked(schema)
+    _check_chain(schema, param)
     schema = closed(schema) if close else schema
     relaxing = _Relaxing(is_pattern, compiles)
     relaxing.definitions = {
@@ -143,11 +143,14 @@ def _closed(schema: Any) -> Any:
 
 
 def _asked(schema: Any) -> Any:
-    """The same schema without keywords that are null: so some clients write what they leave out."""
+    """The same schema as it is meant: without keywords that are null, which some clients write for
+    what they leave out, and with `#` before references that begin at the root (LiteLLM's)."""
     if not isinstance(schema, dict):
         return schema
     return {
-        key: _changed(_asked, key, value)
+        key: f"#{value}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("/")
+        else _changed(_asked, key, value)
         for key, value in schema.items()
         if value is not None or key in _VALUES
     }

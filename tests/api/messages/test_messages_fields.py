@@ -106,7 +106,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{**TOOL, "defer_loading": True}], "tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [{**TOOL, "allowed_callers": ["code_execution"]}]}, "tools[0].allowed_callers[0]"),
     ({"tools": [{**TOOL, "name": "no spaces"}]}, "tools[0].name"),
@@ -128,8 +127,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"thread": {"type": "create"}}, "thread"),
     ({"container": "c"}, "container"),
     ({"safeguards": [{"type": "dangerous_tool_use"}]}, "'safeguards' is not offered"),
-    ({"mcp_servers": [{"type": "url"}]}, "'mcp_servers' is not offered"),
-    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "edits[0].type"),
+    ({"context_management": {"edits": [{"type": "forget_20260112"}]}}, "edits[0].type"),
     ({"kv_bits": 3}, "kv_bits"),
     ({"beam_width": 4}, "beam_width"),
 ]

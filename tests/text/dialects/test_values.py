@@ -61,6 +61,8 @@ def test_references_are_followed_and_loops_end() -> None:
     assert property_schema(root, "loop", root) == {}
     assert property_schema(root, "bad", root) == {}
     assert property_schema(root, "other", root) == {"type": "string"}
+    rooted: Schema = {**root, "properties": {"n": {"$ref": "/$defs/n"}}}
+    assert property_schema(rooted, "n", rooted) == {"type": "integer"}
 
 
 def test_each_alternative_is_looked_at_once() -> None:

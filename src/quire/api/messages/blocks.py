@@ -117,6 +117,18 @@ class Base64Document(Base64Source):
         return super().location if self.media_type == "application/pdf" else ""
 
 
+class ContentSource(History):
+    """A document that the client has split: a text, or texts and images."""
+
+    type: Literal["content"]
+    content: TextOrList[
+        Annotated[
+            Annotated[TextBlock, Tag("@text")] | Annotated[MediaBlock, BLOCKS, Tag(BLOCKS.tag)],
+            Discriminator(BLOCKS.tag_of),
+        ]
+    ]
+
+
 class NoCitations(History):
     """Citations are not offered."""
 
@@ -124,11 +136,12 @@ class NoCitations(History):
 
 
 class DocumentBlock(ContentBlock):
-    """A document: plain text or PDF. Others may stand in a conversation's history."""
+    """A document: text, PDF or content blocks. Others may stand in a conversation's history."""
 
     type: Literal["document"]
     source: Annotated[
         Annotated[TextSource, Tag("@text")]
+        | Annotated[ContentSource, Tag("@content")]
         | Annotated[Base64Document, Tag("@base64")]
         | Annotated[UrlSource, Tag("@url")],
         Discriminator(tag_by_type),
@@ -197,12 +210,14 @@ class HostedBlock(ContentBlock):
     it as of fields without effect.
     """
 
-    type: Literal[
-        "server_tool_use",
-        "web_search_tool_result",
-        "web_fetch_tool_result",
-        "code_execution_tool_result",
-    ]
+    type: str = Field(pattern=r"^[a-z_]+$")
+
+
+class CompactionBlock(ContentBlock):
+    """The summary that stands for what came before it; the model reads it as text."""
+
+    type: Literal["compaction"]
+    content: str | None = None
 
 
 _Given = (
@@ -229,19 +244,28 @@ class ToolResultBlock(ContentBlock):
     toolset_name: None = None
 
 
+_HOSTED = frozenset({"@server_tool_use", "@mcp_tool_use", "@mcp_tool_result", "@container_upload"})
+
+
+def _or_hosted(tag: str | None) -> str | None:
+    """The tag of hosted tools' blocks for each of their kinds, any other tag as it is."""
+    result = tag is not None and tag != "@tool_result" and tag.endswith("_tool_result")
+    return "@hosted" if result or tag in _HOSTED else tag
+
+
 UserBlock = Annotated[
-    _Given | Annotated[ToolResultBlock, Tag("@tool_result")],
-    Discriminator(BLOCKS.tag_of),
+    _Given
+    | Annotated[ToolResultBlock, Tag("@tool_result")]
+    | Annotated[HostedBlock, Tag("@hosted")],
+    Discriminator(lambda value: _or_hosted(BLOCKS.tag_of(value))),
 ]
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ThinkingBlock, Tag("@thinking")]
     | Annotated[RedactedThinkingBlock, Tag("@redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("@tool_use")]
-    | Annotated[HostedBlock, Tag("@server_tool_use")]
-    | Annotated[HostedBlock, Tag("@web_search_tool_result")]
-    | Annotated[HostedBlock, Tag("@web_fetch_tool_result")]
-    | Annotated[HostedBlock, Tag("@code_execution_tool_result")],
-    Discriminator(tag_by_type),
+    | Annotated[CompactionBlock, Tag("@compaction")]
+    | Annotated[HostedBlock, Tag("@hosted")],
+    Discriminator(lambda value: _or_hosted(tag_by_type(value))),
 ]
 SystemText = TextOrList[TextBlock]

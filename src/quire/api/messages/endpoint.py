@@ -15,7 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from quire.api.messages.prompt import Conversation, continues, conversation, loaded_tools
+from quire.api.messages.prompt import (
+    Conversation,
+    continues,
+    conversation,
+    loaded_tools,
+    without_effect,
+)
 from quire.api.messages.render import (
     MessageChunks,
     MessageEvents,
@@ -166,7 +172,7 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: S
     choice = fields.tool_choice
     tools = loaded_tools(fields)
     last = newest("messages", fields.messages)
-    note_ignored(scope, said.left_out)
+    note_ignored(scope, [*without_effect(fields), *said.left_out])
     return Generation(
         messages=without_unsupported_media(context.service, scope, said.messages, last),
         tools=tuple(tool.to_template() for tool in tools),

@@ -12,6 +12,8 @@ from typing import Any
 
 from quire.api.messages.blocks import (
     AssistantBlock,
+    CompactionBlock,
+    ContentSource,
     DocumentBlock,
     HostedBlock,
     MediaBlock,
@@ -33,12 +35,13 @@ from quire.api.messages.schema import (
     CountRequest,
     KeptTurns,
     Message,
+    OtherEdit,
     SystemMessage,
     ThinkingAdaptive,
     ThinkingEnabled,
-    Tool,
     UserMessage,
 )
+from quire.api.messages.tools import ClientTool, HostedTool, searches
 from quire.api.shared.content import document_parts, function_call
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
@@ -53,7 +56,8 @@ class Conversation:
 
     Attributes:
         dropped: paths of reasoning that did not verify, as `messages.0.content.1`.
-        left_out: paths of what tools of other servers did, as `messages[0].content[1]`.
+        left_out: paths of what has no effect, as `messages[0].content[1]`: what tools of other
+            servers did, and reasoning that did not verify.
     """
 
     messages: tuple[TemplateMessage, ...]
@@ -84,8 +88,27 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
     return Conversation(tuple(merged), tuple(translator.dropped), tuple(translator.left_out))
 
 
-def loaded_tools(fields: CountRequest) -> tuple[Tool, ...]:
-    """The tools that the model is told of: all but those that no search has found yet."""
+def without_effect(fields: CountRequest) -> list[str]:
+    """Paths of the tools that nobody runs here, and of the edits that are not made."""
+    tools = enumerate(fields.tools or ())
+    named = [f"tools[{index}]" for index, tool in tools if isinstance(tool, HostedTool)]
+    if fields.mcp_servers:
+        named.append("mcp_servers")
+    edits = enumerate(_edits(fields))
+    return named + [
+        f"context_management.edits[{index}]"
+        for index, edit in edits
+        if not isinstance(edit, ClearThinking)
+    ]
+
+
+def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
+    """The tools that the model is told of: all but those that no search has found yet.
+
+    The search of Anthropic's servers finds nothing here, so that with it all are told.
+    """
+    tools = fields.tools or ()
+    searched = any(map(searches, tools))
     found = {
         part.tool_name
         for message in fields.messages
@@ -96,7 +119,10 @@ def loaded_tools(fields: CountRequest) -> tuple[Tool, ...]:
         if isinstance(part, ToolReferenceBlock)
     }
     return tuple(
-        tool for tool in fields.tools or () if not tool.defer_loading or tool.name in found
+        tool
+        for tool in tools
+        if isinstance(tool, ClientTool)
+        and (searched or not tool.defer_loading or tool.name in found)
     )
 
 
@@ -137,6 +163,8 @@ class _Translator:
             name = f"{param}[{number}]"
             if isinstance(block, ToolResultBlock):
                 messages.append(self._result(block, name))
+            elif isinstance(block, HostedBlock):
+                self.left_out.append(name)
             else:
                 messages.append({"role": "user", "content": _parts_of(block, name)})
         return messages or [{"role": "user", "content": ""}]
@@ -173,6 +201,8 @@ class _Translator:
             match block:
                 case TextBlock(text=text):
                     texts.append({"type": "text", "text": text})
+                case CompactionBlock(content=summary):
+                    texts.append({"type": "text", "text": summary or ""})
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))
@@ -203,8 +233,9 @@ class _Translator:
         else:
             reasoning = self._seal.open(block.signature)
         if reasoning is None:
+            name = f"messages[{index}].content[{number}]"
+            self.left_out.append(name)
             if self._strict:
-                name = f"messages[{index}].content[{number}]"
                 raise RequestError(
                     f"The signature of '{name}' does not verify.",
                     param=name,
@@ -216,9 +247,7 @@ class _Translator:
 
 def _cleared_reasoning(fields: CountRequest) -> frozenset[int]:
     """Numbers of the messages whose reasoning the request asks to clear."""
-    management = fields.context_management
-    edits = (management.edits or []) if management is not None else []
-    kept = [_kept_turns(edit) for edit in edits]
+    kept = [_kept_turns(edit) for edit in _edits(fields) if isinstance(edit, ClearThinking)]
     limits = [limit for limit in kept if limit is not None]
     if not limits:
         return frozenset()
@@ -229,6 +258,11 @@ def _cleared_reasoning(fields: CountRequest) -> frozenset[int]:
         and any(isinstance(b, ThinkingBlock | RedactedThinkingBlock) for b in message.content)
     ]
     return frozenset(thinking[: -min(limits)])
+
+
+def _edits(fields: CountRequest) -> Sequence[ClearThinking | OtherEdit]:
+    management = fields.context_management
+    return (management.edits or ()) if management is not None else ()
 
 
 def _kept_turns(edit: ClearThinking) -> int | None:
@@ -255,11 +289,23 @@ def _system(system: SystemText) -> str | list[dict[str, str]]:
 
 
 def _document(block: DocumentBlock, param: str) -> list[dict[str, Any]]:
+    if isinstance(block.source, ContentSource):
+        return _split_document(block.source, block.title, block.context, f"{param}.source")
     if isinstance(block.source, TextSource):
         lines = (block.title, block.context, block.source.data)
         return [{"type": "text", "text": "\n".join(line for line in lines if line)}]
     about = (block.title, block.context)
     return document_parts(block.source.location, f"{param}.source", block.type, *about)
+
+
+def _split_document(
+    source: ContentSource, title: str | None, context: str | None, param: str
+) -> list[dict[str, Any]]:
+    about = [{"type": "text", "text": line} for line in (title, context) if line]
+    if isinstance(source.content, str):
+        return [*about, {"type": "text", "text": source.content}]
+    parts = (_part(each, f"{param}.content[{n}]") for n, each in enumerate(source.content))
+    return [*about, *parts]
 
 
 def _parts_of(block: ResultPart, param: str) -> list[dict[str, Any]]:

@@ -14,11 +14,10 @@ from pydantic import Discriminator, Field, Tag
 from quire.api.messages.blocks import (
     AssistantBlock,
     CacheControl,
-    ContentBlock,
     SystemText,
     UserBlock,
 )
-from quire.api.shared.content import FunctionName, function_tool
+from quire.api.messages.tools import Tool
 from quire.api.shared.formats import GuidedFields
 from quire.api.shared.numbers import Integer
 from quire.api.shared.schema import (
@@ -26,7 +25,6 @@ from quire.api.shared.schema import (
     History,
     TextOrList,
     TokenCount,
-    UnlessEmptyList,
     Wire,
     tag_by_role,
     tag_by_type,
@@ -62,30 +60,6 @@ Message = Annotated[
     | Annotated[SystemMessage, Tag("@system")],
     Discriminator(tag_by_role),
 ]
-
-
-class Tool(ContentBlock):
-    """A tool that the client runs. Those that Anthropic's servers run are not offered.
-
-    The model is told of a tool with `defer_loading` once a `tool_reference` names it.
-    """
-
-    type: Literal["custom"] | None = None
-    name: FunctionName
-    description: str | None = None
-    input_schema: dict[str, Any]
-    input_examples: list[dict[str, Any]] | None = None
-    strict: bool | None = None
-    eager_input_streaming: bool | None = None
-    defer_loading: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
-
-    def to_template(self) -> dict[str, Any]:
-        """The shape that chat templates read."""
-        schema = dict(self.input_schema)
-        if self.input_examples:
-            schema.setdefault("examples", self.input_examples)
-        return function_tool(self.name, self.description, schema)
 
 
 class ToolChoice(Wire):
@@ -174,13 +148,21 @@ class ClearThinking(Wire):
     ) = None
 
 
+class OtherEdit(History):
+    """An edit that is not made here: clearing of tools' results, or a summary. It is named."""
+
+    type: Literal["clear_tool_uses_20250919", "compact_20260112"]
+
+
 class ContextManagement(Wire):
-    """Edits of the prompt before it is read; only reasoning can be cleared."""
+    """Edits of the prompt before it is read; only reasoning is cleared."""
 
     edits: (
         list[
             Annotated[
-                Annotated[ClearThinking, Tag("@clear_thinking_20251015")],
+                Annotated[ClearThinking, Tag("@clear_thinking_20251015")]
+                | Annotated[OtherEdit, Tag("@clear_tool_uses_20250919")]
+                | Annotated[OtherEdit, Tag("@compact_20260112")],
                 Discriminator(tag_by_type),
             ]
         ]
@@ -209,7 +191,7 @@ class CountRequest(Wire):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
-    mcp_servers: Annotated[None, UnlessEmptyList] = None
+    mcp_servers: list[dict[str, Any]] | None = None
     thread: dict[str, Any] | None = None
 
     cache_control: CacheControl | None = None

@@ -153,7 +153,8 @@ def resolve(schema: Any, root: Schema) -> Schema:
         if not isinstance(reference, str):
             return schema
         schema = root
-        for part in reference.lstrip("#/").split("/") if reference.startswith("#") else [""]:
+        rooted = reference.startswith(("#", "/"))
+        for part in reference.lstrip("#/").split("/") if rooted else [""]:
             schema = schema.get(part) if isinstance(schema, Mapping) else None
     return {}
 
