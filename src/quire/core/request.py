@@ -207,8 +207,14 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end token, or a stop string seen by the text side
     LENGTH = "length"  # max_tokens or the context is used up
     LOOP = "loop"  # --stop-on-loop saw an exact cycle
+    MALFORMED_CALL = "malformed_call"  # the text side saw that a call it had begun is none
     ABORT = "abort"  # nobody waits for it: its client left, or a choice beside it failed
     ERROR = "error"  # `Output.error` says what happened
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the answer ended before the model ended it."""
+        return self in (FinishReason.LENGTH, FinishReason.LOOP, FinishReason.MALFORMED_CALL)
 
 
 @dataclass(frozen=True, slots=True)

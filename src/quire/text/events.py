@@ -51,6 +51,15 @@ class ToolCallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallBroken:
+    """A call that was begun cannot be completed. The answer ends here: what was sent of the call
+    cannot be taken back, and nothing may follow that makes it look whole. `OutputStream` turns it
+    into the end of the answer."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one request."""
 
@@ -101,5 +110,6 @@ class PromptRead:
     left_s: float | None = None
 
 
-Delta = Reasoning | Text | ToolCallBegun | ToolCallArguments | ToolCallEnded
-Event = PromptRead | Delta | Finished | Failed
+Content = Reasoning | Text | ToolCallBegun | ToolCallArguments | ToolCallEnded
+Delta = Content | ToolCallBroken
+Event = PromptRead | Content | Finished | Failed

@@ -17,6 +17,7 @@ from quire.text.events import (
     Text,
     ToolCallArguments,
     ToolCallBegun,
+    ToolCallBroken,
     ToolCallEnded,
     Usage,
 )
@@ -30,8 +31,8 @@ class OutputStream:
     """Turns the outputs of one request into events, the last of which is the only terminal one.
 
     Stop strings are looked for in the answer's text alone: not in reasoning, not in tool calls.
-    Where one matches, or the one call is complete, the answer ends at once, `stopped` says so, and
-    whoever feeds this stream aborts the engine's request; what the engine still says is ignored.
+    Where one matches, the one call is complete or a call that has begun turns out to be none, the
+    answer ends at once, `stopped` says so, and whoever feeds this stream aborts the engine's request; what the engine still says is ignored.
 
     Args:
         detokenizer: made for this request.
@@ -189,16 +190,19 @@ class OutputStream:
                 self._text(delta, events)
                 if self._ended:
                     return
-            else:
-                self._release(events)
-                if type(delta) is Reasoning and self._reasoned:
-                    delta = Reasoning(delta.text, _taken(self._reasoned))
-                events.append(delta)
-                if type(delta) is ToolCallEnded:
-                    self._calls += 1
-                    if self._one_call:
-                        self._stop_here(events)
-                        return
+                continue
+            self._release(events)
+            if isinstance(delta, ToolCallBroken):
+                self._stop_here(events, FinishReason.MALFORMED_CALL)
+                return
+            if type(delta) is Reasoning and self._reasoned:
+                delta = Reasoning(delta.text, _taken(self._reasoned))
+            events.append(delta)
+            if type(delta) is ToolCallEnded:
+                self._calls += 1
+                if self._one_call:
+                    self._stop_here(events)
+                    return
 
     def _text(self, delta: Text, events: list[Event]) -> None:
         if self._reasoned:
@@ -227,9 +231,11 @@ class OutputStream:
             self._release(events)
             self._end(reason, events)
 
-    def _stop_here(self, events: list[Event]) -> None:
+    def _stop_here(
+        self, events: list[Event], reason: FinishReason = FinishReason.STOP
+    ) -> None:
         self._stopped = True
-        self._end(FinishReason.STOP, events)
+        self._end(reason, events)
 
     def _end(self, reason: FinishReason, events: list[Event]) -> None:
         self._ended = True
@@ -252,7 +258,7 @@ def _taken(entries: list[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A complete call of a folded answer. `arguments` is the text of one JSON object."""
+    """A call of a folded answer. `arguments` is the text of one JSON object, or its beginning."""
 
     id: str
     name: str
@@ -264,19 +270,22 @@ class Answer:
     """What a whole answer says: the fold of its events.
 
     Attributes:
+        tool_calls: the complete calls.
+        unfinished: the call that the answer ended in; only the last can be.
         finish: the terminal event; None if the events ended without one.
     """
 
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    unfinished: ToolCall | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     reasoning_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finished | Failed | None = None
 
 
 class Fold:
-    """Folds events into an `Answer`, one by one. Calls that never ended are left out."""
+    """Folds events into an `Answer`, one by one."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -308,6 +317,9 @@ class Fold:
         """What the events so far say."""
         self._answer.text = "".join(self._text)
         self._answer.reasoning = "".join(self._reasoning)
+        self._answer.unfinished = None
+        for call, arguments in self._open.values():
+            self._answer.unfinished = ToolCall(call.id, call.name, "".join(arguments))
         return self._answer
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
+from quire.api.chat.tools import ChatChoice, ChatTool, whole_call, opening_call, toolbox
 from quire.api.shared.access import note_ignored
 from quire.api.shared.content import Message, continues_last, custom_input, to_template
 from quire.api.shared.context import Context, ServerContext, common_fields
@@ -231,8 +231,7 @@ class ChatChunks:
                 arguments = b'"function":{"arguments":' + quoted(json) + b"}}"
                 delta = b'{"tool_calls":[{"index":%d,' % number + arguments + b"]}"
             case ToolCallEnded(number) if (index, number) in self._inputs:
-                text = custom_input("".join(self._inputs.pop((index, number))))
-                delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
+                return self._input(index, number)
             case ToolCallEnded():
                 return b""
             case Finished():
@@ -254,6 +253,16 @@ class ChatChunks:
         return self._constant + choice[:-3] + b',"prompt_progress":' + compact(told) + b"}\n\n"
 
     def _last(self, index: int, end: Finished) -> bytes:
+        cut_off = [key for key in self._inputs if key[0] == index]
+        return b"".join(self._input(*key) for key in cut_off) + self._closing(index, end)
+
+    def _input(self, index: int, number: int) -> bytes:
+        """The text of a custom call, of which all that will come is there."""
+        text = custom_input("".join(self._inputs.pop((index, number))))
+        delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
+        return self._heads[index] + delta + self._ends.tail
+
+    def _closing(self, index: int, end: Finished) -> bytes:
         reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}
         closing = b'{},"logprobs":null,' + compact(reasons)[1:]
         return self._heads.of(index) + closing + self._ends.after
@@ -268,7 +277,8 @@ def _choice(
 ) -> dict[str, Any]:
     """One choice of a whole answer; `ids` are its tokens, if they were asked for."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
-    calls = [complete_call(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
+    said = [*answer.tool_calls, *filter(None, [answer.unfinished])]
+    calls = [whole_call(tools, call.id, call.name, call.arguments) for call in said]
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text or (None if calls else ""),

@@ -151,8 +151,8 @@ def opening_call(tools: Toolbox, call_id: str, name: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
-def complete_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call with its arguments, or with the text of a custom tool."""
+def whole_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call with all that there is of its arguments, or of the text of a custom tool."""
     call = opening_call(tools, call_id, name)
     if call["type"] == "custom":
         call["custom"]["input"] = custom_input(arguments)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 from quire.api.shared.errors import anthropic_body
 from quire.api.shared.pieces import Array, compact
 from quire.api.shared.seal import Seal
@@ -89,12 +91,13 @@ def usage_body(usage: Usage) -> WireEvent:
 
 
 def stop_reason(end: Finished, max_tokens: int) -> str:
-    """Anthropic's word for why an answer ended. A loop that was cut short used up its tokens."""
+    """Anthropic's word for why an answer ended. What was cut short for a loop or a malformed call
+    counts as cut off by `max_tokens`, so that no client runs its last call."""
     if end.stop is not None:
         return "stop_sequence"
     if end.reason is FinishReason.LENGTH and end.usage.completion_tokens < max_tokens:
         return "model_context_window_exceeded"
-    if end.reason in (FinishReason.LENGTH, FinishReason.LOOP):
+    if end.reason.is_cut_off:
         return "max_tokens"
     return "tool_use" if end.tool_calls else "end_turn"
 
@@ -257,8 +260,7 @@ class MessageFold:
             case "content_block_delta":
                 _add(event["delta"], self._content[-1], self._pieces)
             case "content_block_stop":
-                if not _complete(self._content[-1], "".join(self._pieces)):
-                    self._content.pop()
+                _complete(self._content[-1], "".join(self._pieces))
             case "message_delta":
                 self._message |= {**event["delta"], "usage": event["usage"]}
 
@@ -275,16 +277,24 @@ def _add(delta: WireEvent, block: WireEvent, pieces: list[str]) -> None:
             pieces.append(piece)
 
 
-def _complete(block: WireEvent, text: str) -> bool:
-    """Fills a block; False for a call that was cut off, which is no part of a message."""
+def _complete(block: WireEvent, text: str) -> None:
+    """Fills a block. Of a call that was cut off, clients of streams keep the members that are
+    whole, and so does this."""
     match block["type"]:
-        case "tool_use":
-            try:
-                block["input"] = json.loads(text)
-            except ValueError:
-                return False
+        case "tool_use" if text:
+            block["input"] = _input(text)
         case "text":
             block["text"] = text
         case "thinking":
             block["thinking"] = text
-    return True
+
+
+def _input(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        pass
+    try:
+        return from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}  # cut off behind half of a pair of escapes

@@ -234,10 +234,11 @@ class FunctionCallItem(CallItem):
         yield self._event("function_call_arguments.delta", delta=json_text)
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The whole arguments, and the call."""
-        yield self._event(
-            "function_call_arguments.done", name=self._named.name, arguments=self._joined()
-        )
+        """The whole arguments, and the call; those of a call that was cut off are never done."""
+        if status == "completed":
+            yield self._event(
+                "function_call_arguments.done", name=self._named.name, arguments=self._joined()
+            )
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
@@ -270,7 +271,8 @@ class CustomCallItem(CallItem):
         """The text, and the call."""
         text = custom_input(self._joined())
         yield self._event("custom_tool_call_input.delta", delta=text)
-        yield self._event("custom_tool_call_input.done", input=text)
+        if status == "completed":
+            yield self._event("custom_tool_call_input.done", input=text)
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:

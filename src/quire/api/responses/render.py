@@ -22,7 +22,7 @@ from quire.api.shared.pieces import Merged, pieces
 from quire.api.shared.render import TokenNames
 from quire.api.shared.seal import Seal
 from quire.api.shared.toolbox import Toolbox
-from quire.core.request import Failure, FinishReason
+from quire.core.request import Failure
 from quire.serving.streams import ChoiceEvent
 from quire.text.events import (
     Event,
@@ -174,7 +174,7 @@ class ResponseEvents:
     def _end(self, end: Finished) -> Iterator[WireEvent]:
         """The end; an answer that said nothing says so in an empty message."""
         silent = self._responding.prewarms
-        cut_off = end.reason in (FinishReason.LENGTH, FinishReason.LOOP) and not silent
+        cut_off = end.reason.is_cut_off and not silent
         status = "incomplete" if cut_off else "completed"
         if not self._spoken and not cut_off and not silent:
             yield from self._open(self._message)

@@ -363,10 +363,21 @@ def read_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     return read if isinstance(read, dict) else {MALFORMED: arguments}
 
 
+def _begun_input(arguments: str) -> str:
+    try:
+        begun = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return ""  # cut off behind half of a pair of escapes
+    return str(begun.get(INPUT, "")) if isinstance(begun, dict) else ""
+
+
 def custom_input(arguments: str) -> str:
-    """The text in a call of a custom tool, for which the model wrote a function's arguments."""
+    """The text in a call of a custom tool, for which the model wrote a function's arguments.
+
+    Of a call that was cut off, the part of the text that is there.
+    """
     try:
         text = json.loads(arguments).get(INPUT) if arguments else ""
     except ValueError:
-        return ""  # the call was cut off
+        return _begun_input(arguments)
     return text if isinstance(text, str) else arguments

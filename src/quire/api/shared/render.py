@@ -94,15 +94,18 @@ class ChunkEnds:
 
 
 def finish_reason(end: Finished) -> str:
-    """OpenAI's word for why a choice ended. A loop that was cut short was not the model's end."""
-    if end.reason in (FinishReason.LENGTH, FinishReason.LOOP):
+    """OpenAI's word for why a choice ended. A loop or a call that was cut short was not the
+    model's end."""
+    if end.reason.is_cut_off:
         return "length"
     return "tool_calls" if end.tool_calls else "stop"
 
 
 def stop_reason(end: Finished) -> str | None:
-    """What `finish_reason` cannot say: the stop string that matched, or `loop`."""
-    return "loop" if end.reason is FinishReason.LOOP else end.stop
+    """What `finish_reason` cannot say: the stop string that matched, `loop`, `malformed_call`."""
+    if end.reason in (FinishReason.LOOP, FinishReason.MALFORMED_CALL):
+        return end.reason.value
+    return end.stop
 
 
 def clamp(logprob: float) -> float:

@@ -1,7 +1,8 @@
 """Arguments as they are written: the part of a call's JSON that can no longer change.
 
 A flow follows the text of one call. It may stop short anywhere: what it has given is the beginning
-of what the section's reader makes of the whole, and the rest comes with the end.
+of what the section's reader makes of the whole, and the rest comes with the end. What it gives
+depends on the text alone, not on how that is cut into pieces; nor does the time that it takes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from quire.text.dialects.base import Tool
-from quire.text.dialects.values import read_json
+from quire.text.dialects.base import Call, Tool
+from quire.text.dialects.values import read_json, write_inner, write_json
+from quire.text.dialects.writer import Writer
 
 Tools = Mapping[str, Tool]
 
@@ -29,70 +31,203 @@ Begun = tuple[str, "str | None", Flow, int]
 """A call's name, the id that the model gave it, its flow, and where in the text that begins."""
 Begin = Callable[[str, Tools], "Begun | None"]
 
+_HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_NO_LOW = r"(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]|\\u[dD][c-fC-F].?[^0-9a-fA-F])"
 # What a string holds up to its end or to what is not whole yet: an escape, half of a pair of them.
 _IN_STRING = re.compile(
-    r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"
+    rf'(?:[^"\\]|\\[^u]|{_HIGH}{_LOW}|{_HIGH}{_NO_LOW}'
+    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F]))*",
+    re.DOTALL,
 )
+_SPACE = re.compile(r"[ \t\n\r]*")
 _SCALAR = re.compile(r"[^\s{}\[\],:\"]+")
-_SIGNS = {",": ", ", ":": ": "}
+_LONGEST_SCALAR = 4096
+
+
+WORTH_SENDING = 24
+"""Characters of arguments with which a call begins. Shorter ones come whole, with the call's end,
+so that most of what turns out to be no call can still be text."""
+
+
+class CallInProgress:
+    """A call that may begin before its section ends. Owned by the machine of its answer.
+
+    Attributes:
+        begun: whether something of it was sent.
+    """
+
+    def __init__(self, writer: Writer, name: str, call_id: str | None, flow: Flow) -> None:
+        self._writer = writer
+        self._name, self._call_id, self._flow = name, call_id, flow
+        self._pieces: list[str] = []
+        self._length = 0
+        self._index: int | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._index is not None
+
+    def feed(self, text: str, *, marker: bool = False) -> None:
+        """Passes on what of the arguments can no longer change."""
+        piece = self._flow.feed(text, marker=marker)
+        if not piece:
+            return
+        self._pieces.append(piece)
+        self._length += len(piece)
+        if self._index is not None:
+            self._writer.arguments(self._index, piece)
+        elif self._length >= WORTH_SENDING:
+            self._begin()
+
+    def _begin(self) -> int:
+        index = self._index = self._writer.begin_call(self._name, self._call_id)
+        self._writer.arguments(index, "".join(self._pieces))
+        return index
+
+    def complete(self, call: Call) -> bool:
+        """Ends what has begun as `call`; False if it was the beginning of something else."""
+        assert self._index is not None
+        sent = "".join(self._pieces)
+        rest = call.arguments[len(sent) :] if call.arguments.startswith(sent) else None
+        if rest is None and _says(sent, call.arguments):
+            rest = ""  # a key that comes twice, of which the last counts
+        elif rest is None and _says(sent + "}", call.arguments):
+            rest = "}"
+        if rest is None or call.name != self._name:
+            return False
+        self._writer.arguments(self._index, rest)
+        self._writer.end_call(self._index)
+        return True
+
+    def break_off(self) -> None:
+        """The call that has begun is none."""
+        assert self._index is not None
+        self._writer.break_call(self._index)
+
+    def cut_off(self) -> None:
+        """The answer ends within the call: the part that is there is sent."""
+        if self._index is None:
+            self._begin()
+
+
+def _says(text: str, arguments: str) -> bool:
+    """Whether a JSON text says the same as `arguments`."""
+    try:
+        return bool(json.loads(text) == json.loads(arguments))
+    except ValueError:
+        return False
 
 
 class JsonFlow:
-    """Of calls whose arguments are a JSON object: the same, spaced as `write_json` does."""
+    """Of calls whose arguments are a JSON object: the same, spaced as `write_json` does.
+
+    It ends where the text is no JSON any more.
+    """
 
     def __init__(self) -> None:
         self._text = ""
-        self._depth = 0
-        self._in_string = False
-        self._over = False
+        self._closers: list[str] = []
+        self._step: Callable[[int], tuple[str, int]] | None = self._value
+        self._after_string = self._separator
+        self._comma = ""
 
     def feed(self, text: str, *, marker: bool = False) -> str:
         """See `Flow`."""
-        if self._over:
+        if self._step is None:
             return ""
         self._text += text
         written: list[str] = []
         at = 0
-        try:
-            while at < len(self._text) and not self._over:
-                piece, end = self._string(at) if self._in_string else self._part(at)
-                if end == at:
-                    break
-                written.append(piece)
-                at = end
-        except ValueError:
-            self._over = True
+        while self._step is not None:
+            if self._step != self._string:
+                found = _SPACE.match(self._text, at)
+                at = found.end() if found is not None else at
+            if at == len(self._text):
+                break
+            step = self._step
+            piece, end = step(at)
+            if end == at and self._step == step:
+                break
+            written.append(piece)
+            at = end
         self._text = self._text[at:]
         return "".join(written)
 
+    def _end(self, at: int) -> tuple[str, int]:
+        self._step = None
+        return "", at
+
     def _string(self, at: int) -> tuple[str, int]:
         if self._text[at] == '"':
-            self._in_string = False
+            self._step = self._after_string
             return '"', at + 1
         found = _IN_STRING.match(self._text, at)
         assert found is not None
         value, _ = read_json(f'"{found.group()}"')
-        return json.dumps(value, ensure_ascii=False)[1:-1], found.end()
+        return write_inner(value), found.end()
 
-    def _part(self, at: int) -> tuple[str, int]:
+    def _open_string(self, at: int, then: Callable[[int], tuple[str, int]]) -> tuple[str, int]:
+        self._step, self._after_string = self._string, then
+        return self._separated('"'), at + 1
+
+    def _first_item(self, at: int) -> tuple[str, int]:
+        return self._close(at) if self._text[at] == "]" else self._value(at)
+
+    def _first_key(self, at: int) -> tuple[str, int]:
+        return self._close(at) if self._text[at] == "}" else self._key(at)
+
+    def _key(self, at: int) -> tuple[str, int]:
+        return self._open_string(at, self._colon) if self._text[at] == '"' else self._end(at)
+
+    def _colon(self, at: int) -> tuple[str, int]:
+        if self._text[at] != ":":
+            return self._end(at)
+        self._step = self._value
+        return ": ", at + 1
+
+    def _value(self, at: int) -> tuple[str, int]:
         sign = self._text[at]
-        if sign.isspace():
-            return "", at + 1
         if sign == '"':
-            self._in_string = True
-            return sign, at + 1
-        if sign in "{}[],:":
-            self._depth += (sign in "{[") - (sign in "}]")
-            self._over = self._depth == 0
-            return _SIGNS.get(sign, sign), at + 1
+            return self._open_string(at, self._separator)
+        if sign in "{[":
+            self._closers.append("}" if sign == "{" else "]")
+            self._step = self._first_key if sign == "{" else self._first_item
+            return self._separated(sign), at + 1
         found = _SCALAR.match(self._text, at)
-        if found is None or found.end() == len(self._text):
+        if found is None or found.end() - at > _LONGEST_SCALAR:
+            return self._end(at)
+        if found.end() == len(self._text):
             return "", at
-        value, end = read_json(found.group())
-        if end != len(found.group()):
-            raise ValueError("no value")
-        return json.dumps(value, allow_nan=False), found.end()
+        try:
+            value, end = read_json(found.group())
+            written = write_json(value)
+        except ValueError:
+            return self._end(at)
+        if end < len(found.group()):
+            return self._end(at)
+        self._step = self._separator
+        return self._separated(written), found.end()
+
+    def _separator(self, at: int) -> tuple[str, int]:
+        sign = self._text[at]
+        if sign == self._closers[-1]:
+            return self._close(at)
+        if sign != ",":
+            return self._end(at)
+        self._comma = ", "
+        self._step = self._key if self._closers[-1] == "}" else self._value
+        return "", at + 1
+
+    def _close(self, at: int) -> tuple[str, int]:
+        closer = self._closers.pop()
+        self._step = self._separator if self._closers else None
+        return closer, at + 1
+
+    def _separated(self, piece: str) -> str:
+        """The comma before a value or a key is certain to be right once that begins."""
+        comma, self._comma = self._comma, ""
+        return comma + piece
 
 
 def json_call(*openings: str) -> Begin:

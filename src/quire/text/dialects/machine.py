@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from quire.core.request import FinishReason
 from quire.text.dialects.base import Call, Start, Tool
-from quire.text.dialects.flow import Begin, Flow
+from quire.text.dialects.flow import Begin, CallInProgress
 from quire.text.dialects.scanner import MarkerScanner
 from quire.text.dialects.writer import Writer, new_call_id
 from quire.text.events import Delta, Reasoning, Text
@@ -81,20 +81,6 @@ class Section:
     begin: Begin | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Flowing:
-    """A call that has begun before its section ended.
-
-    Attributes:
-        sent: the pieces of its arguments.
-    """
-
-    index: int
-    name: str
-    flow: Flow
-    sent: list[str]
-
-
 Enclosing = tuple[frozenset[str], frozenset[str]]
 """Markers that open a stretch of an answer, and markers that close it."""
 
@@ -143,6 +129,7 @@ class Mode(Enum):
     START = auto()  # nothing yet, and a section may begin without a marker
     TEXT = auto()
     REASONING = auto()
+    UNDECIDED = auto()  # behind a call in open reasoning: reasoning if that is closed soon
     SECTION = auto()
     HEADER = auto()  # a subclass reads what the text after it will be
 
@@ -202,7 +189,7 @@ class Machine:
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
         if reasoning_begun(start, layout.reasoning) is not None:
             self.mode = Mode.REASONING
-        self._opener = ""
+        self._opener = self._marker = ""
         self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)
         self._pieces: list[str] = []
         self._length = 0
@@ -211,7 +198,9 @@ class Machine:
         self._until = ""  # what the section's open string needs, as of `_read_pieces` pieces
         self._read_pieces = 0
         self._back = Mode.TEXT
-        self._flowing: _Flowing | None = None
+        self._undecided = ""
+        self._flowing: CallInProgress | None = None
+        self._may_begin = False
 
     @property
     def thinking(self) -> bool | None:
@@ -266,6 +255,10 @@ class Machine:
             self.writer.reason(text)
         elif self.mode is Mode.SECTION:
             self._hold(text)
+        elif self.mode is Mode.UNDECIDED:
+            self._undecided += text
+            if len(self._undecided) > MAX_HEAD:
+                self._decide(Mode.TEXT)
         elif not text.strip():
             self.writer.text(text)
         else:
@@ -277,6 +270,9 @@ class Machine:
     def on_marker(self, marker: str) -> None:
         """Takes a marker."""
         opens, closes = self.layout.reasoning
+        calls = marker in self.layout.sections and bool(self.tools)
+        if self.mode is Mode.UNDECIDED and (calls or marker in opens or marker in closes):
+            self._decide(Mode.TEXT if marker in opens else Mode.REASONING)
         if self.mode is Mode.SECTION:
             self._mark(marker)
         elif marker in opens:
@@ -289,7 +285,7 @@ class Machine:
             self.writer.border()
         elif marker in self.layout.answer[1]:
             self.writer.drop_space()
-        elif marker in self.layout.sections and self.tools:
+        elif calls:
             self.open(marker, self.layout.sections[marker])
         elif not (
             marker in self.layout.quiet or (self.writer.after_call and self.layout.closes(marker))
@@ -298,12 +294,22 @@ class Machine:
 
     def on_end(self, reason: FinishReason) -> None:
         """Takes the end of the answer."""
+        if self.mode is Mode.UNDECIDED:
+            self._decide(Mode.TEXT)
         if self.mode is Mode.SECTION:
             body = self.body(closed=False)
             reading = self._section.read(body, self.tools)
             cut_off = reason is not FinishReason.STOP
             if reading.calls or not (cut_off and (self._sure or self._opener)):
                 self._settle(body, reading, "", keep_rest=not cut_off)
+            elif self._flowing is not None:
+                self._flowing.cut_off()
+
+    def _decide(self, mode: Mode) -> None:
+        """Tells what the text is that has come behind a call in open reasoning."""
+        held, self._undecided, self.mode = self._undecided, "", mode
+        if held:
+            self.on_text(held)
 
     def resting(self) -> Mode:
         """What text is when no reasoning and no section is open."""
@@ -316,10 +322,11 @@ class Machine:
         """Begins to hold a section. `opener` is the text that it gets back if it is no call."""
         self._back = Mode.REASONING if self.mode is Mode.REASONING else Mode.TEXT
         self.mode = Mode.SECTION
-        self._opener, self._section = opener, section
+        self._opener = self._marker = opener
+        self._section = section
         self._pieces, self._length, self._marks, self._sure = [], 0, [], False
         self._until, self._read_pieces = "", 0
-        self._flowing = None
+        self._flowing, self._may_begin = None, section.begin is not None
 
     def body(self, *, closed: bool) -> Body:
         """What the open section holds."""
@@ -331,7 +338,7 @@ class Machine:
         if self._sure:
             self._flow(text, marker=marker)
             return
-        head = self._section.head("".join(self._pieces), self.tools)
+        head = self._section.head("".join(self._pieces)[:MAX_HEAD], self.tools)
         if head is False or (head is None and self._length > MAX_HEAD):
             self._give_back("")
         elif head:
@@ -340,24 +347,22 @@ class Machine:
 
     def _flow(self, text: str, *, marker: bool) -> None:
         """Passes on what of the first call can no longer change."""
-        flowing = self._flowing
-        if flowing is None:
-            if self._section.begin is None or self._length > MAX_HEAD:
-                return
+        if self._flowing is not None:
+            self._flowing.feed(text, marker=marker)
+        elif self._may_begin and self._section.begin is not None:
             held = "".join(self._pieces)
-            begun = self._section.begin(held, self.tools)
-            if begun is None:
-                return
-            name, call_id, flow, start = begun
-            index = self.writer.begin_call(name, call_id)
-            flowing = self._flowing = _Flowing(index, name, flow, [])
-            text, marker = held[start:], False
-        piece = flowing.flow.feed(text, marker=marker)
-        if piece:
-            flowing.sent.append(piece)
-            self.writer.arguments(flowing.index, piece)
+            begun = self._section.begin(held[:MAX_HEAD], self.tools)
+            if begun is not None:
+                name, call_id, flow, start = begun
+                self._flowing = CallInProgress(self.writer, name, call_id, flow)
+                self._flowing.feed(held[start:])
+            self._may_begin = len(held) <= MAX_HEAD
 
     def _mark(self, marker: str) -> None:
+        if marker == self._marker and not "".join(self._pieces).strip():
+            self._opener += "".join(self._pieces) + marker  # written twice
+            self._pieces, self._length = [], 0
+            return
         if marker not in self._section.inner and not self._still_in_string():
             body = self.body(closed=True)
             reading = self._section.read(body, self.tools)
@@ -379,25 +384,21 @@ class Machine:
         return bool(self._until) and self._until not in fresh
 
     def _settle(self, body: Body, reading: Reading, marker: str, *, keep_rest: bool) -> None:
-        if not reading.calls:
+        flowing, self._flowing = self._flowing, None
+        begun = flowing is not None and flowing.begun
+        if flowing is not None and begun:
+            if not (reading.calls and flowing.complete(reading.calls[0])):
+                flowing.break_off()
+                return
+        elif not reading.calls:
             self._give_back(marker)
             return
-        for call in reading.calls[self._finish_flowing(reading.calls[0]) :]:
+        for call in reading.calls[begun:]:
             self.writer.call(call)
-        self.mode = Mode.TEXT
+        self.mode = Mode.UNDECIDED if self._back is Mode.REASONING else Mode.TEXT
         rest = body.text[reading.end :]
         if keep_rest and rest.strip():
-            self.writer.text(rest + marker)
-
-    def _finish_flowing(self, call: Call) -> int:
-        """Ends the call that has begun, and gives 1; 0 if it turns out to be another."""
-        flowing, self._flowing = self._flowing, None
-        sent = "".join(flowing.sent) if flowing is not None else ""
-        if flowing is None or flowing.name != call.name or not call.arguments.startswith(sent):
-            return 0
-        self.writer.arguments(flowing.index, call.arguments[len(sent) :])
-        self.writer.end_call(flowing.index)
-        return 1
+            self.on_text(rest + marker)
 
     def _give_back(self, marker: str) -> None:
         """The section was no call: its text goes where it would have gone without the opener."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +13,6 @@ from quire.text.dialects.base import Call, Schema, Tool
 
 _MAX_REFERENCES = 8
 _MAX_PYTHON = 1 << 16
-_ESCAPE = len(r"\u0000")
 
 
 class Unterminated(ValueError):
@@ -20,6 +21,9 @@ class Unterminated(ValueError):
     def __init__(self, until: str) -> None:
         super().__init__(f"a string without {until!r}")
         self.until = until
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _no_constant(name: str) -> None:
@@ -32,23 +36,49 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     """One JSON value that begins at `start`, and the offset after it.
 
-    Raw control characters in strings are taken, since models write them; NaN and Infinity aren't.
+    Raw control characters in strings are taken, since models write them, and so is a backslash
+    that begins no escape, for itself; NaN and Infinity aren't.
 
     Raises:
         Unterminated: the text ends inside a string.
         ValueError: anything else is wrong.
     """
     try:
-        value, end = _DECODER.raw_decode(text, start)
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Unterminated string"):
+            raise Unterminated('"') from None
+        if not error.msg.startswith("Invalid \\"):
+            raise
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return _read_with_backslashes(text, start)
+
+
+# A backslash with what makes an escape of it, or may make one where the text ends, or alone.
+_BACKSLASH = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|u?[0-9a-fA-F]{0,3}\Z|(?=(.)))', re.DOTALL)
+
+
+def _read_with_backslashes(text: str, start: int) -> tuple[Any, int]:
+    """See `read_json`. Of backslashes that begin no escape, two are made first."""
+    doubled: list[int] = []  # where, in the text that is read
+
+    def escape(found: re.Match[str]) -> str:
+        if found.group(1) is None:
+            return found.group()
+        doubled.append(found.start() - start + len(doubled))
+        return "\\\\"
+
+    try:
+        value, end = _DECODER.raw_decode(_BACKSLASH.sub(escape, text[start:]))
     except json.JSONDecodeError as error:
         # An escape at the very end is what the decoder complains of first.
-        escape = error.msg.startswith("Invalid \\uXXXX") and len(text) - error.pos <= _ESCAPE
-        if escape or error.msg.startswith("Unterminated string"):
+        if error.msg.startswith(("Unterminated string", "Invalid \\")):
             raise Unterminated('"') from None
         raise
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return value, end
+    return value, start + end - bisect_left(doubled, end)
 
 
 def skip_space(text: str, at: int) -> int:
@@ -66,12 +96,14 @@ def write_json(value: Any) -> str:
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, allow_nan=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return text
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
+
+
+def write_inner(text: str) -> str:
+    """A text as it stands in a JSON string, without the quotes."""
+    return write_json(text)[1:-1]
 
 
 def arguments_json(value: Any) -> str:
@@ -83,7 +115,7 @@ def arguments_json(value: Any) -> str:
     if value is None:
         value = {}
     if isinstance(value, str):
-        value = json.loads(value, parse_constant=_no_constant) if value.strip() else {}
+        value = _whole_json(value.strip()) if value.strip() else {}
     if not isinstance(value, dict):
         raise ValueError("arguments are not an object")
     return write_json(value)
@@ -176,8 +208,34 @@ def merged(schema: Schema, root: Schema) -> Schema:
     return whole
 
 
+JSON_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+_MEANT = {
+    **dict.fromkeys(("int", "int32", "int64", "long", "short"), "integer"),
+    **dict.fromkeys(("float", "double", "decimal", "float32", "float64"), "number"),
+    **dict.fromkeys(("list", "tuple", "set"), "array"),
+    **dict.fromkeys(("dict", "map", "dictionary", "mapping"), "object"),
+    **dict.fromkeys(("none", "nonetype", "nil"), "null"),
+    **dict.fromkeys(("str", "text"), "string"),
+    "bool": "boolean",
+}
+"""Types that other languages have, by the JSON types that they mean."""
+
+
+def meant_type(name: str) -> str | None:
+    """The JSON type that a schema's `type` means; None if it means none that is known."""
+    name = name.strip().lower()
+    name = re.split(r"[\[<(]", name, maxsplit=1)[0]  # list[str], dict<string, int>
+    return name if name in JSON_TYPES else _MEANT.get(name)
+
+
 def kinds(schema: Schema, root: Schema) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it doesn't say."""
+    """The JSON types that a schema allows; empty if it doesn't say, or says one that is unknown."""
+    said = _said_kinds(schema, root)
+    found = {kind for kind in map(meant_type, said) if kind is not None}
+    return frozenset(found if all(map(meant_type, said)) else ())
+
+
+def _said_kinds(schema: Schema, root: Schema) -> set[str]:
     found: set[str] = set()
     for each in _alternatives(schema, root):
         kind = each.get("type")
@@ -188,7 +246,7 @@ def kinds(schema: Schema, root: Schema) -> frozenset[str]:
             found.update(entry for entry in kind if isinstance(entry, str))
         elif isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
             found.add("string")
-    return frozenset(found)
+    return found
 
 
 def kind_of(value: Any) -> str:
@@ -232,6 +290,13 @@ def typed(text: str, schema: Schema, root: Schema) -> Any:
     return value if is_of_kinds(value, allowed) else text
 
 
+def _whole_json(text: str) -> Any:
+    value, end = read_json(text)
+    if end < len(text):
+        raise ValueError("more than one value")
+    return value
+
+
 def _json_or_python(text: str) -> Any:
     """The value of a whole text; lists and objects may be written as Python writes them.
 
@@ -239,9 +304,7 @@ def _json_or_python(text: str) -> Any:
         ValueError: it is neither.
     """
     try:
-        value, end = read_json(text)
-        if end == len(text):
-            return value
+        return _whole_json(text)
     except ValueError:
         pass
     if not text.startswith(("[", "{")) or len(text) > _MAX_PYTHON:

@@ -12,6 +12,7 @@ from quire.text.events import (
     Text,
     ToolCallArguments,
     ToolCallBegun,
+    ToolCallBroken,
     ToolCallEnded,
 )
 
@@ -39,8 +40,8 @@ class Writer:
     __slots__ = (
         "_bordered",
         "_deltas",
+        "_joint",
         "_new_id",
-        "_reasoning_ended",
         "_reasoning_space",
         "_space",
         "_wrote",
@@ -56,7 +57,7 @@ class Writer:
         self._reasoning_space = ""
         self._wrote = False
         self._wrote_reasoning = False
-        self._reasoning_ended = False
+        self._joint = ""  # between reasoning that ended and more of it
         self._bordered = False
         self.calls = 0
         self.after_call = False
@@ -74,15 +75,15 @@ class Writer:
     @property
     def reasoning_flows(self) -> bool:
         """Whether reasoning text that does not end in white space may go past this writer."""
-        return self._wrote_reasoning and not self._reasoning_space and not self._reasoning_ended
+        held = self._reasoning_space or self._joint
+        return self._wrote_reasoning and not held and not self.after_call
 
     def text(self, piece: str) -> None:
         """Adds text of the answer."""
         piece = self._space + piece
         if self._bordered and not self._wrote:
             piece = piece.lstrip("\n")
-        body = piece.rstrip() if len(piece) - len(piece.rstrip()) <= MAX_HELD_SPACE else piece
-        self._space = piece[len(body) :]
+        body, self._space = _without_space(piece)
         if body:
             self._wrote = True
             self.after_call = False
@@ -90,24 +91,23 @@ class Writer:
 
     def reason(self, piece: str) -> None:
         """Adds text of reasoning."""
+        if self._joint and piece:
+            piece = piece if piece[0].isspace() else self._joint + piece
+            self._joint = ""
         piece = self._reasoning_space + piece
         if not self._wrote_reasoning:
             piece = piece.lstrip("\n")
-        body = piece.rstrip() if len(piece) - len(piece.rstrip()) <= MAX_HELD_SPACE else piece
-        if body and self._reasoning_ended:
-            if not self._reasoning_space:
-                body = "\n" + body
-                piece = "\n" + piece
-            self._reasoning_ended = False
-        self._reasoning_space = piece[len(body) :]
+        body, self._reasoning_space = _without_space(piece)
         if body:
             self._wrote_reasoning = True
+            self.after_call = False
             self._deltas.append(Reasoning(body))
 
     def border(self) -> None:
         """A marker of reasoning or a call stood here."""
         self._bordered = True
-        self._reasoning_ended = self._wrote_reasoning
+        if self._wrote_reasoning and not self._joint:
+            self._joint, self._reasoning_space = self._reasoning_space or "\n", ""
 
     def drop_space(self) -> None:
         """The answer is over: the white space that is held was not its own."""
@@ -131,6 +131,10 @@ class Writer:
         self.after_call = True
         self._deltas.append(ToolCallEnded(index))
 
+    def break_call(self, index: int) -> None:
+        """The call that has begun is none: the answer ends with it."""
+        self._deltas.append(ToolCallBroken(index))
+
     def call(self, call: Call) -> None:
         """Adds a complete call."""
         index = self.begin_call(call.name, call.id)
@@ -139,7 +143,7 @@ class Writer:
 
     def end(self, *, thinking: bool) -> None:
         """Lets go of held white space, where it belongs to something that was cut off or ended."""
-        if thinking and self._reasoning_space and not self._reasoning_ended:
+        if thinking and self._reasoning_space:
             self._deltas.append(Reasoning(self._reasoning_space))
         elif self._space and not self.calls and (self._wrote or not self._bordered):
             self._deltas.append(Text(self._space))
@@ -150,3 +154,10 @@ class Writer:
         deltas = self._deltas
         self._deltas = []
         return deltas
+
+
+def _without_space(piece: str) -> tuple[str, str]:
+    """A text up to the white space at its end, and as much of that as is held."""
+    size = len(piece.rstrip())
+    size = max(size, len(piece) - MAX_HELD_SPACE)
+    return piece[:size], piece[size:]
