@@ -75,7 +75,7 @@ CALLS = {
     + in_tags("<parameter={}>\n")
     + "</function>\n</seed:tool_call>",
     "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n'
-    + in_tags('<parameter name="{}">\n')
+    + in_tags('<parameter name="{}">').replace("\n</parameter>", "</parameter>")
     + "</invoke>\n</minimax:tool_call>",
 }
 

@@ -111,7 +111,7 @@ def in_object(arguments: dict[str, Any]) -> str:
 
 
 IN_QWEN = tags("<parameter={}>\n", "\n</parameter>\n")
-IN_MINIMAX = tags('<parameter name="{}">\n', "\n</parameter>\n")
+IN_MINIMAX = tags('<parameter name="{}">', "</parameter>\n")
 IN_GLM = tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gemma4": lambda a: f"<|tool_call>call:make{in_gemma(a)}<tool_call|>",

@@ -20,9 +20,9 @@ from quire.text.dialects.readers import header_head, read_named_json
 
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_FENCED = re.compile(r"\s*([^\s`{}]+)\s*```(?:json)?\s*")
+_FENCED = re.compile(r"\s*([^\s`{}<]+)\s*```(?:json)?\s*")
 _PLAIN = named_call(rf"\s*(?P<name>[^\s`{{}}<]+)\s*{SEPARATOR}")
-_IN_FENCE = named_call(rf"[^`{{}}]*{SEPARATOR}\s*(?P<name>[^\s`{{}}]+)\s*```(?:json)?")
+_IN_FENCE = named_call(rf"[^`{{}}<]*{SEPARATOR}\s*(?P<name>[^\s`{{}}<]+)\s*```(?:json)?")
 _FENCE_END = re.compile(r"\s*```")
 
 

@@ -14,12 +14,11 @@ from quire.text.dialects.base import THINK, Call, Dialect, Forced, Tool, Vocabul
 from quire.text.dialects.flow import Begun
 from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
-from quire.text.dialects.tag_flow import TagFlow
+from quire.text.dialects.tag_flow import KeyedFlow
 from quire.text.dialects.values import skip_space, typed_argument, write_json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_ARGUMENT = re.compile(rf"\s*{KEY}([^<]*){KEY_END}\s*{VALUE}")
 
 
 def keyed(separator: str = "") -> Section:
@@ -89,12 +88,8 @@ def _begin(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> Begun | None
     tool = tools.get(name.group(1)) if name is not None else None
     if name is None or tool is None or not text.startswith(KEY, name.end()):
         return None
-    return (
-        tool.name,
-        None,
-        TagFlow(tool, _ARGUMENT, re.compile(VALUE_END), "<[/a-z_]*$"),
-        name.end(),
-    )
+    flow = KeyedFlow(tool, key=KEY, key_end=KEY_END, value=VALUE, value_end=VALUE_END)
+    return tool.name, None, flow, name.end() + len(KEY)
 
 
 def _forced(forced: Forced) -> str:

@@ -13,7 +13,8 @@ from functools import partial
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import section_of_calls
 from quire.text.dialects.machine import Layout, Machine, Section, enclosing
-from quire.text.dialects.pythonic import PYTHON, python_rules
+from quire.text.dialects.python_flow import PYTHON
+from quire.text.dialects.pythonic import python_rules
 from quire.text.dialects.readers import chosen, json_section
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"

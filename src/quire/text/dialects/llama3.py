@@ -16,7 +16,8 @@ from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.flow import Begun, json_call
 from quire.text.dialects.grammar import json_rules
 from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
-from quire.text.dialects.pythonic import begin_python, read_python_calls
+from quire.text.dialects.python_flow import begin_python
+from quire.text.dialects.pythonic import read_python_calls
 from quire.text.dialects.readers import read_json_calls
 
 _KEYS = ("name", "type", "function", "parameters", "arguments", "id")
@@ -56,7 +57,7 @@ def _pythonic_head(text: str, tools: Tools) -> bool | None:
 
 def _read(body: Body, tools: Tools) -> Reading:
     if _PYTHONIC.match(body.text):
-        reading = read_python_calls(body.text, bracketed=True)
+        reading = read_python_calls(body.text, tools, bracketed=True)
     else:
         reading = read_json_calls(body, tools)
     known = all(call.name in tools for call in reading.calls)

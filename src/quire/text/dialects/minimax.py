@@ -10,10 +10,10 @@ from functools import partial
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import Arguments, argument_rules, section_of_calls
 from quire.text.dialects.machine import Layout, Machine, enclosing
-from quire.text.dialects.readers import XmlNotation
+from quire.text.dialects.readers import LineEnds, XmlNotation
 
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
-_XML = XmlNotation("invoke", " name=")
+_XML = XmlNotation("invoke", " name=", LineEnds.NONE)
 
 
 def _forced(forced: Forced) -> str:

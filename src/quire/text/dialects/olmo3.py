@@ -12,7 +12,8 @@ from functools import partial
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import section_of_calls
 from quire.text.dialects.machine import Layout, Machine, enclosing
-from quire.text.dialects.pythonic import PYTHON, python_rules
+from quire.text.dialects.python_flow import PYTHON
+from quire.text.dialects.pythonic import python_rules
 
 BEGIN, END = "<function_calls>", "</function_calls>"
 _LAYOUT = Layout(

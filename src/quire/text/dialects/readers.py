@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 from quire.text.dialects.base import Call, Tool
 from quire.text.dialects.flow import Begun, json_call
 from quire.text.dialects.machine import Body, Reading, Section, Tools
-from quire.text.dialects.tag_flow import TagFlow
+from quire.text.dialects.tag_flow import TagFlow, Tags
 from quire.text.dialects.values import (
     Unterminated,
     arguments_json,
     call_from_object,
+    property_names,
     read_json,
     skip_space,
     typed_argument,
@@ -121,33 +123,44 @@ def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -
 _CLOSED = "</parameter>"
 
 
+class LineEnds(Enum):
+    """Which line ends beside a value belong to the notation."""
+
+    BOTH = auto()  # one on each side
+    PAIRED = auto()  # one behind the opening tag, and with it one before the closing tag
+    NONE = auto()
+
+
 class XmlNotation:
     """Calls as two levels of tags: a function, and in it one tag for each argument.
 
     Qwen3-Coder writes `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, MiniMax
     `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`. Neither escapes its
     values, so an argument's closing tag counts only where another argument or the call's end
-    follows. One newline on each side of a value belongs to the notation. Qwen3.5 and its successors
-    write a closing tag twice at times, see `whole`.
+    follows. Qwen3.5 and its successors write a closing tag twice at times, see `whole`, or leave
+    one out, see `values`.
 
     Args:
         call: the tag of a call.
         names: what stands between a tag and its name, e.g. "=" or " name=".
     """
 
-    def __init__(self, call: str, names: str) -> None:
+    def __init__(self, call: str, names: str, line_ends: LineEnds = LineEnds.BOTH) -> None:
+        self._line_ends = line_ends
         self._opening = f"<{call}{names}"
         closing = self._closing = f"</{call}>"
-        argument = f"<parameter{names}[^>\\n]+>"
-        following = f"(?:{argument}|{closing})"
-        self._opened = re.compile(argument)
+        opening = f"<parameter{names}"
+        following = f"(?:{opening}[^>\\n]+>|{closing})"
+        line_end = "" if line_ends is LineEnds.NONE else r"\n?"
+        opened = rf"{opening}([^>\n]+)>({line_end})"
+        self._opened = re.compile(opened)
+        self._on_a_line = re.compile(rf"\n{opened}")
         self._call = re.compile(rf"\s*<{call}{names}([^>\n]+)>")
         self._call_end = re.compile(rf"\s*{closing}")
-        self._argument = re.compile(rf"\s*<parameter{names}([^>\n]+)>\n?")
-        self._argument_end = re.compile(rf"\n?{_CLOSED}(?=\s*(?:{following}|$))")
-        self._next = re.compile(rf"\n?(?={following})")
-        self._certain_end = re.compile(rf"\n?{_CLOSED}(?=\s*{following})")
-        self._doubtful = rf"\n?<(?:/?parameter|{closing[1:-1]})|\n?<[/a-z]{{0,10}}$|\n$"
+        self._argument = re.compile(rf"\s*{opened}")
+        self._argument_end = re.compile(rf"{_CLOSED}(?=\s*(?:{following}|$))")
+        self._next = re.compile(rf"(?={following})")
+        self._tags = Tags(opening, self._opened, _CLOSED, closing, self.values)
 
     def section(self, *ends: str) -> Section:
         """A section of such calls."""
@@ -163,8 +176,28 @@ class XmlNotation:
         tool = tools.get(_unquoted(opening.group(1))) if opening is not None else None
         if opening is None or tool is None:
             return None
-        flow = TagFlow(tool, self._argument, self._certain_end, self._doubtful, self.whole)
-        return tool.name, None, flow, opening.end()
+        return tool.name, None, TagFlow(tool, self._tags), opening.end()
+
+    def values(self, tool: Tool, key: str, led: bool, raw: str) -> list[tuple[str, str]]:
+        """The arguments that the text between two tags holds: `key`, and more if the tag that
+        closes it was left out. What opens those stands on a line and names a parameter.
+
+        Args:
+            led: whether a line end that belongs to the notation stood before `raw`.
+        """
+        found: list[tuple[str, str]] = []
+        at = 0
+        if self._tags.opening in raw and _CLOSED not in raw:
+            known = property_names(tool.parameters, tool.parameters)
+            for opening in self._on_a_line.finditer(raw):
+                name = _unquoted(opening.group(1))
+                if name in known and name != key:
+                    found.append((key, raw[at : opening.start()]))
+                    key, led, at = name, bool(opening.group(2)), opening.end()
+        value = self.whole(raw[at:])
+        if self._line_ends is LineEnds.BOTH or led:
+            value = value.removesuffix("\n")
+        return [*found, (key, value)]
 
     def whole(self, value: str) -> str:
         """A value without what closes it once more; one that quotes calls opens what it closes."""
@@ -177,7 +210,7 @@ class XmlNotation:
                 break
             end = at = at - len(_CLOSED)
             extra -= 1
-        return value if end == len(value) else value[:end].removesuffix("\n")
+        return value[:end]
 
     def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
         """The calls that `text` begins with, typed by the tools' schemas.
@@ -215,9 +248,9 @@ class XmlNotation:
                 ending = self._next.search(text, opening.end())
             if ending is None:
                 raise Unterminated(self._closing if lenient else _CLOSED)
-            key = _unquoted(opening.group(1))
-            value = self.whole(text[opening.end() : ending.start()])
-            arguments[key] = typed_argument(tool, key, value)
+            key, led = _unquoted(opening.group(1)), bool(opening.group(2))
+            for name, value in self.values(tool, key, led, text[opening.end() : ending.start()]):
+                arguments[name] = typed_argument(tool, name, value)
             at = ending.end()
         return arguments, closing.end()
 

@@ -10,11 +10,11 @@ from functools import partial
 from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.grammar import Arguments, argument_rules, wrapped
 from quire.text.dialects.machine import Layout, Machine, enclosing
-from quire.text.dialects.readers import XmlNotation
+from quire.text.dialects.readers import LineEnds, XmlNotation
 
 BEGIN, END = "<seed:tool_call>", "</seed:tool_call>"
 REASONING = ("<seed:think>", "</seed:think>")
-_XML = XmlNotation("function", "=")
+_XML = XmlNotation("function", "=", LineEnds.PAIRED)
 
 
 def _forced(forced: Forced) -> str:

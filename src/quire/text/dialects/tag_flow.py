@@ -5,78 +5,242 @@ The closing brace comes with the end, which the reader knows.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from quire.text.dialects.base import Tool
-from quire.text.dialects.values import kinds, property_schema, typed_argument, write_json
+from quire.text.dialects.values import (
+    kinds,
+    property_schema,
+    skip_space,
+    typed_argument,
+    write_inner,
+    write_json,
+)
+
+_LONGEST_NAME = 256
+
+
+class Arguments:
+    """Writes one argument after the other: a name, and a value that may come in pieces."""
+
+    def __init__(self, tool: Tool) -> None:
+        self._tool = tool
+        self._written = False
+        self._key = ""
+        self.is_text = False
+
+    def begin(self, key: str) -> str:
+        """Begins an argument. Whether its value is text that flows is in `is_text`."""
+        parameters = self._tool.parameters
+        allowed = kinds(property_schema(parameters, key, parameters), parameters)
+        self._key, self.is_text = key, allowed == {"string"}
+        before = ", " if self._written else "{"
+        self._written = True
+        return f"{before}{write_json(key)}: " + ('"' if self.is_text else "")
+
+    def end(self, value: str) -> str:
+        """Ends it with its whole value, of a text with the rest of it."""
+        if self.is_text:
+            return write_inner(value) + '"'
+        return write_json(typed_argument(self._tool, self._key, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tags of a call's arguments, none of which is escaped in a value.
+
+    Attributes:
+        opening: begins the tag that opens an argument, up to its name.
+        opened: matches such a tag; its groups are the name, and the line end that belongs to it.
+        closing: the tag that closes a value, where another argument or the call's end follows.
+        call_closing: the tag that ends the call.
+        values: the arguments that a raw value holds, of which only the first needs no tag. Takes
+            the tool, the first's name, whether a line end of its tag stood before, the value.
+    """
+
+    opening: str
+    opened: re.Pattern[str]
+    closing: str
+    call_closing: str
+    values: Callable[[Tool, str, bool, str], Sequence[tuple[str, str]]]
+
+
+class _Tag(Enum):
+    """What a `<` in a value begins."""
+
+    NONE = auto()
+    QUOTED = auto()  # a tag, which is part of the value or ends one that was not closed
+    END = auto()
 
 
 class TagFlow:
-    """Of one call of `tool`; implements `flow.Flow`.
+    """Of one call of `tool`; implements `flow.Flow`. Looks at each character once.
 
-    Args:
-        opening: of an argument; its group is the name.
-        ending: of a value, with as much of what follows as makes it certain.
-        doubtful: what may begin an ending, which is held.
-        whole: makes a value of what its ending was found behind, or of the held part of it.
+    A value is sent up to the first tag in it, and on from there when it is whole.
     """
 
-    def __init__(
-        self,
-        tool: Tool,
-        opening: re.Pattern[str],
-        ending: re.Pattern[str],
-        doubtful: str,
-        whole: Callable[[str], str] = str,
-    ) -> None:
-        self._tool, self._whole = tool, whole
-        self._opening, self._ending = opening, ending
-        self._doubtful = re.compile(doubtful)
+    def __init__(self, tool: Tool, tags: Tags) -> None:
+        self._tool, self._tags = tool, tags
+        self._arguments = Arguments(tool)
         self._text = ""
+        self._at = 0  # what is known to hold no end of the value, in `_text`
+        self._spaces = 0  # up to where white space follows a closing tag, in `_text`
         self._key: str | None = None
-        self._begun = False
-        self._is_text = False
+        self._led = False
+        self._quoted = False  # the value holds a tag
+        self._kept: list[str] = []  # of the value, not sent
+        self._over = False
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `Flow`."""
+        """See `flow.Flow`."""
+        if self._over:
+            return ""
         self._text += text
         written: list[str] = []
-        while (piece := self._step()) is not None:
-            written.append(piece)
+        while not self._over and self._step(written):
+            pass
         return "".join(written)
 
-    def _step(self) -> str | None:
-        return self._argument() if self._key is None else self._value(self._key)
+    def _step(self, written: list[str]) -> bool:
+        """Goes on as far as one tag; False if more text is needed."""
+        return self._open(written) if self._key is None else self._value(written)
 
-    def _argument(self) -> str | None:
-        found = self._opening.match(self._text)
-        if found is None or found.end() == len(self._text):
-            return None  # a line end may belong to the opening
-        self._key = found.group(1).strip().strip("\"'")
-        parameters = self._tool.parameters
-        allowed = kinds(property_schema(parameters, self._key, parameters), parameters)
-        self._is_text = allowed == {"string"}
-        self._text = self._text[found.end() :]
-        before = ", " if self._begun else "{"
-        self._begun = True
-        return f"{before}{write_json(self._key)}: " + ('"' if self._is_text else "")
+    def _open(self, written: list[str]) -> bool:
+        self._text = text = self._text.lstrip()
+        found = self._tags.opened.match(text)
+        if found is None:
+            begins = self._tags.opening.startswith(text[: len(self._tags.opening)])
+            self._over = bool(text) and (not begins or len(text) > _LONGEST_NAME)
+            return False
+        if found.end() == len(text):
+            return False  # a line end may belong to it
+        self._key, self._led = found.group(1).strip().strip("\"'"), bool(found.group(2))
+        self._text, self._at, self._quoted, self._kept = text[found.end() :], 0, False, []
+        written.append(self._arguments.begin(self._key))
+        return True
 
-    def _value(self, key: str) -> str | None:
-        ending = self._ending.search(self._text)
-        if ending is None and not self._is_text:
+    def _value(self, written: list[str]) -> bool:
+        found = self._text.find("<", self._at)
+        if found < 0:
+            self._keep(len(self._text), written)
+            return False
+        tag = self._tag(found)
+        if tag is _Tag.END:
+            self._close(found, written)
+            return True
+        if tag is _Tag.NONE:
+            self._at = found + 1
+            return True
+        self._keep(found, written)
+        if tag is _Tag.QUOTED:
+            self._quoted = True
+            self._at = self._text.find("<", self._at) + 1
+            return True
+        return False
+
+    def _keep(self, end: int, written: list[str]) -> None:
+        """Sends or keeps the value up to `end`, but not a line end that may be its last."""
+        if end and self._text[end - 1] == "\n":
+            end -= 1
+        part, self._text = self._text[:end], self._text[end:]
+        self._at = 0
+        self._spaces = max(0, self._spaces - end)
+        if self._arguments.is_text and not self._quoted:
+            written.append(write_inner(part))
+        elif part:
+            self._kept.append(part)
+
+    def _tag(self, at: int) -> _Tag | None:
+        """What begins at `at`; None if more text is needed."""
+        text, tags = self._text, self._tags
+        if text.startswith(tags.closing, at):
+            follows = self._follows(at + len(tags.closing))
+            return None if follows is None else _Tag.END if follows else _Tag.QUOTED
+        known = (tags.closing, tags.opening, tags.call_closing)
+        if any(text.startswith(tag, at) for tag in known):
+            return _Tag.QUOTED
+        rest = text[at : at + max(map(len, known))]
+        return None if any(tag.startswith(rest) for tag in known) else _Tag.NONE
+
+    def _follows(self, at: int) -> bool | None:
+        """Whether another argument or the call's end follows, after white space."""
+        text, tags = self._text, self._tags
+        at = self._spaces = skip_space(text, max(at, self._spaces))
+        known = (tags.opening, tags.call_closing)
+        rest = text[at : at + max(map(len, known))]
+        if len(rest) < max(map(len, known)) and any(tag.startswith(rest) for tag in known):
             return None
-        if ending is not None:
-            value, self._text, self._key = (
-                self._whole(self._text[: ending.start()]),
-                self._text[ending.end() :],
-                None,
-            )
-            if not self._is_text:
-                return write_json(typed_argument(self._tool, key, value))
-            return json.dumps(value, ensure_ascii=False)[1:]
-        held = self._doubtful.search(self._text)
-        certain = held.start() if held is not None else len(self._text)
-        value, self._text = self._text[:certain], self._text[certain:]
-        return json.dumps(value, ensure_ascii=False)[1:-1] if value else None
+        if text.startswith(tags.call_closing, at):
+            return True
+        if not text.startswith(tags.opening, at):
+            return False
+        if tags.opened.match(text, at):
+            return True
+        if "\n" in text[at:] or ">" in text[at:]:
+            return False
+        self._over = len(text) - at > _LONGEST_NAME
+        return None
+
+    def _close(self, at: int, written: list[str]) -> None:
+        """Ends the value before the tag at `at`."""
+        assert self._key is not None
+        raw = "".join(self._kept) + self._text[:at]
+        (_, value), *more = self._tags.values(self._tool, self._key, self._led, raw)
+        written.append(self._arguments.end(value))
+        for key, value in more:
+            written += [self._arguments.begin(key), self._arguments.end(value)]
+        self._text, self._key = self._text[at + len(self._tags.closing) :], None
+        self._spaces = 0
+
+
+class KeyedFlow:
+    """Of one call of `tool` whose names and values stand between markers; see `flow.Flow`.
+
+    Args:
+        key_end: the marker behind a name. The flow begins behind the one before the first name.
+        key, value, value_end: the other markers.
+    """
+
+    def __init__(self, tool: Tool, *, key: str, key_end: str, value: str, value_end: str) -> None:
+        self._arguments = Arguments(tool)
+        self._key, self._key_end, self._value, self._value_end = key, key_end, value, value_end
+        self._wanted: str | None = key_end
+        self._kept: list[str] = []
+        self._name = ""
+
+    def feed(self, text: str, *, marker: bool = False) -> str:
+        """See `flow.Flow`."""
+        if self._wanted is None:
+            return ""
+        if marker and text == self._wanted:
+            return self._border("".join(self._kept))
+        if self._wanted == self._value_end:
+            if self._arguments.is_text:
+                return write_inner(text)
+            self._kept.append(text)
+        elif self._wanted == self._key_end and not marker:
+            self._kept.append(text)
+        elif text.strip():
+            self._wanted = None
+        return ""
+
+    def _border(self, kept: str) -> str:
+        """Takes the marker that was wanted."""
+        self._kept = []
+        following = {
+            self._key: self._key_end,
+            self._key_end: self._value,
+            self._value: self._value_end,
+            self._value_end: self._key,
+        }
+        passed, self._wanted = self._wanted, following[self._wanted or ""]
+        if passed == self._key_end:
+            self._name = kept.strip()
+        elif passed == self._value:
+            return self._arguments.begin(self._name)
+        elif passed == self._value_end:
+            return self._arguments.end(kept)
+        return ""
