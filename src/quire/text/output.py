@@ -231,9 +231,7 @@ class OutputStream:
             self._release(events)
             self._end(reason, events)
 
-    def _stop_here(
-        self, events: list[Event], reason: FinishReason = FinishReason.STOP
-    ) -> None:
+    def _stop_here(self, events: list[Event], reason: FinishReason = FinishReason.STOP) -> None:
         self._stopped = True
         self._end(reason, events)
 

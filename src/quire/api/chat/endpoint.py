@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.chat.tools import ChatChoice, ChatTool, whole_call, opening_call, toolbox
+from quire.api.chat.tools import ChatChoice, ChatTool, opening_call, toolbox, whole_call
 from quire.api.shared.access import note_ignored
 from quire.api.shared.content import Message, continues_last, custom_input, to_template
 from quire.api.shared.context import Context, ServerContext, common_fields

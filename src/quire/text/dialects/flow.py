@@ -129,7 +129,7 @@ class JsonFlow:
         self._text = ""
         self._closers: list[str] = []
         self._step: Callable[[int], tuple[str, int]] | None = self._value
-        self._after_string = self._separator
+        self._after_string: Callable[[int], tuple[str, int]] = self._separator
         self._comma = ""
 
     def feed(self, text: str, *, marker: bool = False) -> str:

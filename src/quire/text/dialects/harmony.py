@@ -3,7 +3,10 @@
 Source: OpenAI's harmony response format. A message is
 `<|start|>assistant<|channel|>CHANNEL<|message|>...<|end|>`. The channel `analysis` is reasoning,
 `final` the answer, `commentary` a call if it has a recipient (`to=functions.NAME`) and a preamble
-for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call.
+for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call. A message to
+another recipient (`python`, `browser.search`: tools that OpenAI's own server runs) is reasoning on
+the channel `analysis` and no part of the answer on others. Where a header names several channels,
+as the models write at times, the last counts.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = frozenset({"<|end|>", "<|call|>", "<|return|>"})
 _LAYOUT = Layout(quiet=frozenset({START, CHANNEL, MESSAGE, "<|constrain|>"}) | _ENDS)
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_CHANNEL = re.compile(r"\s*(\w+)")
+_READERS = frozenset({"assistant", "user", "all"})
+"""Recipients that mean nobody else than who reads the answer anyway."""
+_FUNCTIONS = "functions."
 _MAX_HEADER = 256
 
 
@@ -72,7 +78,8 @@ class _HarmonyParser(Machine):
 
     def on_text(self, text: str) -> None:
         if self._header is None:
-            super().on_text(text)
+            if self.mode is not Mode.ASIDE:
+                super().on_text(text)
             return
         self._header.append(text)
         if "\n" in text or sum(map(len, self._header)) > _MAX_HEADER:
@@ -92,21 +99,31 @@ class _HarmonyParser(Machine):
 
     def _begin_body(self) -> None:
         written = "".join(self._header or ())
-        header = self._given + written
+        role, *channels = (self._given + written).split(CHANNEL)
         self._header, self._given = None, ""
-        recipient = _RECIPIENT.search(header)
-        channel = _CHANNEL.search(header)
-        if recipient is not None and self.tools:
-            name = recipient.group(1).removeprefix("functions.")
+        last = channels[-1] if channels else ""
+        channel = _CHANNEL.match(last)
+        name = self._recipient(f"{role} {last}")
+        if name is not None and self._is_tool(name):
             self.mode = Mode.TEXT
-            self.open(written + MESSAGE, _call_section(name))
+            self.open(written + MESSAGE, _call_section(name.removeprefix(_FUNCTIONS)))
         elif channel is not None and channel.group(1) == "analysis":
             self.writer.border()
             self.mode = Mode.REASONING
+        elif name is not None:
+            self.mode = Mode.ASIDE
         else:
             self.mode = Mode.TEXT
             if self.writer.wrote:
                 self.writer.text("\n\n")  # a message of its own
+
+    def _recipient(self, header: str) -> str | None:
+        found = _RECIPIENT.search(header)
+        return None if found is None or found.group(1) in _READERS else found.group(1)
+
+    def _is_tool(self, name: str) -> bool:
+        """Whether a recipient is one of the client's tools, or would be one."""
+        return bool(self.tools) and (name.startswith(_FUNCTIONS) or name in self.tools)
 
 
 def _call_section(name: str) -> Section:

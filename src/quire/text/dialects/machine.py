@@ -132,6 +132,7 @@ class Mode(Enum):
     UNDECIDED = auto()  # behind a call in open reasoning: reasoning if that is closed soon
     SECTION = auto()
     HEADER = auto()  # a subclass reads what the text after it will be
+    ASIDE = auto()  # a message to somebody else, which is no part of the answer
 
 
 def last_added(start: Start) -> tuple[int, str]:

@@ -171,9 +171,7 @@ class _Reader:
         quote, end, inner = opening.group(), opening.end(), 0
         while found := _TO_QUOTE[quote].match(self._text, end):
             end = found.end()
-            verdict = judge(
-                self._text, end, place, inner=inner, known=self._known, whole=True
-            )
+            verdict = judge(self._text, end, place, inner=inner, known=self._known, whole=True)
             if verdict is Verdict.ENDS or (verdict is Verdict.AMBIGUOUS and not self._in_pairs):
                 return unescaped(self._text[opening.end() : end - len(quote)]), end
             inner += 1

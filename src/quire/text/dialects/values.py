@@ -56,7 +56,9 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
 
 
 # A backslash with what makes an escape of it, or may make one where the text ends, or alone.
-_BACKSLASH = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|u?[0-9a-fA-F]{0,3}\Z|(?=(.)))', re.DOTALL)
+_BACKSLASH = re.compile(
+    r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|u?[0-9a-fA-F]{0,3}\Z|(?=(.)))', re.DOTALL
+)
 
 
 def _read_with_backslashes(text: str, start: int) -> tuple[Any, int]:
