@@ -32,7 +32,8 @@ class OutputStream:
 
     Stop strings are looked for in the answer's text alone: not in reasoning, not in tool calls.
     Where one matches, the one call is complete or a call that has begun turns out to be none, the
-    answer ends at once, `stopped` says so, and whoever feeds this stream aborts the engine's request; what the engine still says is ignored.
+    answer ends at once, `stopped` says so, and whoever feeds this stream aborts the engine's
+    request; what the engine still says is ignored.
 
     Args:
         detokenizer: made for this request.
