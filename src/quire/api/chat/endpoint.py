@@ -260,7 +260,7 @@ class ChatChunks:
         """The text of a custom call, of which all that will come is there."""
         text = custom_input("".join(self._inputs.pop((index, number))))
         delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
-        return self._heads[index] + delta + self._ends.tail
+        return self._heads.of(index) + delta + self._ends.tail
 
     def _closing(self, index: int, end: Finished) -> bytes:
         reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}
