@@ -97,6 +97,8 @@ class ScriptedEngine:
             while script.held is not None and number == script.held_at and not script.held.is_set():
                 await asyncio.sleep(0.002)
 
+        if script.error is None:
+            ticket.put(Output(request.id, prompt_tokens=len(request.prompt), read=0))
         await hold(0)
         for read in script.reads:
             await asyncio.sleep(script.delay_s)

@@ -255,7 +255,8 @@ class Output:
         reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted", or
             "still being written at token 32" where a neighbour had the same, but had not shared it
             yet; empty if all was. None before that is known.
-        read: of an output that says nothing else: how many prompt tokens are computed.
+        read: of an output that says nothing else: how many prompt tokens are computed. 0 says that
+            the request was accepted: what ends it from now on is no fault of the request.
         queued_s: seconds that the request waited until it was first scheduled; None before that.
         vector: the result of a task that is not to generate; the output has `finish` then.
     """

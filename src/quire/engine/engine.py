@@ -107,7 +107,8 @@ class Engine:
         self._running: LaunchedStep | None = None
         """The step that has begun; its tokens are not read yet."""
         self._faults = 0
-        self._refused: list[Output] = []
+        self._beside: list[Output] = []
+        """What the next step says beside its own outputs: who was accepted, refused or dropped."""
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -137,6 +138,8 @@ class Engine:
             )
             # Last, since a request that was taken ends through the scheduler and in no other way.
             self._scheduler.add(request, format, parts)
+            tokens = len(request.prompt)
+            self._beside.append(Output(request.id, prompt_tokens=tokens, read=0))
         except RequestError as error:
             self._refuse(request, Failure.of(error))
         except Exception:  # whatever a grammar's compiler raises, only this request ends
@@ -145,7 +148,7 @@ class Engine:
 
     def _refuse(self, request: Request, failure: Failure) -> None:
         tokens = len(request.prompt)
-        self._refused.append(
+        self._beside.append(
             Output(request.id, finish=FinishReason.ERROR, error=failure, prompt_tokens=tokens)
         )
 
@@ -155,14 +158,14 @@ class Engine:
         if dropped is None:
             self._scheduler.abort(request_id, reason)
         else:
-            self._refused.append(
+            self._beside.append(
                 Output(request_id, finish=reason, prompt_tokens=len(dropped.prompt))
             )
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._scheduler.has_work or self._running or self._refused or self._grammars)
+        return bool(self._scheduler.has_work or self._running or self._beside or self._grammars)
 
     @property
     def expected_step_s(self) -> float:
@@ -194,7 +197,7 @@ class Engine:
         try:
             self._runner.flush()
         except Exception as error:  # as in `step`
-            self._refused += self._fail_step(error)
+            self._beside += self._fail_step(error)
 
     def step(self) -> list[Output]:
         """Plans a step while the one planned last runs, begins it, and reads the other's tokens.
@@ -206,8 +209,8 @@ class Engine:
             outputs = self._step()
         except Exception as error:  # whatever MLX or a model raises, only this step's rows end
             outputs = self._fail_step(error)
-        refused, self._refused = self._refused, []
-        return refused + outputs
+        beside, self._beside = self._beside, []
+        return beside + outputs
 
     def _step(self) -> list[Output]:
         self._runner.flush()

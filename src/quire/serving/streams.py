@@ -107,6 +107,7 @@ class ChoiceStream:
         self._reading = ReadingTime()
         self._latest: Output | None = None
         """Of the engine's outputs."""
+        self._accepted, self._placed = asyncio.Event(), asyncio.Event()
         self._submitted = self._last_token_at = time.perf_counter()
         self._first_token: float | None = None
         self._ended: float | None = None
@@ -138,6 +139,14 @@ class ChoiceStream:
         queued_s = None if self._latest is None else self._latest.queued_s
         scheduled = None if queued_s is None else self._submitted + queued_s
         return Times(self._submitted, scheduled, self._first_token, self._ended)
+
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted the request, or said anything else of it."""
+        await self._accepted.wait()
+
+    async def placed(self) -> None:
+        """Wait until it is known what of the prompt was in the prefix cache."""
+        await self._placed.wait()
 
     def take_ids(self) -> list[int]:
         """Return the tokens since the last call, if the request asks for them."""
@@ -178,6 +187,9 @@ class ChoiceStream:
             self._observer.gone()
 
     def _feed(self, output: Output) -> list[Event]:
+        self._accepted.set()
+        if output.read == 0:
+            return []
         self._observe(output)
         if output.read is not None:
             return [self._progress(output, output.read)] if self._show_progress else []
@@ -201,6 +213,7 @@ class ChoiceStream:
 
     def _observe(self, output: Output) -> None:
         self._latest = output
+        self._placed.set()
         if output.read is not None:
             self._reading.observe(output.read, time.perf_counter())
             left_s = self._reading.left_s(output.prompt_tokens)
@@ -245,6 +258,16 @@ class GenerationStream:
         self.unenforced = unenforced
         self.prompt_tokens = sum(map(len, prompts))
         self.choices = choices
+
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted, or refused, every choice."""
+        for choice in self.choices:
+            await choice.accepted()
+
+    async def placed(self) -> None:
+        """Wait until it is known what of the prompts was in the prefix cache."""
+        for choice in self.choices:
+            await choice.placed()
 
     def abort(self) -> None:
         """Ends all choices by the engine's next step."""

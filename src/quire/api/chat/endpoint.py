@@ -172,7 +172,7 @@ class ChatChunks:
         tools: Toolbox,
         *,
         usage: StreamUsage,
-        token_ids: bool,
+        token_ids: bool = False,
     ) -> None:
         constant = compact({**identity, "object": "chat.completion.chunk"})[:-1]
         self._constant = b"data: " + constant + b',"choices":['

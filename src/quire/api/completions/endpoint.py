@@ -191,7 +191,7 @@ class CompletionChunks:
         *,
         echoes: list[str] | None,
         usage: StreamUsage,
-        token_ids: bool,
+        token_ids: bool = False,
     ) -> None:
         self._constant = b"data: " + compact(identity)[:-1] + b',"choices":['
         self._heads = ChunkHeads(self._constant, run, b"text", token_ids=token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Protocol
 
 from starlette.responses import Response
@@ -21,6 +21,9 @@ from quire.text.events import Failed, Finished
 KEEPALIVE_S = 15.0
 """Silence after which something is sent: a long prefill, or a long call that is held back until it
 is complete, shall not look like a dead stream."""
+
+HEAD_S = 1.0
+"""How long the head of an accepted stream waits for what it says of the prefix cache."""
 
 COMMENT = b": waiting\n\n"
 
@@ -64,8 +67,9 @@ async def abort_when_gone(receive: Receive, run: GenerationStream) -> None:
 class EventStream(Response):
     """A streamed answer.
 
-    The status line waits for the first events (or for `KEEPALIVE_S`): a request that the engine
-    refuses gets its own status, and the headers say what was read from the prefix cache. A batch is
+    The status line waits until the engine has accepted the request, so that one that it refuses
+    gets its own status, and then at most `HEAD_S` until the headers can say what was read from the
+    prefix cache: clients wait less long for a head than for a token. A batch is
     one write, or several if it is long; `send` returns late when the reader is slow, and what is
     ready by then goes as one.
 
@@ -87,12 +91,14 @@ class EventStream(Response):
         self._renderer = renderer
         self._keepalive = keepalive
         self._started = False
+        self._head = asyncio.Lock()
         self._within = False  # a batch, where nothing else can stand
         self._silent_since = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._silent_since = asyncio.get_running_loop().time()
         watcher = asyncio.create_task(abort_when_gone(receive, self._run))
+        opener = asyncio.create_task(self._open(send))
         keeper = asyncio.create_task(self._keep_alive(send))
         running = len(self._run.choices)
         closing: Iterable[bytes] = ()
@@ -100,7 +106,7 @@ class EventStream(Response):
             async with aclosing(self._run.batches()) as batches:
                 async for batch in batches:
                     if not self._started and (refusal := _refusal(batch)) is not None:
-                        await cancel_and_wait(keeper)
+                        await cancel_and_wait(opener, keeper)
                         failed = error_response(scope, refusal.error)
                         await failed(scope, receive, send)
                         return
@@ -113,7 +119,7 @@ class EventStream(Response):
                     await self._write(send, pieces)
         finally:
             note_run(scope, self._run)
-            await cancel_and_wait(watcher, keeper)
+            await cancel_and_wait(watcher, opener, keeper)
         # Last, so that who asks again after the answer finds its slot free.
         await self._write(send, self._end(closing), last=True)
 
@@ -135,10 +141,13 @@ class EventStream(Response):
             self._within = False
 
     async def _start(self, send: Send) -> None:
-        """Sends the head, once."""
-        if self._started:
-            return
-        self._started = True
+        """Sends the head, once; who comes second waits until it is sent."""
+        async with self._head:
+            if not self._started:
+                self._started = True
+                await self._send_head(send)
+
+    async def _send_head(self, send: Send) -> None:
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
@@ -147,6 +156,14 @@ class EventStream(Response):
         }
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def _open(self, send: Send) -> None:
+        """Sends the head of an accepted stream that says nothing yet."""
+        await self._run.accepted()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._run.placed(), HEAD_S)
+        if not self._run.failed:
+            await self._start(send)
 
     async def _keep_alive(self, send: Send) -> None:
         """Breaks every silence, before the first token and while a call is held back."""
