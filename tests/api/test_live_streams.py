@@ -55,7 +55,7 @@ def refused(served: Served, **headers: str) -> list[tuple[str, str | None, int, 
 def test_what_was_refused_is_told_apart_from_what_was_answered(serve: Serve) -> None:
     served = serve(config=ServerConfig(max_body_bytes=2000))
     HTTP.post(served.url + CHAT, json=ASK)
-    for body in ({**ASK, "temperature": 9}, {**ASK, "model": "x"}, {**ASK, "user": "x" * 3000}):
+    for body in ({**ASK, "temperature": -9}, {**ASK, "model": "x"}, {**ASK, "user": "x" * 3000}):
         assert HTTP.post(served.url + CHAT, json=body).status_code >= 400
     HTTP.post(served.url + "/v1" + CHAT, json=ASK)
     HTTP.get(f"{served.url}/favicon.ico")
@@ -72,7 +72,7 @@ def test_a_client_that_errs_without_end_hides_nobody(serve: Serve) -> None:
     served = serve(config=ServerConfig())
     HTTP.post(served.url + CHAT, json=ASK)
     for _ in range(5):
-        HTTP.post(served.url + CHAT, json={**ASK, "temperature": 9})
+        HTTP.post(served.url + CHAT, json={**ASK, "temperature": -9})
     for number in range(25):
         HTTP.post(f"{served.url}/v1/x{number}{'x' * 500}", json=ASK)
     assert len(refused(served)) == 20
@@ -89,7 +89,7 @@ def test_each_key_sees_its_own_refusals(serve: Serve) -> None:
     served = serve(config=ServerConfig(api_keys=("first", "second"), metrics_key="all"))
     for key in ("first", "second", "wrong"):
         bearer = {"authorization": f"Bearer {key}"}
-        HTTP.post(served.url + CHAT, json={**ASK, "temperature": 9}, headers=bearer)
+        HTTP.post(served.url + CHAT, json={**ASK, "temperature": -9}, headers=bearer)
     seen = [
         [(status, count) for _, _, status, _, count in refused(served, authorization=f"Bearer {k}")]
         for k in ("first", "second", "all")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from quire.core.request import (
     Request,
     SamplingParams,
     ThinkingBudget,
+    TokenRules,
 )
 from quire.demo import MODEL_DIR
 from quire.engine.constraints import ConstraintFactory
@@ -129,3 +132,43 @@ def test_bound_answers_are_the_same_alone_and_in_company(engine: Engine) -> None
             together[output.request_id] += output.token_ids
     assert together == alone
     assert all(together[str(number)][2:4] == (300, 301) for number in (5, 10))
+
+
+def test_a_bound_answer_that_repeats_itself_ends_unless_asked_to_go_on(engine: Engine) -> None:
+    digits = Request(
+        "default",
+        (5,),
+        grammar=GrammarSpec("regex", "1{4000}"),
+        sampling=SamplingParams(temperature=0),
+        max_tokens=700,
+    )
+    for request in (digits, replace(digits, id="on", stop_on_loop=0)):
+        engine.add(request)
+    ends: dict[str, Output] = {}
+    counts = {"default": 0, "on": 0}
+    while engine.has_work:
+        for output in engine.step():
+            counts[output.request_id] += len(output.token_ids)
+            if output.finish is not None:
+                ends[output.request_id] = output
+    assert ends["default"].finish is FinishReason.LOOP
+    assert counts["default"] < 700
+    assert ends["on"].finish is FinishReason.LENGTH
+
+
+def test_tokens_that_are_allowed_and_banned(engine: Engine) -> None:
+    rules = TokenRules(allowed=(7, 8, 9), banned=((7,), (8, 8)))
+    engine.add(Request("a", (5,), max_tokens=20, rules=rules))
+    engine.add(Request("b", (5,), rules=TokenRules(allowed=(7,), banned=((7,),))))
+    tokens: list[int] = []
+    errors: list[str | None] = []
+    while engine.has_work:
+        for output in engine.step():
+            if output.request_id == "a":
+                tokens += output.token_ids
+            elif output.error is not None:
+                errors.append(output.error.code)
+    assert len(tokens) == 20
+    assert set(tokens) <= {8, 9}
+    assert (8, 8) not in set(pairwise(tokens))
+    assert errors == ["no_token_allowed"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sampling.loops import LoopDetector
+from quire.sampling.loops import LoopDetector, loop_detector
 
 
 def first_find(tokens: list[int], detector: LoopDetector) -> tuple[int, int] | None:
@@ -105,3 +105,13 @@ def test_after_each_token_it_says_what_the_definition_says(
 def test_fewer_repeats_than_can_be_seen_are_refused() -> None:
     with pytest.raises(ValueError, match="3"):
         LoopDetector(2)
+
+
+def test_bound_answers_are_watched_unless_somebody_says_otherwise() -> None:
+    free, off = loop_detector(None, bound=False), loop_detector(0, bound=True)
+    assert (free, off) == (None, None)
+    default, asked = loop_detector(None, bound=True), loop_detector(4, bound=False)
+    assert default is not None
+    assert asked is not None
+    assert first_find([7] * 600, default) == (512, 1)
+    assert first_find([7] * 600, asked) == (128, 1)

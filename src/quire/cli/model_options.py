@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from quire.cli.settings import Options
 from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Seconds, Whole
@@ -12,8 +12,7 @@ from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
-from quire.core.sampling_params import LIMITS, MOST_TOKENS
-from quire.sampling.loops import MIN_REPEATS
+from quire.core.sampling_params import LIMITS, MIN_REPEATS, MOST_TOKENS, check_repeats
 from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
@@ -81,9 +80,11 @@ class EngineOptions(Options):
         description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text, in "
         "steps of 64 rows; the compiled CPU kernels give it anyway",
     )
-    stop_on_loop: Annotated[int, Field(ge=MIN_REPEATS), Flag("N")] | None = Field(
+    stop_on_loop: Annotated[int, AfterValidator(check_repeats), Flag("N")] | None = Field(
         None,
-        description=f"end an answer that repeats a cycle of tokens N times, at least {MIN_REPEATS}",
+        description="end an answer that repeats a cycle of tokens N times, at least "
+        f"{MIN_REPEATS}; 0 is never; default: only answers that a schema or grammar binds, after "
+        "32 times and 512 tokens",
     )
 
 
@@ -187,5 +188,5 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             prefix_cache=not self.no_prefix_cache,
             disk=DiskConfig(self.kv_disk, self.kv_disk_size) if self.kv_disk else None,
             batch_invariant=self.batch_invariant,
-            stop_on_loop=self.stop_on_loop or 0,
+            stop_on_loop=self.stop_on_loop,
         )

@@ -82,7 +82,7 @@ def prepare(
             cannot be compiled (code `invalid_schema`).
     """
     if not isinstance(schema, dict):
-        raise _refused(param, "a schema is a JSON object")
+        raise refused_schema(param, "a schema is a JSON object")
     _check_values(schema, param)
     schema = _asked(schema)
     _check_chain(schema, param)
@@ -130,7 +130,7 @@ def _joins(schema: dict[str, Any]) -> bool:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    made = {key: _changed(_closed, key, value) for key, value in schema.items()}
+    made = {key: change_within(_closed, key, value) for key, value in schema.items()}
     named = schema.get("properties")
     if not named or "additionalProperties" in schema or not isinstance(named, dict):
         return made
@@ -150,13 +150,13 @@ def _asked(schema: Any) -> Any:
     return {
         key: f"#{value}"
         if key == "$ref" and isinstance(value, str) and value.startswith("/")
-        else _changed(_asked, key, value)
+        else change_within(_asked, key, value)
         for key, value in schema.items()
         if value is not None or key in _VALUES
     }
 
 
-def _changed(change: Callable[[Any], Any], key: str, value: Any) -> Any:
+def change_within(change: Callable[[Any], Any], key: str, value: Any) -> Any:
     """The value of a keyword, with each schema that it holds changed."""
     if key in _SINGLE:
         return change(value)
@@ -167,7 +167,8 @@ def _changed(change: Callable[[Any], Any], key: str, value: Any) -> Any:
     return value
 
 
-def _refused(param: str, reason: str) -> RequestError:
+def refused_schema(param: str, reason: str) -> RequestError:
+    """Return the refusal of a schema that no grammar can be made of."""
     return RequestError(
         f"'{param}' cannot be compiled: {reason}.", param=param, code="invalid_schema"
     )
@@ -185,9 +186,9 @@ def _check_values(schema: Any, param: str) -> None:
     while waiting:
         node, depth = waiting.pop()
         if depth > MAX_NESTING:
-            raise _refused(param, f"it is nested more than {MAX_NESTING} levels deep")
+            raise refused_schema(param, f"it is nested more than {MAX_NESTING} levels deep")
         if isinstance(node, int) and node >= _BROKEN and float(node) == _BROKEN:
-            raise _refused(param, f"the integer {node} is too small")
+            raise refused_schema(param, f"the integer {node} is too small")
         waiting += [(child, depth + 1) for child in _children(node)]
 
 
@@ -197,7 +198,9 @@ def _check_chain(schema: Any, param: str) -> None:
     while waiting:
         node, depth = waiting.pop()
         if depth > MAX_CHAIN:
-            raise _refused(param, f"its references make a chain of more than {MAX_CHAIN} objects")
+            raise refused_schema(
+                param, f"its references make a chain of more than {MAX_CHAIN} objects"
+            )
         reference = node.get("$ref") if isinstance(node, Mapping) else None
         inner = (
             [node[key] for key in node if key not in _DEFINING]

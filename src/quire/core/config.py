@@ -51,7 +51,8 @@ class EngineConfig:
         prefix_cache: whether computed blocks are kept and shared.
         disk: where blocks go that fall out of memory; None is nowhere.
         batch_invariant: a request's logits have the same bits alone and in any batch.
-        stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
+        stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is never. None is
+            only where a grammar binds the answer, after many.
         memory: bytes for weights and KV blocks together; None is what the machine has.
         reserved: bytes of free memory that other engines of this server were promised.
         sharers: engines of this server that may yet be opened, this one included; what is free for
@@ -74,7 +75,7 @@ class EngineConfig:
     prefix_cache: bool = True
     disk: DiskConfig | None = None
     batch_invariant: bool = False
-    stop_on_loop: int = 0
+    stop_on_loop: int | None = None
     memory: int | None = None
     reserved: int = 0
     sharers: int = 1

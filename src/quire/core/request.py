@@ -177,6 +177,7 @@ class Request:
         min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
+        stop_on_loop: repeats of a cycle that end the answer; 0 is never, None the server's.
         rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
         cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
@@ -193,6 +194,7 @@ class Request:
     kv_format: KVFormat | None = None
     grammar: GrammarSpec | None = None
     thinking: ThinkingBudget | None = None
+    stop_on_loop: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()

@@ -11,6 +11,9 @@ from quire.core.request import SamplingParams
 MAX_LOGPROBS = 64
 """Alternatives a row may ask for; OpenAI allows 20."""
 
+MIN_REPEATS = 3
+"""The fewest repeats of a cycle of tokens that are seen in time; see `sampling.loops`."""
+
 MOST_TOKENS = 2**31 - 1
 """As many as the engine counts."""
 
@@ -40,6 +43,17 @@ _LEAST_TOP_P = 1e-7
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them says nothing that argmax does not."""
+
+
+def check_repeats(repeats: int) -> int:
+    """Return how many repeats of a cycle end an answer, 0 for never.
+
+    Raises:
+        ValueError: so few are not seen in time.
+    """
+    if repeats < MIN_REPEATS and repeats != 0:
+        raise ValueError(f"input should be 0 (never) or at least {MIN_REPEATS}")
+    return repeats
 
 
 def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:

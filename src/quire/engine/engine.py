@@ -33,7 +33,7 @@ from quire.engine.known import check_known
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.models.loader import LoadedModel
-from quire.sampling.loops import LoopDetector
+from quire.sampling.loops import loop_detector
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -127,13 +127,15 @@ class Engine:
             check_sampling(request.sampling, self._loaded.model.vocab_size)
             format = self._format(request.kv_format)
             check_request(self.config, request)
-            model, repeats = self._loaded.model, self.config.stop_on_loop
+            model, repeats = self._loaded.model, request.stop_on_loop
+            repeats = self.config.stop_on_loop if repeats is None else repeats
+            bound = request.grammar is not None and not request.grammar.lazy
             parts = SequenceParts(
                 positions=TokenPositions(model.positions(request.prompt, request.media)),
                 cross_media=model.cross_media(request.media),
                 pieces=self._runner.media.pieces(request),
                 constraint=make(),
-                loops=LoopDetector(repeats) if repeats else None,
+                loops=loop_detector(repeats, bound=bound),
                 proposer=self._proposers(request),
             )
             # Last, since a request that was taken ends through the scheduler and in no other way.

@@ -15,11 +15,25 @@ from __future__ import annotations
 
 from collections import deque
 
-MIN_REPEATS = 3
-"""The fewest repeats that this detection sees in time."""
+from quire.core.sampling_params import MIN_REPEATS
+
+_BOUND_REPEATS, _BOUND_TOKENS = 32, 512
+"""From which a bound answer is in a loop, where nobody says: a table of zeros is none yet."""
 
 _MODULUS = (1 << 61) - 1
 _BASE = 0x1B873593CC9E2D51 % _MODULUS
+
+
+def loop_detector(repeats: int | None, *, bound: bool) -> LoopDetector | None:
+    """Return the detector of one answer; None if it is not watched.
+
+    Args:
+        repeats: as was asked for, 0 for never; None is the default: only bound answers are watched.
+        bound: whether a grammar holds the whole answer, so that the model cannot end it at will.
+    """
+    if repeats is None:
+        return LoopDetector(_BOUND_REPEATS, _BOUND_TOKENS) if bound else None
+    return LoopDetector(repeats) if repeats else None
 
 
 class LoopDetector:

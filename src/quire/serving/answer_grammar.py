@@ -18,11 +18,13 @@ class AnswerFormat:
             texts of which the answer is one, or a context-free grammar, in Lark's notation or in
             llama.cpp's (GBNF).
         field: what the client calls it, for errors.
+        strict: whether a schema is refused of which the grammar would leave a part to the model.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
     source: str
     field: str
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Generation:
         max_tokens: None is the operator's default, or all that the context has room for. 0 reads
             the prompts, so that later ones find them in the cache, and answers nothing.
         min_tokens: before which no end token comes.
+        stop_on_loop: repeats of a cycle that end the answer; 0 is never, None the server's.
         rules: tokens that the client allows or bans.
         include_stop: whether the stop string or the client's own stop token is part of the answer.
         skip_special: whether tokens that are marked special are left out of the answer's text.
@@ -110,6 +111,7 @@ class Generation:
     stops: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    stop_on_loop: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
     include_stop: bool = False
     skip_special: bool = True

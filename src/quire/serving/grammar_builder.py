@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.constraints.grammar import GrammarCompiler, check_grammar, compiles_as_pattern
 from quire.constraints.masks import first_of
+from quire.constraints.schema_numbers import holdable
 from quire.constraints.schemas import prepare
 from quire.core.errors import RequestError
 from quire.core.request import GrammarSpec
@@ -27,6 +28,8 @@ from quire.text.tokenizer import Tokenizer
 MAX_SOURCE = 4 << 20
 """Characters of a grammar."""
 _REHEARSED = 8
+_TOLD = 8
+"""Keywords that a refusal names."""
 _BLANKS = " \t\n\r"
 _IN_JSON = re.compile(rf'(?P<string>"(?:[^"\\]|\\.?)*+"?)|[{_BLANKS}]+', re.DOTALL)
 """Strings, the last of which may be open, and what stands between the parts of JSON."""
@@ -100,6 +103,8 @@ class GrammarBuilder:
                     _of_object(tool.parameters, f"tools[{index}].{request.parameters_field}"),
                     f"tools[{index}].{request.parameters_field}",
                 )
+                if lost and tool.name in request.strict:
+                    raise _not_strict(f"tools[{index}].{request.parameters_field}", lost)
                 tools[index] = Tool(tool.name, parameters)
                 unenforced += [f"{tool.name}: {each}" for each in lost]
         format = request.format
@@ -107,6 +112,8 @@ class GrammarBuilder:
             prepared, lost = self._schema(
                 _read(format.source, format.field), format.field, close=True
             )
+            if lost and format.strict:
+                raise _not_strict(format.field, lost)
             format = replace(format, source=json.dumps(prepared))
             unenforced += lost
         return replace(request, format=format, tools=tuple(tools)), tuple(unenforced)
@@ -123,12 +130,14 @@ class GrammarBuilder:
 
         def compiles(part: dict[str, Any]) -> bool:
             try:
-                check_grammar(GrammarSpec("json_schema", json.dumps(part)), field)
+                source = json.dumps(holdable(part, field))
+                check_grammar(GrammarSpec("json_schema", source), field)
             except RequestError:
                 return False
             return True
 
         prepared = prepare(schema, field, is_pattern, compiles, close=close)
+        prepared = replace(prepared, schema=holdable(prepared.schema, field))
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 
@@ -175,6 +184,16 @@ class GrammarBuilder:
         return self._dialect.tool_grammar(
             request.tools, request.name or None, request.parallel, self._vocabulary, on_unenforced
         )
+
+
+def _not_strict(field: str, lost: Sequence[str]) -> RequestError:
+    """Return the refusal of a strict schema that the grammar would not hold an answer to."""
+    return RequestError(
+        f"'{field}' is strict, but no grammar can enforce all of it: {'; '.join(lost[:_TOLD])}. "
+        "Leave these keywords out, or 'strict'.",
+        param=field,
+        code="invalid_schema",
+    )
 
 
 def _begun(request: GrammarRequest) -> str:

@@ -167,6 +167,7 @@ class Submission:
             kv_format=spec.kv_format,
             grammar=constraints.grammar,
             thinking=constraints.thinking,
+            stop_on_loop=spec.stop_on_loop,
             rules=spec.rules,
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),

@@ -325,14 +325,15 @@ def _format(fields: PromptFields) -> AnswerFormat | None:
     match fields.text.format if fields.text is not None else None:
         case TextFormat(type="json_object"):
             return any_object("text.format")
-        case TextFormat(type="json_schema", schema_=schema):
+        case TextFormat(type="json_schema", schema_=schema, strict=strict):
             if schema is None:
                 raise RequestError(
                     "Missing required parameter: 'text.format.schema'.",
                     param="text.format.schema",
                     code="missing_required_parameter",
                 )
-            return AnswerFormat("json_schema", compact(schema).decode(), "text.format")
+            source = compact(schema).decode()
+            return AnswerFormat("json_schema", source, "text.format", strict is True)
         case _:
             return None
 

@@ -331,6 +331,7 @@ def decoding(
     context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
     return {
         "min_tokens": fields.min_tokens or 0,
+        "stop_on_loop": fields.stop_on_loop,
         "rules": _token_rules(fields, context.service),
         "include_stop": fields.include_stop_str_in_output is True,
         "skip_special": fields.skip_special_tokens is not False,

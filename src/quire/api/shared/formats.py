@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -182,14 +183,16 @@ class FormatFields(GuidedFields):
 
     def answer_format(self, scope: Scope) -> AnswerFormat | None:
         """See `GuidedFields.guided_format`."""
+        strict = False
         match self.response_format:
             case JsonObjectFormat(schema_=schema):
                 asked: dict[str, Any] = {"type": "object", **(schema or {})}
             case JsonSchemaFormat(json_schema=named):
-                asked = named.schema_ or {}
+                asked, strict = named.schema_ or {}, named.strict is True
             case _:
                 return self.guided_format(scope, None)
-        return self.guided_format(scope, _written("response_format", asked))
+        own = replace(_written("response_format", asked), strict=strict)
+        return self.guided_format(scope, own)
 
 
 def any_object(field: str) -> AnswerFormat:

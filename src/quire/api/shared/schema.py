@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -38,7 +39,7 @@ from quire.api.shared.field_errors import (
 )
 from quire.api.shared.numbers import Integer, Number
 from quire.core.errors import RequestError
-from quire.core.sampling_params import LIMITS, MOST_TOKENS
+from quire.core.sampling_params import LIMITS, MOST_TOKENS, check_repeats
 
 Parsed = TypeVar("Parsed", bound="Wire")
 
@@ -307,6 +308,9 @@ class DecodingFields(Wire):
     min_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
+    stop_on_loop: (
+        Annotated[Integer, Field(ge=0, lt=2**31), AfterValidator(check_repeats)] | None
+    ) = Field(default=None, description="repeats of a cycle of tokens that end an answer; 0: never")
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = (
         Field(default=None, description="the only tokens that an answer may hold, its end included")
     )

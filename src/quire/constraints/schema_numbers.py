@@ -1,0 +1,119 @@
+"""Numbers of JSON schemas as the compiler of grammars can hold them: it reads them as floats.
+
+A bound that no float holds is moved inwards, to the next one that a float holds, so that every
+answer still meets the schema. Values that would come out changed are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from quire.constraints.schemas import change_within, refused_schema
+
+MAX_DIGITS = 18
+"""Digits of an integer without bounds of its own: a model that has lost its way would write digits
+until its tokens run out."""
+
+_LARGEST = {"integer": 2**63 - 1024, "number": 10**18}
+"""The largest bound of a type that the compiler makes a grammar of."""
+_JOINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+"""Keywords that may bring bounds of their own."""
+_LEAST = ("minimum", "exclusiveMinimum")
+_MOST = ("maximum", "exclusiveMaximum")
+
+
+def holdable(schema: Any, param: str) -> Any:
+    """Return the schema with bounds that the compiler holds exactly, and integers of few digits.
+
+    Raises:
+        RequestError: `param` has a value in `enum` or `const`, or bounds, that a float would change
+            (code `invalid_schema`).
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    within = partial(holdable, param=param)
+    made = {key: change_within(within, key, value) for key, value in schema.items()}
+    for key in ("const", "enum"):
+        for value in _integers(made.get(key)):
+            if not _is_exact(value) or abs(value) > _LARGEST["integer"]:
+                raise refused_schema(
+                    param,
+                    f"the integer {value} in '{key}' would not come out as it is, since integers "
+                    "from 2^53 on are read as floats: use a string, or bounds",
+                )
+    kinds = _kinds(made)
+    if kinds & {"integer", "number"} and "enum" not in made and "const" not in made:
+        made = _bounded(made, "number" if "number" in kinds else "integer", param)
+    return made
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    kinds = schema.get("type")
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    return {each for each in listed if isinstance(each, str)}
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """Yield the integers within a JSON value."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _integers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _integers(inner)
+
+
+def _is_exact(value: int) -> bool:
+    return abs(value) <= 2**53 or (abs(value) < 2**1000 and int(float(value)) == value)
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _bounded(schema: dict[str, Any], kind: str, param: str) -> dict[str, Any]:
+    """Return a schema of numbers with bounds that the compiler holds."""
+    largest = _LARGEST[kind]
+    made = dict(schema)
+    least = [(key, made[key]) for key in _LEAST if _is_bound(made.get(key))]
+    most = [(key, made[key]) for key in _MOST if _is_bound(made.get(key))]
+    for key, value in least:
+        made[key] = max(-_inwards(-value), -largest)
+    for key, value in most:
+        made[key] = min(_inwards(value), largest)
+    low = max((made[key] for key, _ in least), default=-math.inf)
+    high = min((made[key] for key, _ in most), default=math.inf)
+    if low > high or low > largest or high < -largest:
+        raise refused_schema(
+            param,
+            f"no {kind} within its bounds can be held: floats hold those from {-largest} to "
+            f"{largest}, and from 2^53 on not each of them",
+        )
+    if kind == "integer" and _JOINING.isdisjoint(schema):
+        few = 10**MAX_DIGITS - 1
+        if not least:
+            made["minimum"] = -few if high > -few else -largest
+        if not most:
+            made["maximum"] = few if low < few else largest
+    elif abs(low) >= 10**15 and math.isfinite(low) and not most:
+        made["maximum"] = largest
+    elif abs(high) >= 10**15 and math.isfinite(high) and not least:
+        made["minimum"] = -largest
+    return made
+
+
+def _inwards(value: float) -> float:
+    """Return the largest number up to `value` that a float holds; the same type."""
+    if isinstance(value, float) or abs(value) <= 2**53:
+        return value
+    if abs(value) >= 2**1000:
+        return 2**1000 if value > 0 else -(2**1000)
+    near = float(value)
+    if int(near) > value:
+        near = math.nextafter(near, -math.inf)
+    return int(near)
