@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import quire.demo
-from quire.constraints.grammar import GrammarCompiler, GrammarState, check_grammar
+from quire.constraints.grammar import GrammarCompiler, GrammarState, check_grammar, readable
 from quire.constraints.masks import TokenMask
 from quire.core.errors import RequestError
 from quire.core.request import NO_BEGINNING, GrammarSpec
@@ -336,3 +336,34 @@ def test_the_http_side_can_check_without_mlx() -> None:
         "sys.exit(any(name.split('.')[0] == 'mlx' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "said"),
+    [
+        ("regex", "[a-", 'the regular expression "[a-" cannot be read: unclosed character class.'),
+        ("json_schema", '{"$ref": "http://x/y"}', "'$ref' points to 'http://x/y', and nothing is"),
+        (
+            "json_schema",
+            '{"$ref": "#/$defs/a"}',
+            "points to '#/$defs/a', which the schema does not",
+        ),
+        (
+            "json_schema",
+            '{"type": "number", "minimum": 1e30}',
+            "bounds of this size cannot be held",
+        ),
+        ("json_schema", '{"type": "string", "pattern": "(?=a)"}', "cannot be read: look-around"),
+    ],
+)
+def test_a_refusal_is_one_line_for_who_wrote_the_grammar(kind: str, source: str, said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        check_grammar(GrammarSpec(kind, source), "text.format")
+    message = refused.value.message
+    assert message.startswith("'text.format' cannot be compiled as a ")
+    assert said in message
+    assert "\n" not in message
+
+
+def test_words_of_the_compiler_are_translated() -> None:
+    assert readable("NoExtensionBias <non-verbose/>") == "no token of the model goes on with it"

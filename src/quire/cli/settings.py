@@ -325,8 +325,9 @@ def wrong_key(key: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A suggestion for the end of a message; empty where nothing known is near."""
-    near = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f", did you mean {near[0]}?" if near else ""
+    bare = {each.lstrip("-"): each for each in sorted(known)}
+    near = get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
+    return f", did you mean {bare[near[0]]}?" if near else ""
 
 
 def unknown_variables(names: Collection[str]) -> list[str]:

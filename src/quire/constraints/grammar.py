@@ -6,6 +6,7 @@ Imports no mlx: a process without it compiles each grammar before the engine doe
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -197,7 +198,7 @@ class GrammarState:
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():
-            reason = _first_line(self._matcher.get_error())
+            reason = readable(self._matcher.get_error())
             raise RequestError(
                 f"The answer could not be kept to its grammar: {reason}.",
                 param="response_format",
@@ -227,11 +228,44 @@ def _grammar_text(spec: GrammarSpec, param: str) -> str:
 
 def _refused(spec: GrammarSpec, reason: str, param: str) -> RequestError:
     return RequestError(
-        f"{param} cannot be compiled as {spec.kind}: {reason.strip()}",
+        f"'{param}' cannot be compiled as {_KINDS.get(spec.kind, spec.kind)}: {readable(reason)}.",
         param=param,
         code="invalid_schema",
     )
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0].rstrip(".")
+_KINDS = {"json_schema": "a JSON schema", "regex": "a regular expression", "lark": "a grammar"}
+_STOPS = {
+    "NoExtension": "no text meets it from here on",
+    "NoExtensionBias": "no token of the model goes on with it",
+    "LexerTooComplex": "its regular expressions are too complex",
+    "ParserTooComplex": "its rules are too complex",
+}
+"""Words of the compiler's for why it stopped."""
+_REGEX_ERROR = re.compile(
+    r"(?:invalid regex (?P<regex>\".*?\") .*)?regex parse error:.*", re.DOTALL
+)
+_REMOTE = re.compile(r"Resource '(?P<url>[^']*)' is not present in a registry.*", re.DOTALL)
+_POINTER = re.compile(r"Pointer '(?P<pointer>[^']*)' does not exist.*", re.DOTALL)
+_RANGE = re.compile(r"Failed to generate regex for (?P<kind>\w+) range: (?P<range>.*)", re.DOTALL)
+
+
+def readable(text: str) -> str:
+    """Return what the compiler says of a grammar in one line, for who wrote the grammar."""
+    text = text.replace("<non-verbose/>", "").strip()
+    if text in _STOPS:
+        return _STOPS[text]
+    if found := _REGEX_ERROR.search(text):
+        (*_, why) = re.findall(r"^error: (.*)$", text, re.MULTILINE) or ["it is too complex"]
+        regex = f" {found['regex']}" if found["regex"] else ""
+        return f"the regular expression{regex} cannot be read: {why.strip().rstrip('.')}"
+    if found := _REMOTE.search(text):
+        return (
+            f"'$ref' points to '{found['url']}', and nothing is fetched: only references within "
+            "the schema are followed, such as '#/$defs/NAME'"
+        )
+    if found := _POINTER.search(text):
+        return f"'$ref' points to '#{found['pointer']}', which the schema does not have"
+    if found := _RANGE.search(text):
+        return f"bounds of this size cannot be held for {found['kind']} values"
+    return text.split("\n", 1)[0].rstrip(".")

@@ -45,8 +45,11 @@ def _demuxer(data: bytes) -> str | None:
 
 
 @contextmanager
-def opened(data: bytes, param: str) -> Iterator[InputContainer]:
+def opened(data: bytes, param: str, formats: str) -> Iterator[InputContainer]:
     """The file's container. What goes wrong within the block is the file's fault.
+
+    Args:
+        formats: for a refusal, what the file could have been.
 
     Raises:
         RequestError: it is of an unknown format (`media_invalid`), damaged, or PyAV is missing
@@ -54,7 +57,6 @@ def opened(data: bytes, param: str) -> Iterator[InputContainer]:
     """
     format = _demuxer(data)
     if format is None:
-        formats = "WAV, MP3, FLAC, Ogg, AAC, MP4, WebM, Matroska or AVI"
         raise refusal(param, f"it is not a {formats} file")
     try:
         import av

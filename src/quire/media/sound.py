@@ -167,7 +167,7 @@ def _chunks(data: bytes) -> dict[bytes, tuple[memoryview, int]]:
 
 def _decode(data: bytes, param: str, limits: FileLimits) -> tuple[Samples, int]:
     """Any other format's sound, and its rate; of a file without sound, no samples."""
-    with opened(data, param) as container:
+    with opened(data, param, "WAV, MP3, FLAC, Ogg, AAC, MP4, WebM, Matroska or AVI") as container:
         if not container.streams.audio:
             return np.empty(0, np.float32), _RATES.start
         stream = container.streams.audio[0]

@@ -103,7 +103,7 @@ def opened(data: bytes, *, param: str, limits: FileLimits) -> Iterator[Video]:
             another format, damaged or cut short (`media_invalid`), or PyAV is missing
             (`media_unsupported`).
     """
-    with containers.opened(data, param) as container:
+    with containers.opened(data, param, "MP4, WebM, Matroska or AVI") as container:
         if not container.streams.video:
             raise refusal(param, "it holds no video")
         stream = container.streams.video[0]

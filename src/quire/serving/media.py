@@ -56,6 +56,10 @@ class MediaLoader:
         """The kinds of media that messages may hold."""
         return tuple(self._processors)
 
+    def most(self, kind: str) -> int:
+        """Files of a kind that one request may hold."""
+        return self._limits[kind].files
+
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
 
@@ -106,7 +110,8 @@ class MediaLoader:
             if len(found) > limit:
                 plural = inputs()[kind].plural
                 raise RequestError(
-                    f"The request holds {len(found)} {plural}; at most {limit} are taken.",
+                    f"The request holds {len(found)} {plural}; at most {limit} are taken "
+                    f"(--max-{inputs()[kind].name}s).",
                     param=found[limit].param,
                     code=f"too_many_{kind}s",
                 )

@@ -136,7 +136,7 @@ class Prompts:
         if not spec.messages and not spec.prompts:
             param = spec.names.messages
             raise RequestError(
-                f"'{param}' holds nothing that could be answered.",
+                f"'{param}' is missing or empty: there is nothing to answer.",
                 param=param,
                 code="invalid_value",
             )

@@ -22,6 +22,8 @@ _ESCAPE = re.compile(
 # at most, 210 digits. Apart they are looked for in half the time.
 _LONG_EXPONENT, _MANY_DIGITS = re.compile(rb"[eE]\+?\d{3}"), re.compile(rb"\d{210}")
 _MOST = sys.float_info.max
+_MAX_DEPTH = 200
+"""Arrays and objects within each other that pydantic's reader takes."""
 # What Python and JavaScript write where JSON has no number.
 _NO_NUMBER = re.compile(rb"NaN|Infinity")
 
@@ -93,6 +95,12 @@ def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
         return RequestError(
             f"Invalid value for '{name}': the number is out of range; it has to be finite.",
             param=name or None,
+            code="invalid_json",
+        )
+    if "recursion limit" in str(error):
+        return RequestError(
+            f"The body is nested too deeply: at most {_MAX_DEPTH} arrays and objects may lie "
+            "within each other.",
             code="invalid_json",
         )
     return RequestError(f"The body is not valid JSON: {said or error}.", code="invalid_json")

@@ -1,5 +1,6 @@
-"""Media in the history of a model that does not take its kind: left out, so that conversations go
-on.
+"""Media of a history that cannot be read: of a kind that the model does not take, or too many.
+
+It is left out, so that conversations go on.
 
 A conversation may have begun with another model, and agents' tools answer with screenshots. Only
 what is in the newest message of the user's is refused, since it is what the question is about.
@@ -16,6 +17,9 @@ from quire.api.shared.template_messages import TemplateMessage
 from quire.media.kinds import inputs
 from quire.media.source import DOCUMENT
 from quire.serving.service import Service
+
+_LEFT_OUT = 4
+"""One in so many of the items that a request may hold goes at once."""
 
 
 def newest(name: str, said: Sequence[object], first: int = 0) -> str:
@@ -41,7 +45,48 @@ def without_unsupported_media(
     """
     known = inputs()
     unseen = {kind: known[kind].left_out for kind in known.keys() - set(service.modalities)}
-    return tuple(_readable(scope, message, newest, unseen) for message in messages)
+    readable = tuple(_readable(scope, message, newest, unseen) for message in messages)
+    for kind in known.keys() & set(service.modalities):
+        readable = _without_oldest(scope, readable, newest, kind, service.prompts.media.most(kind))
+    return readable
+
+
+def _without_oldest(
+    scope: Scope, messages: Sequence[TemplateMessage], newest: str, kind: str, most: int
+) -> tuple[TemplateMessage, ...]:
+    """The messages without the oldest items of a kind, if they hold more than a request may.
+
+    A quarter of what a request may hold goes at once, so that the prompt of an agent's next turns
+    begins as this one and is found in the cache. The newest message of the user's keeps its own.
+    """
+    paths = [
+        part["source"].param
+        for message in messages
+        if not isinstance(message["content"], str)
+        for part in message["content"]
+        if part["type"] == kind
+    ]
+    too_many, at_once = len(paths) - most, max(1, most // _LEFT_OUT)
+    if too_many <= 0:
+        return tuple(messages)
+    count = -(-too_many // at_once) * at_once
+    old = [path for path in paths if not path.startswith(f"{newest}.")][:count]
+    note_ignored(scope, old)
+    words = f"[{inputs()[kind].noun.capitalize()} left out: this conversation holds too many.]"
+    return tuple(_replaced(message, kind, set(old), words) for message in messages)
+
+
+def _replaced(message: TemplateMessage, kind: str, old: set[str], words: str) -> TemplateMessage:
+    """A message with words in the place of its items of a kind at some paths."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [
+        {"type": "text", "text": words}
+        if part["type"] == kind and part["source"].param in old
+        else part
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
 
 
 def _readable(
