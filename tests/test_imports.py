@@ -13,7 +13,17 @@ SOURCE = Path(__file__).parent.parent / "src" / "quire"
 
 HTTP_SIDE = {"serving", "media", "text", "constraints"}
 ENGINE_SIDE = {
-    *("engine", "scheduler", "models", "sampling", "attention", "cache", "device", "constraints"),
+    *(
+        "engine",
+        "program",
+        "scheduler",
+        "models",
+        "sampling",
+        "attention",
+        "cache",
+        "device",
+        "constraints",
+    ),
 }
 LAYERS: dict[str, set[str]] = {
     # package: the packages that it may import, beside itself and the core
@@ -26,6 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "scheduler": {"sampling", "cache", "constraints"},
     "sampling": {"constraints", "device"},
     "models": {"cache", "device"},
+    "program": {"models", "cache", "device"},
     "attention": {"cache", "device"},
     "cache": {"device"},
     "constraints": set(),

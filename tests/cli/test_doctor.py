@@ -97,3 +97,11 @@ def test_a_disk_tier_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path
     assert status == 1
     assert "is no folder" in found["disk tier"]
     assert doctor(capsys, "--kv-disk", str(tmp_path), "--kv-disk-size", "9000TB")[0] == 0
+
+
+def test_the_program_of_a_model_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--program"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "program of T"
+    assert sum("attend(" in line for line in lines) == 8  # the embedded model's layers
+    assert "program of R" in lines  # the head

@@ -56,11 +56,17 @@ class DoctorCommand(TableOptions, Command):
     model: Annotated[Model | None, Flag(positional=True)] = Field(
         None, description="a folder or a GGUF file; the embedded model if left out"
     )
+    program: bool = Field(
+        False, description="print the program that is traced from the model, and nothing else"
+    )
     kv_disk: Folder | None = Field(None, description="a folder for `quire serve`")
     kv_disk_size: Bytes = Field(20 * 10**9, description="that the folder may take")
 
     def run(self) -> int:
         """Prints what was found; 1 if something is wrong."""
+        if self.program:
+            print(_program(self.model))
+            return 0
         logging.disable(logging.WARNING)  # what is logged at opening is said here
         try:
             findings = [*_machine(), *_model(self.model)]
@@ -73,6 +79,17 @@ class DoctorCommand(TableOptions, Command):
         else:
             Console().print(_table(findings))
         return 1 if any(finding.state == "wrong" for finding in findings) else 0
+
+
+def _program(model: str | None) -> str:
+    """Return the programs of a model's steps as text."""
+    from quire.device.device import open_device
+    from quire.models.loader import open_model
+    from quire.program.trace import trace
+
+    open_device("auto")
+    programs = trace(open_model(place(model)).model)
+    return f"{programs.body}\n{programs.head}"
 
 
 def _table(findings: list[Finding]) -> Table:

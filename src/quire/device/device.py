@@ -6,7 +6,8 @@ import ctypes
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
@@ -250,9 +251,36 @@ def gpu_backends() -> list[str]:
     return [name for name in ("metal", "cuda") if getattr(mx, name).is_available()]
 
 
-@cache
+class TracingDevice(CPU):
+    """Stands for the device while a model is traced: what is traced does not depend on a device."""
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self.operations = operations
+
+
+_tracing: list[TracingDevice] = []
+"""While a model is traced; used by the one thread that owns MLX."""
+
+
+@contextmanager
+def traced_by(operations: Operations) -> Iterator[None]:
+    """Have these operations stand for the device's, and record primitives for a CPU."""
+    _tracing.append(TracingDevice(operations))
+    try:
+        with mx.stream(mx.cpu):
+            yield
+    finally:
+        _tracing.pop()
+
+
 def current_device() -> Device:
-    """MLX's default device, the same object ever after."""
+    """MLX's default device, the same object ever after; another one while a model is traced."""
+    return _tracing[-1] if _tracing else _default_device()
+
+
+@cache
+def _default_device() -> Device:
     if mx.default_device() == mx.cpu:
         return CPU()
     return Metal() if mx.metal.is_available() else CUDA()
@@ -262,12 +290,13 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
     """`Device.fused` for what is defined in a module: the device is asked at the first call."""
 
     @cache
-    def chosen() -> Callable[P, T]:
-        return current_device().fused(function)
+    def by(device: Device) -> Callable[P, T]:
+        return device.fused(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return chosen()(*args, **kwargs)
+        device = current_device()
+        return function(*args, **kwargs) if device in _tracing else by(device)(*args, **kwargs)
 
     return call
 

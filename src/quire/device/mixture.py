@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
@@ -16,6 +16,24 @@ if TYPE_CHECKING:
 _SORT_FROM = 64
 
 _COPIED_BYTES = 256 << 20
+
+
+class Router(Protocol):
+    """Which experts a row goes to: a frozen dataclass."""
+
+    @property
+    def k(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def corrected(self) -> bool:
+        """Whether a learned bias takes part in the choice."""
+        ...
+
+    def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Logits `[T, experts]` in float32 -> (indices `[T, k]`, weights `[T, k]`)."""
+        ...
 
 
 def weighted_sum(
@@ -84,7 +102,7 @@ def _product(
             mode=packing.mode,
             sorted_indices=ordered,
         )
-    elif operations.gather_mm_serves(weight.dtype):
+    elif weight.dtype in operations.gather_mm_dtypes:
         y = mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=ordered)
     else:
         y = _by_copies(x, chosen, weight)

@@ -7,11 +7,14 @@ from functools import cache, partial
 
 import mlx.core as mx
 
-from quire.device import activations, mixture, recurrence
+from quire.device import activations, mixture, recurrence, rotation
 from quire.device.activations import Gating
 from quire.device.cache_operations import CacheOperations
+from quire.device.mixture import Router
 from quire.device.recurrence import DeltaGates
+from quire.device.rotation import Rotate
 from quire.device.weights import (
+    ExpertMatrices,
     GatedExperts,
     GatedMatrices,
     HeadPart,
@@ -21,12 +24,12 @@ from quire.device.weights import (
     PlainExperts,
 )
 
-Rotate = Callable[[mx.array], mx.array]
-"""Rotates `[T, heads, dim]`, each row by its position."""
-
 
 class Operations(CacheOperations):
     """What models compute, in MLX's operations. A device with better kernels overrides them."""
+
+    gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
+    """Types of matrices for which `mx.gather_mm` is right."""
 
     def reads_tiles(self, packing: Packing) -> bool:
         """Whether `packed_linear` is fastest by weights in tiles."""
@@ -38,17 +41,7 @@ class Operations(CacheOperations):
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         """The same by codes."""
-        weight, packing = weight.by_rows(), weight.packing
-        y = mx.quantized_matmul(
-            x,
-            weight.codes,
-            weight.scales,
-            weight.biases,
-            transpose=True,
-            group_size=packing.group_size,
-            bits=packing.bits,
-            mode=packing.mode,
-        )
+        y = _by_codes(x, weight.by_rows())
         return y if bias is None else y + bias
 
     def product(self, x: mx.array, matrix: Matrix) -> mx.array:
@@ -83,9 +76,33 @@ class Operations(CacheOperations):
             found.append(rotate(own) if rotate is not None and part.rotated else own)
         return found
 
-    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
-        """Whether `mx.gather_mm` is right for matrices of a type."""
-        return True
+    def route(
+        self,
+        logits: mx.array,
+        correction: mx.array | None,
+        per_expert: mx.array | None,
+        router: Router,
+    ) -> tuple[mx.array, mx.array]:
+        """Choose experts for each row.
+
+        Args:
+            logits: `[T, experts]` in float32.
+            correction: `[experts]`, added to the scores for the choice alone.
+            per_expert: `[experts]`, multiplies the weights of the chosen.
+
+        Returns:
+            Indices `[T, k]`, int32, and weights `[T, k]`, float32.
+        """
+        chosen, weights = router.route(logits, correction)
+        return chosen, weights if per_expert is None else weights * per_expert[chosen]
+
+    def by_head(self, x: mx.array, matrices: ExpertMatrices) -> mx.array:
+        """Multiply each head by a matrix of its own: `[T, heads, in]` -> `[T, heads, out]`."""
+        assert matrices.bias is None, "heads have no biases"
+        weight, rows = matrices.weight, x.swapaxes(0, 1)
+        if isinstance(weight, mx.array):
+            return (rows @ weight.swapaxes(-1, -2)).swapaxes(0, 1)
+        return _by_codes(rows, weight).swapaxes(0, 1)
 
     def experts(
         self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
@@ -137,9 +154,6 @@ class Operations(CacheOperations):
         added = x + self.rms_norm(y, weight, eps)
         return added if factor is None else added * factor
 
-    rotates = False
-    """Whether there is a kernel behind `rotate`."""
-
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         """Rotary position embedding (arXiv:2104.09864) of the first `2 * half` elements of heads.
 
@@ -147,7 +161,7 @@ class Operations(CacheOperations):
             cosines, sines: of the angles, `[T, half]`, float32.
             neighbours: whether the two of a pair are neighbours, not half the elements apart.
         """
-        raise NotImplementedError("see `rotates`")
+        return rotation.spelled_out(cosines, sines, neighbours, _compiled_turn())
 
     def activate(self, name: str, x: mx.array) -> mx.array:
         """Apply an activation by its name, see `activations.COMPILED`."""
@@ -219,6 +233,26 @@ class Operations(CacheOperations):
         return _compiled_gate(gating)(x, y)
 
 
+def _by_codes(x: mx.array, weight: PackedWeight) -> mx.array:
+    packing = weight.packing
+    return mx.quantized_matmul(
+        x,
+        weight.codes,
+        weight.scales,
+        weight.biases,
+        transpose=True,
+        group_size=packing.group_size,
+        bits=packing.bits,
+        mode=packing.mode,
+    )
+
+
+@cache
+def _compiled_turn() -> rotation.Turn:
+    compiled: rotation.Turn = mx.compile(rotation.turn, shapeless=True)
+    return compiled
+
+
 @cache
 def _compiled_gate(gating: Gating) -> Callable[[mx.array, mx.array], mx.array]:
     function = partial(activations.gated, gating, activations.COMPILED[gating.activation])
@@ -232,14 +266,16 @@ class UnfusedOperations(Operations):
     Here they are seven: models with many small norms (Gemma) spend a good part of a step there.
     """
 
+    gather_mm_dtypes = (mx.float32,)
+
     def activate(self, name: str, x: mx.array) -> mx.array:
         return activations.SPELLED_OUT[name](x)
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         return activations.gated(gating, activations.SPELLED_OUT[gating.activation], x, y)
 
-    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
-        return dtype == mx.float32
+    def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
+        return rotation.spelled_out(cosines, sines, neighbours, rotation.turn)
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         share, epsilon = _constants(x.shape[-1], eps)

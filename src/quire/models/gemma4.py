@@ -37,7 +37,7 @@ from quire.models.linear import matrix_of
 from quire.models.moe import Experts, stack_experts
 from quire.models.norm import RMSNorm
 from quire.models.rope import Rope, Rotate
-from quire.models.routers import top_experts
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING
 from quire.models.stack import Stack
 
@@ -95,7 +95,8 @@ class Router(Module):
 
     def __init__(self, args: Gemma4Arguments) -> None:
         super().__init__()
-        self._k, self._eps = args.top_k_experts, args.rms_norm_eps
+        self._eps = args.rms_norm_eps
+        self._router = SoftmaxRouter(args.top_k_experts, normalise=True)
         self._root = args.hidden_size**-0.5
         self.proj = nn.Linear(args.hidden_size, args.num_experts, bias=False)
         self.scale = mx.ones(args.hidden_size)
@@ -106,11 +107,9 @@ class Router(Module):
         """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
         if self._norm[0] is not self.scale:  # it was loaded since
             self._norm = self.scale, self.scale * self._root
-        x = current_device().operations.rms_norm(x, self._norm[1], self._eps)
-        chosen, scores = top_experts(self.proj(x), self._k)
-        # A softmax over all, cut to the chosen and scaled to one, is a softmax over the chosen.
-        weights = mx.softmax(scores.astype(mx.float32), axis=-1)
-        return chosen, weights * self.per_expert_scale[chosen]
+        operations = current_device().operations
+        logits = self.proj(operations.rms_norm(x, self._norm[1], self._eps)).astype(mx.float32)
+        return operations.route(logits, None, self.per_expert_scale, self._router)
 
 
 class DecoderLayer(Module):

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, FullKV
+from quire.device.device import current_device
 from quire.models.attention import Temperature
 from quire.models.base import Module, Step
 from quire.models.description import Rotation
@@ -99,7 +100,7 @@ class HeadLinear(ExpertLinear):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` -> `[T, heads, out]`."""
-        return (x.swapaxes(0, 1) @ self.weight.swapaxes(-1, -2)).swapaxes(0, 1)
+        return current_device().operations.by_head(x, self.matrices)
 
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedHeadLinear:
         """The packed twin; `nn.quantize` looks for this method."""
@@ -112,15 +113,7 @@ class PackedHeadLinear(PackedExpertLinear):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` -> `[T, heads, out]`."""
-        y = mx.quantized_matmul(
-            x.swapaxes(0, 1),
-            self.weight,
-            self.scales,
-            self.biases if self._affine else None,
-            transpose=True,
-            **self._packing,
-        )
-        return y.swapaxes(0, 1)
+        return current_device().operations.by_head(x, self.matrices)
 
 
 def _unrotated(x: mx.array) -> mx.array:

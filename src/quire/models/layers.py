@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from quire.device import activations
 from quire.device.activations import Activation, Gating
-from quire.device.device import current_device
+from quire.device.device import current_device, fused
 from quire.device.weights import GatedMatrices
 from quire.models.base import Module
 from quire.models.linear import matrix_of
@@ -84,4 +84,4 @@ def project_logits(
 @cache
 def _softcapped(cap: float) -> Activation:
     """`cap * tanh(x / cap)` in float32."""
-    return current_device().fused(lambda x: mx.tanh(x.astype(mx.float32) / cap) * cap)
+    return fused(lambda x: mx.tanh(x.astype(mx.float32) / cap) * cap)

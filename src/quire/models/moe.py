@@ -16,10 +16,10 @@ import mlx.nn as nn
 from quire.core.errors import ModelError
 from quire.device.activations import Gating
 from quire.device.device import current_device
+from quire.device.mixture import Router
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, Packing, PlainExperts
 from quire.models.base import Module
 from quire.models.feed_forward import MLP
-from quire.models.routers import Router
 
 
 class ExpertLinear(Module):
@@ -191,7 +191,8 @@ class SparseMoE(Module):
         logits = self.gate(x).astype(mx.float32)
         correction = self.get("e_score_correction_bias")
         inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
-        chosen, weights = self._kind.router.route(logits, correction)
+        operations, router = current_device().operations, self._kind.router
+        chosen, weights = operations.route(logits, correction, None, router)
         if self._kind.weighted_input:
             y = self._of_weighted(inner, chosen, weights)
         else:

@@ -15,8 +15,8 @@ import numpy as np
 
 from quire.core.errors import ModelError
 from quire.core.values import require
-from quire.device.device import current_device, fused
-from quire.device.operations import Rotate as Rotate
+from quire.device.device import current_device
+from quire.device.rotation import Rotate as Rotate
 from quire.models.arguments import check_types
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -139,7 +139,6 @@ class Rope:
     def __init__(self, head_dim: int, parameters: RopeParameters) -> None:
         frequencies, self._gain = _frequencies(head_dim, parameters)
         self._dims = 2 * len(frequencies)
-        self._head_dim = head_dim
         self._interleaved = parameters.interleaved
         self._frequencies = mx.array(frequencies, dtype=mx.float32)
         # `mx.fast.rope` wants reciprocals; a pair that stays as it is has an infinite one.
@@ -204,47 +203,7 @@ class Rope:
         else:
             angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
-        if current_device().operations.rotates:
-            return current_device().operations.rotation(cos, sin, self._interleaved)
-        return self._spelled_out(cos, sin)
-
-    def _spelled_out(self, cos: mx.array, sin: mx.array) -> Rotate:
-        join, swap = (_join_pairs, _swap_pairs) if self._interleaved else (_join, _swap)
-        cos, sin = join(cos, cos)[:, None], join(-sin, sin)[:, None]  # [T, 1, dims]
-        dims, in_part = self._dims, self._dims < self._head_dim
-
-        def rotate(x: mx.array) -> mx.array:
-            y = x[..., :dims] if in_part else x
-            y = _rotate(y, swap(y), cos, sin)
-            return mx.concatenate([y, x[..., dims:]], axis=-1) if in_part else y
-
-        return rotate
-
-
-def _join(first: mx.array, second: mx.array) -> mx.array:
-    """`[..., dims / 2]` each -> `[..., dims]`, as pairs lie in a head: one half, then the other."""
-    return mx.concatenate([first, second], axis=-1)
-
-
-def _swap(y: mx.array) -> mx.array:
-    """The two of each pair exchanged."""
-    half = y.shape[-1] // 2
-    return mx.concatenate([y[..., half:], y[..., :half]], axis=-1)
-
-
-def _join_pairs(first: mx.array, second: mx.array) -> mx.array:
-    """`_join` where the two of a pair are neighbours."""
-    return mx.stack([first, second], axis=-1).flatten(-2)
-
-
-def _swap_pairs(y: mx.array) -> mx.array:
-    """`_swap` where the two of a pair are neighbours."""
-    return y.reshape(*y.shape[:-1], -1, 2)[..., ::-1].flatten(-2)
-
-
-@fused
-def _rotate(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    return (y * cos + swapped * sin).astype(y.dtype)
+        return current_device().operations.rotation(cos, sin, self._interleaved)
 
 
 def _axes(pairs: int, p: RopeParameters) -> list[int]:

@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 
 from quire.device.device import current_device
-
-
-class Router(Protocol):
-    """Which experts a row goes to: a frozen dataclass."""
-
-    @property
-    def k(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def corrected(self) -> bool:
-        """Whether a learned bias takes part in the choice."""
-        ...
-
-    def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
-        """Logits `[T, experts]` in float32 -> (indices `[T, k]`, weights `[T, k]`)."""
-        ...
 
 
 @dataclass(frozen=True)

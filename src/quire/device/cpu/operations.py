@@ -13,8 +13,9 @@ from quire.device.coding import VectorCoding
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
 from quire.device.mixture import mixed
-from quire.device.operations import Rotate, UnfusedOperations
+from quire.device.operations import UnfusedOperations
 from quire.device.recurrence import DeltaGates
+from quire.device.rotation import Rotate
 from quire.device.weights import (
     ExpertMatrices,
     GatedExperts,
@@ -139,8 +140,6 @@ class KernelOperations(UnfusedOperations):
             x, made, eps, angles.cosines, angles.sines, angles.neighbours
         )
         return found
-
-    rotates = True
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         return _Rotation(self._ops, cosines, sines, neighbours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quire.device.mixture import Router
 from quire.models.attention import Attention, Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Mixer, Norm, Placement
@@ -22,7 +23,7 @@ from quire.models.families.common import (
 )
 from quire.models.moe import Mixture
 from quire.models.names import Names
-from quire.models.routers import Router, SigmoidRouter, SoftmaxRouter
+from quire.models.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
 
 

@@ -1,0 +1,74 @@
+"""Computes a program node by node: what its nodes mean, and the reference for those that run it.
+
+It takes one to eight times as long to build as the model's own code, so no step is served by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+
+from quire.device.operations import Operations
+from quire.device.recurrence import DeltaGates
+from quire.models.base import Step
+from quire.program.primitives import compute
+from quire.program.values import FUSED, Node, Program, Weight, bound
+
+_OF_STEP = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
+
+
+def replay(
+    program: Program,
+    operations: Operations,
+    given: Mapping[str, mx.array],
+    sizes: Mapping[str, int],
+    steps: Sequence[Step] = (),
+) -> list[mx.array]:
+    """Return the outputs of a program.
+
+    Args:
+        given: the fields by name.
+        sizes: by symbol.
+        steps: whose pools attention and states read and write; the second one after `only_wanted`.
+    """
+    known = {id: each.array for id, each in program.constants.items()}
+    known |= {id: given[name] for name, id in program.fields.items()}
+
+    def run(node: Node) -> None:
+        if node.kind == FUSED:
+            for each in node.arguments:
+                run(each)
+            return
+        inputs = [known[id] for id in node.inputs]
+        if node.is_operation:
+            found = _operation(node, inputs, operations, steps)
+        else:
+            values = [program.values[id] for id in node.outputs]
+            shape, arguments = bound(values[0].shape, sizes), bound(node.arguments, sizes)
+            found = compute(node.kind, inputs, arguments, shape, [v.dtype for v in values])
+        known.update(zip(node.outputs, found, strict=True))
+
+    for node in program.nodes:
+        run(node)
+    return [known[id] for id in program.outputs]
+
+
+def _operation(
+    node: Node, inputs: list[mx.array], operations: Operations, steps: Sequence[Step]
+) -> list[mx.array]:
+    given = {k: v.value if isinstance(v, Weight) else v for k, v in node.attributes.items()}
+    given |= dict(zip(node.roles, inputs, strict=True))
+    if node.kind == "rotate":
+        rotation = operations.rotation(given["cosines"], given["sines"], given["neighbours"])
+        return [rotation(given["x"])]
+    if node.kind not in _OF_STEP:
+        found = getattr(operations, node.kind)(**given)
+        return list(found) if isinstance(found, tuple) else [found]
+    step = steps[given.pop("part")]
+    if node.kind == "delta_rule":
+        names = DeltaGates.__dataclass_fields__
+        gates = DeltaGates(**{name: given.pop(name) for name in names})
+        return [step.delta_rule(gates=gates, **given)]
+    found = getattr(step, node.kind)(**given)
+    return [] if found is None else [found]

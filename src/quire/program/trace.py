@@ -1,0 +1,248 @@
+"""Traces the program of a step from a model: the model's own code is its only description.
+
+A model is traced at several numbers of rows. Each integer that differs between them becomes a
+linear form of the numbers, so one program holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_unflatten
+
+from quire.device.device import traced_by
+from quire.models.base import LanguageModel, named_parameters
+from quire.program.primitives import Recording, frozen, recorded
+from quire.program.tracing import Call, KnownWeights, TracedOperations, TracedStep, Variant
+from quire.program.values import Constant, Form, Node, Program, Value
+
+Traced = Callable[[TracedOperations, Mapping[str, mx.array]], mx.array]
+"""Computes the output from the operations and the fields, by name."""
+
+
+class NotLinear(Exception):
+    """What a model computes depends on its number of rows otherwise than by linear forms."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepPrograms:
+    """The programs of a model for one kind of step.
+
+    Attributes:
+        body: from the step to normalised hidden states, `[T, hidden]`, or `[R, hidden]` narrowed.
+        head: from `[R, hidden]` to logits `[R, vocab]`.
+    """
+
+    body: Program
+    head: Program
+
+
+def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
+    """Trace the programs of a model whose weights are loaded. Computes nothing on the device.
+
+    Args:
+        variant: the kind of step; None is one of text alone.
+
+    Raises:
+        NotLinear: the model's code depends on the number of rows in another way.
+    """
+    how = Variant() if variant is None else variant
+
+    def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> mx.array:
+        return model(TracedStep(operations, model, how, given))
+
+    def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> mx.array:
+        return model.logits(given["hidden"])
+
+    whole = _trace(model, body, how.symbols, how.fields)
+    hidden = whole.values[whole.outputs[0]]
+    width = hidden.shape[-1]
+    assert isinstance(width, int), "the hidden size is fixed"
+
+    def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
+        return {"hidden": mx.zeros((sizes["R"], width), hidden.dtype)}
+
+    return StepPrograms(whole, _trace(model, head, ("R",), rows))
+
+
+def _trace(
+    model: LanguageModel,
+    function: Traced,
+    symbols: tuple[str, ...],
+    fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
+) -> Program:
+    points = _points(symbols)
+    programs = [_at_one_size(model, function, fields(point)) for point in points]
+    return _unified(programs, points)
+
+
+def _points(symbols: Sequence[str]) -> list[dict[str, int]]:
+    """Choose the sizes to trace at: one point, one more for each symbol, and one as a check.
+
+    Sizes differ from each other, and wanted rows are fewer than rows.
+    """
+    base = {name: 4 if name in "RM" else 5 + 2 * i for i, name in enumerate(symbols)}
+    steps = [base | {name: base[name] + 2} for name in symbols]
+    return [base, *steps, {name: size + 4 for name, size in base.items()}]
+
+
+def _at_one_size(model: LanguageModel, function: Traced, given: Mapping[str, mx.array]) -> Program:
+    """Trace the program of one number of rows.
+
+    The first run makes what modules make when they are first called, and gives the calls' shapes.
+    In the second one weights and the results of calls are inputs of the recorded function.
+    """
+    parameters = named_parameters(model)
+    weights = KnownWeights(parameters)
+    with traced_by(first := TracedOperations(weights)):
+        function(first, given)
+    holes = [mx.zeros(*out) for call in first.calls for out in call.outputs]
+    traced: list[TracedOperations] = []
+
+    def run(*arrays: mx.array) -> list[mx.array]:
+        fields, rest = arrays[: len(given)], arrays[len(given) :]
+        results, own = rest[: len(holes)], rest[len(holes) :]
+        for name, array in zip(parameters, own, strict=True):
+            weights.stand_in(name, array)
+        model.update(tree_unflatten(list(zip(parameters, own, strict=True))))
+        with traced_by(operations := TracedOperations(weights, iter(results))):
+            traced.append(operations)
+            result = function(operations, dict(zip(given, fields, strict=True)))
+        return [*(x for call in operations.calls for x in call.operands.values()), result]
+
+    try:
+        recording = recorded(run, [*given.values(), *holes, *parameters.values()])
+    finally:
+        model.update(tree_unflatten(list(parameters.items())))
+    return _Assembly(recording, list(given), parameters).program(traced[-1].calls)
+
+
+class _Assembly:
+    """Joins recorded primitives and noted calls to one program: calls in their order, each behind
+    the primitives that it needs."""
+
+    def __init__(
+        self, recording: Recording, fields: Sequence[str], parameters: Mapping[str, mx.array]
+    ) -> None:
+        self._recording, self._fields, self._parameters = recording, fields, parameters
+        self._ids: dict[str, int] = {}
+        self._values: dict[int, Value] = {}
+        self._nodes: list[Node] = []
+        self._makers = {out[0]: event for event in recording.primitives for out in event["outputs"]}
+
+    def program(self, calls: Sequence[Call]) -> Program:
+        constants = {
+            self._new(name, array.shape, array.dtype): Constant("", array)
+            for name, array in self._recording.constants
+        }
+        inputs = iter(self._recording.inputs)
+        outputs = (name for name, *_ in self._recording.outputs)
+        given = {field: self._new(*next(inputs)) for field in self._fields}
+        results = [[self._new(*next(inputs)) for _ in call.outputs] for call in calls]
+        for name, array in self._parameters.items():
+            constants[self._new(*next(inputs))] = Constant(name, array)
+        for call, made in zip(calls, results, strict=True):
+            own = tuple(self._computed(next(outputs)) for _ in call.operands)
+            roles = tuple(call.operands)
+            self._nodes.append(Node(call.kind, own, tuple(made), roles, (), call.attributes))
+        result = self._computed(next(outputs))
+        read = {id for node in self._nodes for id in node.inputs} | {result}
+        return Program(
+            (),
+            given,
+            {id: constant for id, constant in constants.items() if id in read},
+            self._values,
+            tuple(self._nodes),
+            (result,),
+        )
+
+    def _new(self, name: str, shape: Sequence[int], dtype: mx.Dtype) -> int:
+        self._ids[name] = id = len(self._ids)
+        self._values[id] = Value(tuple(shape), dtype)
+        return id
+
+    def _computed(self, name: str) -> int:
+        """Add the nodes that an array needs; return its id."""
+        pending = [name]
+        while pending:
+            if pending[-1] in self._ids:
+                pending.pop()
+                continue
+            event = self._makers[pending[-1]]
+            missing = [each[0] for each in event["inputs"] if each[0] not in self._ids]
+            pending += missing
+            if not missing:
+                own = tuple(self._ids[each[0]] for each in event["inputs"])
+                made = tuple(self._new(*each) for each in event["outputs"])
+                arguments = tuple(map(frozen, event["arguments"]))
+                self._nodes.append(Node(event["name"], own, made, (), arguments))
+        return self._ids[name]
+
+
+# -- one program from several ----------------------------------------------------------------------
+
+
+def _unified(programs: Sequence[Program], points: Sequence[Mapping[str, int]]) -> Program:
+    """Join the programs of one model at several sizes.
+
+    Args:
+        points: the sizes, see `_points`.
+
+    Raises:
+        NotLinear: they differ in more than integers, or these are not linear in the sizes.
+    """
+    first, symbols = programs[0], tuple(points[0])
+    if len({len(each.nodes) for each in programs}) > 1:
+        raise NotLinear(f"{[len(each.nodes) for each in programs]} nodes at {points}")
+    nodes = []
+    for same in zip(*(each.nodes for each in programs), strict=True):
+        if len({(each.kind, each.inputs, each.outputs) for each in same}) > 1:
+            raise NotLinear(f"{same[0].kind} is {same[-1].kind} at other sizes")
+        arguments = _fitted([each.arguments for each in same], points)
+        nodes.append(replace(same[0], arguments=arguments))
+    for id, constant in first.constants.items():
+        others = [each.constants[id].array for each in programs[1:]]
+        if any(not _equal(constant.array, other) for other in others):
+            raise NotLinear(f"a constant of shape {constant.array.shape}")
+    values = {
+        id: Value(_fitted([each.values[id].shape for each in programs], points), value.dtype)
+        for id, value in first.values.items()
+    }
+    return replace(first, symbols=symbols, nodes=tuple(nodes), values=values)
+
+
+def _fitted(found: Sequence[Any], points: Sequence[Mapping[str, int]]) -> Any:
+    """Return what nested tuples are at any sizes: equal leaves, or linear forms of the sizes."""
+    if isinstance(found[0], tuple):
+        if len({len(each) for each in found}) > 1:
+            raise NotLinear(f"sequences {found[0]} and {found[-1]}")
+        return tuple(_fitted(each, points) for each in zip(*found, strict=True))
+    if all(each == found[0] for each in found):
+        return found[0]
+    if not isinstance(found[0], int | float):
+        raise NotLinear(f"arguments {found[0]} and {found[-1]}")
+    base = points[0]
+    slopes = {
+        symbol: (found[i + 1] - found[0]) / (points[i + 1][symbol] - base[symbol])
+        for i, symbol in enumerate(base)
+    }
+    terms = tuple((symbol, int(slope)) for symbol, slope in slopes.items() if slope)
+    form = Form(int(found[0] - sum(base[s] * slope for s, slope in slopes.items())), terms)
+    if any(form.at(point) != each for point, each in zip(points, found, strict=True)):
+        raise NotLinear(f"numbers {found} at {points}")
+    return form
+
+
+def _equal(a: mx.array, b: mx.array) -> bool:
+    if a is b:
+        return True
+    return a.shape == b.shape and a.dtype == b.dtype and bool(np.array_equal(_host(a), _host(b)))
+
+
+def _host(array: mx.array) -> np.ndarray[Any, Any]:
+    wide = array.astype(mx.float32) if array.dtype == mx.bfloat16 else array
+    return np.array(wide)

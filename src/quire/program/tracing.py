@@ -1,0 +1,342 @@
+"""What a model sees while it is traced: operations and a step that note each call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from quire.cache.specs import KVLayout, RecurrentState
+from quire.device.activations import Gating
+from quire.device.mixture import Router
+from quire.device.operations import Operations
+from quire.device.recurrence import DeltaGates
+from quire.device.rotation import Rotate
+from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
+from quire.models.base import CrossRows, LanguageModel, MediaRows, Step
+from quire.program.values import Weight
+
+Output = tuple[tuple[int, ...], mx.Dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of an operation while a model is traced.
+
+    Attributes:
+        operands: arrays that depend on the step, by parameter.
+        outputs: shape and type of what it returns.
+        attributes: everything else that it was given, by parameter.
+    """
+
+    kind: str
+    operands: Mapping[str, mx.array]
+    outputs: tuple[Output, ...]
+    attributes: Mapping[str, Any]
+
+
+class KnownWeights:
+    """The weights of a model by the identity of the arrays that stand for them.
+
+    Args:
+        names: paths in an order.
+        arrays: the weights; each may have a stand-in while the model is traced.
+    """
+
+    def __init__(self, parameters: Mapping[str, mx.array]) -> None:
+        self._known = {id(array): (name, array) for name, array in parameters.items()}
+        self._parameters = parameters
+
+    def stand_in(self, name: str, array: mx.array) -> None:
+        """Mutates: `array` stands for the weight of that name from now on."""
+        self._known[id(array)] = name, self._parameters[name]
+
+    def knows(self, array: mx.array) -> bool:
+        """Whether an array is a weight, or stands for one."""
+        return id(array) in self._known
+
+    def weight(self, value: Any) -> Weight:
+        """Return an array or a dataclass of arrays with the weights themselves in it."""
+        first, real = self._resolved(value)
+        return Weight(first, real)
+
+    def _resolved(self, value: Any) -> tuple[str, Any]:
+        if isinstance(value, mx.array):
+            return self._known.get(id(value), ("", value))
+        if not is_dataclass(value) or isinstance(value, type):
+            return "", value
+        first, changed = "", {}
+        for each in fields(value):
+            name, changed[each.name] = self._resolved(getattr(value, each.name))
+            first = first or name
+        return first, replace(value, **changed)
+
+
+class TracedOperations(Operations):
+    """Notes calls down.
+
+    Args:
+        holes: arrays that the calls return, in order; without them they return zeros.
+    """
+
+    def __init__(self, weights: KnownWeights, holes: Iterator[mx.array] | None = None) -> None:
+        self._weights, self._holes = weights, holes
+        self.calls: list[Call] = []
+
+    def note(
+        self, kind: str, parameters: Mapping[str, Any], *outputs: Output, **attributes: Any
+    ) -> list[mx.array]:
+        """Note a call, and return what stands for its outputs.
+
+        Args:
+            parameters: arrays, weights, dataclasses of weights, and None for what is absent.
+        """
+        operands: dict[str, mx.array] = {}
+        own: dict[str, Any] = {}
+        for name, value in parameters.items():
+            if value is None:
+                own[name] = None
+            elif isinstance(value, mx.array) and not self._weights.knows(value):
+                operands[name] = value
+            else:
+                own[name] = self._weights.weight(value)
+        self.calls.append(Call(kind, operands, outputs, own | attributes))
+        if self._holes is None:
+            return [mx.zeros(*each) for each in outputs]
+        return [next(self._holes) for _ in outputs]
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+        out = (*x.shape[:-1], weight.shape[0]), x.dtype
+        (y,) = self.note("linear", {"x": x, "weight": weight, "bias": bias}, out)
+        return y
+
+    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        out = (*x.shape[:-1], weight.codes.shape[-2]), x.dtype
+        (y,) = self.note("packed_linear", {"x": x, "weight": weight, "bias": bias}, out)
+        return y
+
+    def embed(
+        self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None
+    ) -> mx.array:
+        if isinstance(table, mx.array):
+            out = (*tokens.shape, table.shape[-1]), table.dtype
+        else:
+            width = table.codes.shape[-1] * 32 // table.packing.bits
+            out = (*tokens.shape, width), _row_type(table, dtype)
+        (y,) = self.note("embed", {"tokens": tokens, "table": table}, out, dtype=dtype)
+        return y
+
+    def experts(
+        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    ) -> mx.array:
+        given = {"x": x, "chosen": chosen, "weights": weights, "experts": experts}
+        (y,) = self.note("experts", given, (x.shape, x.dtype))
+        return y
+
+    def by_head(self, x: mx.array, matrices: ExpertMatrices) -> mx.array:
+        weight = matrices.weight
+        outputs = (weight if isinstance(weight, mx.array) else weight.codes).shape[1]
+        out = (*x.shape[:2], outputs), x.dtype
+        (y,) = self.note("by_head", {"x": x, "matrices": matrices}, out)
+        return y
+
+    def route(
+        self,
+        logits: mx.array,
+        correction: mx.array | None,
+        per_expert: mx.array | None,
+        router: Router,
+    ) -> tuple[mx.array, mx.array]:
+        given = {"logits": logits, "correction": correction, "per_expert": per_expert}
+        shape = len(logits), router.k
+        outputs = (shape, mx.int32), (shape, mx.float32)
+        chosen, weights = self.note("route", given, *outputs, router=router)
+        return chosen, weights
+
+    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+        (y,) = self.note("rms_norm", {"x": x, "weight": weight}, (x.shape, x.dtype), eps=eps)
+        return y
+
+    def layer_norm(
+        self, x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
+    ) -> mx.array:
+        given = {"x": x, "weight": weight, "bias": bias}
+        (y,) = self.note("layer_norm", given, (x.shape, x.dtype), eps=eps)
+        return y
+
+    def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
+        def rotate(x: mx.array) -> mx.array:
+            given = {"x": x, "cosines": cosines, "sines": sines}
+            (y,) = self.note("rotate", given, (x.shape, x.dtype), neighbours=neighbours)
+            return y
+
+        return rotate
+
+    def activate(self, name: str, x: mx.array) -> mx.array:
+        (y,) = self.note("activate", {"x": x}, (x.shape, x.dtype), name=name)
+        return y
+
+    def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
+        dtype = mx.result_type(x, y) if gating.plain else x.dtype
+        (z,) = self.note("gated", {"x": x, "y": y}, (x.shape, dtype), gating=gating)
+        return z
+
+
+def _row_type(table: PackedWeight, dtype: mx.Dtype | None) -> mx.Dtype:
+    """Return the type of the rows that `Operations.embed` looks up in codes."""
+    one = mx.zeros(1, dtype=mx.int32)
+    return Operations().embed(one, table, dtype).dtype  # lazy: only the type is asked for
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What kind of step a program is for. Its numbers of rows stay open.
+
+    Attributes:
+        axes: of positions; 0 has `[T]` of int32, more have `[axes, T]` of float32.
+        narrowed: sharing layers go on with the R wanted rows alone.
+        media: width of M media rows that replace embeddings; 0 is none.
+        crossed: width of E encoder rows that cross-attention layers read; 0 is none.
+    """
+
+    axes: int = 0
+    narrowed: bool = False
+    media: int = 0
+    crossed: int = 0
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The sizes that its programs depend on."""
+        return (
+            "T",
+            *("R",) * self.narrowed,
+            *("M",) * bool(self.media),
+            *("E",) * bool(self.crossed),
+        )
+
+    def fields(self, sizes: Mapping[str, int]) -> dict[str, mx.array]:
+        """Return arrays of the shapes and types that a step of these sizes gives."""
+        made: dict[str, mx.array] = {}
+        for part, symbol in enumerate(("T", "R") if self.narrowed else ("T",)):
+            rows = sizes[symbol]
+            made[f"tokens.{part}"] = mx.zeros(rows, dtype=mx.int32)
+            shape, dtype = ((self.axes, rows), mx.float32) if self.axes else ((rows,), mx.int32)
+            made[f"positions.{part}"] = mx.zeros(shape, dtype=dtype)
+        if self.narrowed:
+            made["wanted"] = mx.zeros(sizes["R"], dtype=mx.int32)
+        if self.media:
+            made["media.rows"] = mx.zeros(sizes["M"], dtype=mx.int32)
+            made["media.values"] = mx.zeros((sizes["M"], self.media))
+        if self.crossed:
+            made["attending"] = mx.ones((sizes["T"], 1), dtype=mx.bool_)
+            made["states"] = mx.zeros((sizes["E"], self.crossed))
+        return made
+
+
+class TracedStep:
+    """The step that a model sees while it is traced; implements `models.base.Step`.
+
+    Args:
+        part: 1 for the step that `only_wanted` returns.
+    """
+
+    def __init__(
+        self,
+        operations: TracedOperations,
+        model: LanguageModel,
+        variant: Variant,
+        given: Mapping[str, mx.array],
+        part: int = 0,
+    ) -> None:
+        self._operations, self._model, self._variant = operations, model, variant
+        self._given, self._part = given, part
+        self._owner = KVLayout.of(model.layout).owner
+        self.tokens, self.positions = given[f"tokens.{part}"], given[f"positions.{part}"]
+        self.media: MediaRows | None = None
+        self.cross: CrossRows | None = None
+        if variant.media and not part:
+            self.media = MediaRows(given["media.rows"], given["media.values"])
+        if variant.crossed and not part:
+            self.cross = CrossRows(given["attending"], given["states"])
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+        chosen_by: int | None = None,
+    ) -> mx.array:
+        kept = self._model.layout[self._owner[layer]].kept
+        assert kept is not None, "an owner keeps its keys"
+        assert kept.stored is not None, "layers that attend keep keys and values"
+        (y,) = self._note(
+            "attend",
+            {"q": q, "k": k, "v": v, "sinks": sinks},
+            ((*q.shape[:2], kept.stored.value_dim), q.dtype),
+            layer=layer,
+            scale=scale,
+            softcap=softcap,
+            chosen_by=chosen_by,
+        )
+        return y
+
+    def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
+        self._note("choose", {"q": q, "k": k, "weights": weights}, layer=layer, limit=limit)
+
+    def convolve(
+        self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
+    ) -> mx.array:
+        given = {"x": x, "taps": taps, "bias": bias}
+        (y,) = self._note("convolve", given, (x.shape, x.dtype), layer=layer, silu=silu)
+        return y
+
+    def delta_rule(
+        self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
+    ) -> mx.array:
+        spec = self._model.layout[layer]
+        assert isinstance(spec, RecurrentState)
+        heads, value_dim, _ = {name: shape for name, shape, _ in spec.arrays}["delta"]
+        given = {each.name: getattr(gates, each.name) for each in fields(gates)}
+        bounds = {name: given.pop(name) for name in ("most_correction", "most_forgotten")}
+        (y,) = self._note(
+            "delta_rule",
+            {"mixed": mixed, **given},
+            ((len(mixed), heads, value_dim), mixed.dtype),
+            layer=layer,
+            key_heads=key_heads,
+            **bounds,
+        )
+        return y
+
+    def state_space(
+        self,
+        layer: int,
+        values: mx.array,
+        keys: mx.array,
+        queries: mx.array,
+        steps: mx.array,
+        rates: mx.array,
+    ) -> mx.array:
+        given = {"values": values, "keys": keys, "queries": queries, "steps": steps, "rates": rates}
+        (y,) = self._note("state_space", given, (values.shape, values.dtype), layer=layer)
+        return y
+
+    def only_wanted(self) -> tuple[Step, mx.array] | None:
+        if not self._variant.narrowed or self._part:
+            return None
+        own = self._operations, self._model, self._variant, self._given
+        return TracedStep(*own, part=1), self._given["wanted"]
+
+    def _note(
+        self, kind: str, parameters: Mapping[str, Any], *outputs: Output, **attributes: Any
+    ) -> Sequence[mx.array]:
+        return self._operations.note(kind, parameters, *outputs, part=self._part, **attributes)

@@ -1,0 +1,175 @@
+"""A program: the nodes that compute a step, and the values that they hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+FUSED = "fused"
+"""The kind of a node whose `arguments` are nodes that one kernel computes."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """An integer that is linear in a step's sizes: `constant + sum(factor * symbol)`."""
+
+    constant: int
+    terms: tuple[tuple[str, int], ...]
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Return its value for given sizes, by symbol."""
+        return self.constant + sum(factor * sizes[name] for name, factor in self.terms)
+
+    def __str__(self) -> str:
+        parts = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.terms]
+        return "+".join(parts + [str(self.constant)] * (self.constant != 0))
+
+
+Size = int | Form
+
+
+def bound(value: Any, sizes: Mapping[str, int]) -> Any:
+    """Replace all forms in nested tuples by their values."""
+    if isinstance(value, tuple):
+        return tuple(bound(each, sizes) for each in value)
+    return value.at(sizes) if isinstance(value, Form) else value
+
+
+def depends_on_sizes(value: Any) -> bool:
+    """Whether nested tuples hold a form."""
+    return isinstance(value, Form) or (
+        isinstance(value, tuple) and any(map(depends_on_sizes, value))
+    )
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a node computes, by shape and type."""
+
+    shape: tuple[Size, ...]
+    dtype: mx.Dtype
+
+    def __str__(self) -> str:
+        short = str(self.dtype).removeprefix("mlx.core.").replace("float", "f").replace("int", "i")
+        return f"{short}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight among a node's attributes.
+
+    Attributes:
+        name: the path of its array, or of the first of its arrays.
+        value: as `Operations` takes it: an array, or a dataclass of `device.weights`.
+    """
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An array that does not depend on the step.
+
+    Attributes:
+        name: the path of a weight, a description of what was computed from weights, or "".
+    """
+
+    name: str
+    array: mx.array
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One computation: an operation, a primitive of MLX, or several nodes that one kernel computes.
+
+    Attributes:
+        kind: an operation's name in lower case, the name of an MLX primitive, or `FUSED`.
+        inputs, outputs: ids of values.
+        roles: of an operation, the parameter that each input stands for.
+        arguments: of a primitive, see `primitives`; of a fused node, the nodes in it.
+        attributes: of an operation, its other parameters by name, weights among them.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    roles: tuple[str, ...] = ()
+    arguments: tuple[Any, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_operation(self) -> bool:
+        """Whether it is a call of `Operations` or of the step."""
+        return self.kind[0].islower() and self.kind != FUSED
+
+    def input(self, role: str) -> int | None:
+        """Return the value that stands for a parameter; None where a weight or nothing does."""
+        return self.inputs[self.roles.index(role)] if role in self.roles else None
+
+    def weight(self, name: str) -> Any:
+        """Return a parameter that is a weight, as `Operations` takes it; None without one."""
+        found = self.attributes.get(name)
+        return found.value if isinstance(found, Weight) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A step, or a part of it.
+
+    Attributes:
+        symbols: the sizes that shapes depend on: T rows, R wanted rows and others.
+        fields: ids of the values that the step gives, by name.
+        constants, values: by id.
+        nodes: in an order in which they may be computed.
+        outputs: ids.
+    """
+
+    symbols: tuple[str, ...]
+    fields: Mapping[str, int]
+    constants: Mapping[int, Constant]
+    values: Mapping[int, Value]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Print one node a line, the nodes of a fused one indented below it."""
+        lines = [f"program of {', '.join(self.symbols)}"]
+        lines += [f"  {self._typed(id)} = {name}" for name, id in self.fields.items()]
+        lines += ["  " + line for node in self.nodes for line in self._lines(node)]
+        return "\n".join([*lines, f"  return {', '.join(map(self._name, self.outputs))}"])
+
+    def _lines(self, node: Node, indent: str = "") -> Iterator[str]:
+        given = list(map(self._name, node.inputs))
+        if node.roles:
+            given = [f"{role}={name}" for role, name in zip(node.roles, given, strict=True)]
+        if node.kind != FUSED:
+            given += map(_shown, node.arguments)
+        given += [f"{key}={_shown(x)}" for key, x in node.attributes.items() if x is not None]
+        outputs = ", ".join(map(self._typed, node.outputs))
+        yield f"{indent}{outputs}{' = ' * bool(outputs)}{node.kind}({', '.join(given)})"
+        for each in node.arguments if node.kind == FUSED else ():
+            yield from self._lines(each, indent + "    ")
+
+    def _name(self, id: int) -> str:
+        constant = self.constants.get(id)
+        if constant is None:
+            return f"%{id}"
+        if constant.name:
+            return constant.name
+        return f"{constant.array.item():.6g}" if constant.array.size == 1 else f"@{id}"
+
+    def _typed(self, id: int) -> str:
+        return f"%{id}:{self.values[id]}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return "(" + ",".join(map(_shown, value)) + ")"
+    return f"{value:.6g}" if isinstance(value, float) else str(value).removeprefix("mlx.core.")
