@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.api.responses.items import WireEvent
+from quire.api.responses.own_tools import HostedTool
 from quire.api.responses.schema import (
     FunctionTool,
-    HostedTool,
     Reasoning,
     ResponsesRequest,
     TextFormat,

@@ -17,7 +17,6 @@ from quire.api.responses.prompt import Translator
 from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
 from quire.api.responses.schema import (
     CountRequest,
-    HostedCallItem,
     MessageItem,
     PromptFields,
     ReferenceItem,
@@ -96,6 +95,8 @@ class _Said:
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = context.parse(request, body, ResponsesRequest)
+    if fields.context_management:
+        note_ignored(request.scope, ["context_management"])
     said = _said(context, fields, request)
     spec = replace(said.prompt, **_generation(context, fields, request))
     if fields.truncation == "auto":
@@ -231,12 +232,10 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     items = [each.read() for each in conversation]
     tools, translator = toolbox(fields, items), Translator(context.seal)
     note_ignored(request.scope, tools.left_out)
-    asked = enumerate(items[len(previous) :])
-    hosted = [f"input[{index}]" for index, item in asked if isinstance(item, HostedCallItem)]
-    note_ignored(request.scope, hosted)
     if fields.text is not None:
         note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
     messages = translator.messages(fields.instructions, items, len(new))
+    note_ignored(request.scope, translator.left_out)
     last = newest("input", items, len(new) - len(items))
     prompt = Generation(
         messages=without_unsupported_media(context.service, request.scope, messages, last),

@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from quire.api.shared.content import custom_input
+from quire.api.responses.own_tools import OWN_TOOLS
+from quire.api.shared.content import custom_input, read_arguments
 from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import TokenNames, chat_logprobs
 from quire.api.shared.seal import Seal
@@ -260,6 +261,20 @@ class SearchCallItem(CallItem):
         except ValueError:
             arguments = {}  # the call was cut off
         return {**body, "execution": "client", "arguments": arguments}
+
+
+class OwnCallItem(CallItem):
+    """A call of one of OpenAI's tools that the client runs: an action instead of arguments."""
+
+    prefix = "call"
+
+    def body(self, status: str) -> WireEvent:
+        """The call, with as much of its action as is written."""
+        own = OWN_TOOLS[self._named.kind]
+        written = read_arguments(self._joined())
+        action = {**own.given, **{key: written[key] for key in own.properties if key in written}}
+        body = {"id": self.id, "type": own.call, "status": status, "call_id": self._call_id}
+        return {**body, own.action: action}
 
 
 class CustomCallItem(CallItem):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from quire.api.responses.own_tools import HostedCallItem, OwnCallItem, OwnOutputItem
 from quire.api.responses.schema import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -15,7 +16,6 @@ from quire.api.responses.schema import (
     FilePart,
     FunctionCallItem,
     FunctionTool,
-    HostedCallItem,
     ImagePart,
     Item,
     MessageItem,
@@ -46,12 +46,15 @@ class Translator:
 
     Attributes:
         dropped: ids of reasoning items that were sealed elsewhere.
+        left_out: paths of these and of what hosted tools did, in the request's own items.
     """
 
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
         self._names: dict[str, str] = {}
+        self._calls: dict[str, str] = {}  # ids of calls by those of their items
         self.dropped: list[str] = []
+        self.left_out: list[str] = []
 
     def messages(
         self, instructions: str | None, items: Sequence[Item], new: int
@@ -69,7 +72,10 @@ class Translator:
         if instructions:
             messages.append({"role": "system", "content": instructions})
         for index, item in enumerate(items, new - len(items)):
+            named = len(self.left_out)
             message = self._message(item, f"input[{index}]")
+            if index < 0:
+                del self.left_out[named:]  # of an earlier request, which was told
             if message is not None:
                 messages.append(message)
         merged = merge(messages)
@@ -82,7 +88,7 @@ class Translator:
                 parts = _parts(content, f"{param}.content", media=role != "assistant")
                 return {"role": "system" if role == "developer" else role, "content": parts}
             case ReasoningItem():
-                reasoning = self._reasoning(item)
+                reasoning = self._reasoning(item, param)
                 if not reasoning:
                     return None
                 return {"role": "assistant", "content": "", "reasoning_content": reasoning}
@@ -94,11 +100,20 @@ class Translator:
                 return self._call(item.call_id, name, {INPUT: item.input})
             case SearchCallItem():
                 return self._call(item.call_id, SEARCH, item.arguments)
+            case OwnCallItem():
+                self._calls[item.id or ""] = item.call_id
+                return self._call(item.call_id, item.kind, item.arguments())
+            case OwnOutputItem(id=output_id):
+                call_id = item.call_id or self._calls.get(output_id or "", output_id or "")
+                return self._output(call_id, item.text(), param)
             case CallOutputItem():
                 return self._output(item.call_id, _parts(item.output, f"{param}.output"), param)
             case SearchOutputItem():
                 return self._output(item.call_id, _told(item.tools), param)
-            case AdditionalToolsItem() | HostedCallItem():
+            case HostedCallItem():
+                self.left_out.append(param)
+                return None
+            case AdditionalToolsItem():
                 return None  # tools stand with the request's own
             case _:  # references have been resolved
                 raise AssertionError(item)
@@ -120,7 +135,7 @@ class Translator:
             )
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
 
-    def _reasoning(self, item: ReasoningItem) -> str:
+    def _reasoning(self, item: ReasoningItem, param: str) -> str:
         """The text of earlier reasoning; empty if the item holds none that can be read."""
         opened = self._seal.open(item.encrypted_content) if item.encrypted_content else None
         if opened is not None:
@@ -128,6 +143,7 @@ class Translator:
         parts = item.content or item.summary or []
         if not parts and item.encrypted_content:
             self.dropped.append(item.id or "")
+            self.left_out.append(param)
         return "\n".join(part.text for part in parts)
 
 

@@ -13,10 +13,12 @@ from quire.api.responses.items import (
     FunctionCallItem,
     MessageItem,
     OpenItem,
+    OwnCallItem,
     ReasoningItem,
     SearchCallItem,
     WireEvent,
 )
+from quire.api.responses.own_tools import OWN_TOOLS
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.pieces import Merged, pieces
 from quire.api.shared.render import TokenNames
@@ -40,6 +42,7 @@ _CALLS: dict[str, type[CallItem]] = {
     "function": FunctionCallItem,
     "custom": CustomCallItem,
     "search": SearchCallItem,
+    **dict.fromkeys(OWN_TOOLS, OwnCallItem),
 }
 
 

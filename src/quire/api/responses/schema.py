@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
+from quire.api.responses.own_tools import (
+    ClientRunTool,
+    HostedCallItem,
+    HostedTool,
+    OwnCallItem,
+    OwnOutputItem,
+    tag_hosted_item,
+    tag_tool,
+)
 from quire.api.responses.tool_choice import RequestedChoice
 from quire.api.shared.content import AudioPart, FunctionName
 from quire.api.shared.formats import GuidedFields
@@ -166,20 +175,6 @@ class ReasoningItem(History):
     status: Status | None = None
 
 
-class HostedCallItem(History):
-    """What a tool of OpenAI's servers did, in a conversation that began there.
-
-    The model is not told of it: what was found stands in the answer behind it. The client is told
-    of it as of fields without effect.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["web_search_call", "image_generation_call"]
-    id: str | None = None
-    status: str | None = None
-
-
 class ReferenceItem(History):
     """An item of an earlier answer that is stored here."""
 
@@ -247,27 +242,16 @@ class SearchTool(History):
     parameters: dict[str, Any] | None = None
 
 
-class HostedTool(History):
-    """A tool that OpenAI's servers run and that Codex offers unasked.
-
-    The model is not told of it, as none is run here; the answer's `tools` leave it out, and the
-    client is told of it as of fields without effect.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["web_search", "web_search_preview", "image_generation"]
-
-
 Tool = Annotated[
     Annotated[FunctionTool, Tag("@function")]
     | Annotated[CustomTool, Tag("@custom")]
     | Annotated[NamespaceTool, Tag("@namespace")]
     | Annotated[SearchTool, Tag("@tool_search")]
-    | Annotated[HostedTool, Tag("@web_search")]
-    | Annotated[HostedTool, Tag("@web_search_preview")]
-    | Annotated[HostedTool, Tag("@image_generation")],
-    Discriminator(tag_by_type),
+    | Annotated[ClientRunTool, Tag("@local_shell")]
+    | Annotated[ClientRunTool, Tag("@shell")]
+    | Annotated[ClientRunTool, Tag("@apply_patch")]
+    | Annotated[HostedTool, Tag("@hosted")],
+    Discriminator(tag_tool),
 ]
 
 
@@ -293,7 +277,7 @@ class SearchOutputItem(History):
 
 def _tag_item(value: object) -> str | None:
     """A message may go without a type; so may a reference, which is an id alone."""
-    tag = tag_by_type(value)
+    tag = tag_hosted_item(tag_by_type(value))
     if tag is not None or not isinstance(value, dict):
         return tag
     return "@message" if "role" in value or set(value) - {"id", "type"} else "@item_reference"
@@ -309,8 +293,13 @@ Item = Annotated[
     | Annotated[SearchOutputItem, Tag("@tool_search_output")]
     | Annotated[AdditionalToolsItem, Tag("@additional_tools")]
     | Annotated[ReasoningItem, Tag("@reasoning")]
-    | Annotated[HostedCallItem, Tag("@web_search_call")]
-    | Annotated[HostedCallItem, Tag("@image_generation_call")]
+    | Annotated[OwnCallItem, Tag("@local_shell_call")]
+    | Annotated[OwnCallItem, Tag("@shell_call")]
+    | Annotated[OwnCallItem, Tag("@apply_patch_call")]
+    | Annotated[OwnOutputItem, Tag("@local_shell_call_output")]
+    | Annotated[OwnOutputItem, Tag("@shell_call_output")]
+    | Annotated[OwnOutputItem, Tag("@apply_patch_call_output")]
+    | Annotated[HostedCallItem, Tag("@hosted")]
     | Annotated[ReferenceItem, Tag("@item_reference")],
     Discriminator(_tag_item),
 ]
@@ -408,7 +397,7 @@ class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
     messages: None = Field(default=None, description="send input")
     response_format: None = Field(default=None, description="use text.format")
     prompt: None = Field(default=None, description="send instructions and input")
-    context_management: None = None
+    context_management: list[dict[str, Any]] | None = Field(default=None, description="no effect")
     moderation: None = None
     image: None = None
 

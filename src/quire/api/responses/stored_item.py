@@ -36,6 +36,9 @@ _PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "additional_tools": "at",
+    "local_shell_call": "lsh",
+    "shell_call": "sh",
+    "apply_patch_call": "apc",
     "web_search_call": "ws",
     "image_generation_call": "ig",
 }
@@ -84,7 +87,7 @@ class StoredItem:
 
 
 def _new_id(kind: str) -> str:
-    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+    return f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
 
 
 def _filled(item: Item) -> dict[str, Any]:

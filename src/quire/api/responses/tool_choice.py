@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from quire.api.responses.own_tools import OwnChoice
 from quire.api.shared.schema import Wire, tag_by_type
 
 
@@ -22,7 +23,15 @@ class AllowedChoice(Wire):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice] = Field(min_length=1)
+    tools: list[
+        Annotated[
+            Annotated[NamedChoice, Tag("@function")]
+            | Annotated[NamedChoice, Tag("@custom")]
+            | Annotated[OwnChoice, Tag("@shell")]
+            | Annotated[OwnChoice, Tag("@apply_patch")],
+            Discriminator(tag_by_type),
+        ]
+    ] = Field(min_length=1)
 
 
 def _tag_choice(value: object) -> str | None:
@@ -33,6 +42,8 @@ RequestedChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("@mode")]
     | Annotated[NamedChoice, Tag("@function")]
     | Annotated[NamedChoice, Tag("@custom")]
+    | Annotated[OwnChoice, Tag("@shell")]
+    | Annotated[OwnChoice, Tag("@apply_patch")]
     | Annotated[AllowedChoice, Tag("@allowed_tools")],
     Discriminator(_tag_choice),
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.api.responses.own_tools import OWN_TOOLS, ClientRunTool, HostedTool, OwnChoice
 from quire.api.responses.schema import (
     AdditionalToolsItem,
     CustomTool,
     FunctionTool,
-    HostedTool,
     Item,
     NamespaceTool,
     PromptFields,
@@ -56,6 +56,14 @@ def _add(
     match tool:
         case HostedTool():
             builder.leave_out(param)
+        case ClientRunTool(type=kind):
+            own = OWN_TOOLS[kind]
+            builder.add_function(
+                ClientTool(kind, kind=kind),
+                own.description,
+                own.parameters,
+                unique=param if unique else "",
+            )
         case SearchTool():
             builder.add_function(
                 ClientTool(SEARCH, kind="search"),
@@ -100,11 +108,13 @@ def _choice(choice: RequestedChoice | None) -> Choice:
     match choice:
         case AllowedChoice(mode=mode, tools=tools):
             return AllowedTools(mode, [_named(each) for each in tools])
-        case NamedChoice():
+        case NamedChoice() | OwnChoice():
             return _named(choice)
         case mode:
             return mode
 
 
-def _named(choice: NamedChoice) -> ClientTool:
+def _named(choice: NamedChoice | OwnChoice) -> ClientTool:
+    if isinstance(choice, OwnChoice):
+        return ClientTool(choice.type)
     return ClientTool(choice.name, choice.namespace)

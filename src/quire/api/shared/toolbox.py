@@ -14,13 +14,17 @@ SEARCH = "tool_search"
 """The function that stands for a search for tools."""
 
 
+OwnKind = Literal["local_shell", "shell", "apply_patch"]
+"""OpenAI's tools that the client runs; each is called by its kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientTool:
     """What the client calls a tool, and what kind of it a call is one of."""
 
     name: str
     namespace: str | None = None
-    kind: Literal["function", "custom", "search"] = "function"
+    kind: Literal["function", "custom", "search"] | OwnKind = "function"
 
     @property
     def model_name(self) -> str:
@@ -84,7 +88,7 @@ class ToolboxBuilder:
         """Adds a tool that takes arguments.
 
         Args:
-            tool: of the kind "function" or "search".
+            tool: of any kind but "custom".
             parameters: a JSON schema; None takes no arguments.
             unique: the request's field, if a name that an earlier tool has is refused.
 

@@ -1,0 +1,198 @@
+"""OpenAI's own tools: shells and patches, which a client runs, and those that nobody runs here.
+
+To the model, a tool that the client runs is a function whose arguments are the call's action.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from quire.api.shared.schema import History, Wire, tag_by_type
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
+_NUMBER: dict[str, Any] = {"type": "integer"}
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTool:
+    """What the model is told of one of OpenAI's tools, and how its calls stand in items.
+
+    Attributes:
+        call: the type of a call's item.
+        action: the item's field that holds the call's arguments.
+        given: what an action holds whatever the model wrote.
+    """
+
+    description: str
+    properties: Mapping[str, Any]
+    required: tuple[str, ...]
+    call: str
+    action: str
+    given: Mapping[str, Any]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The schema of a call's arguments."""
+        properties = dict(self.properties)
+        return {"type": "object", "properties": properties, "required": list(self.required)}
+
+
+OWN_TOOLS: Mapping[str, OwnTool] = {
+    "local_shell": OwnTool(
+        "Runs one command on the user's machine, without a shell around it.",
+        {
+            "command": {**_TEXTS, "description": "The program and its arguments."},
+            "env": {"type": "object", "additionalProperties": _TEXT},
+            "timeout_ms": _NUMBER,
+            "working_directory": _TEXT,
+        },
+        ("command",),
+        "local_shell_call",
+        "action",
+        {"type": "exec", "command": [], "env": {}},
+    ),
+    "shell": OwnTool(
+        "Runs shell commands on the user's machine, one after the other.",
+        {
+            "commands": {**_TEXTS, "description": "The command lines, in order."},
+            "timeout_ms": _NUMBER,
+            "max_output_length": {**_NUMBER, "description": "Characters of output to return."},
+        },
+        ("commands",),
+        "shell_call",
+        "action",
+        {"commands": [], "timeout_ms": None, "max_output_length": None},
+    ),
+    "apply_patch": OwnTool(
+        "Creates, updates or deletes one file of the user's workspace.",
+        {
+            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            "path": {**_TEXT, "description": "The file, from the workspace's root."},
+            "diff": {**_TEXT, "description": "The changes; none for a file to delete."},
+        },
+        ("type", "path"),
+        "apply_patch_call",
+        "operation",
+        {"type": "update_file", "path": ""},
+    ),
+}
+
+
+class ClientRunTool(History):
+    """A shell or an editor of files that the client runs; `environment` is the client's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["local_shell", "shell", "apply_patch"]
+
+
+class HostedTool(History):
+    """A tool that OpenAI's servers run and that Codex offers unasked.
+
+    The model is not told of it, as none is run here; the answer's `tools` leave it out, and the
+    client is told of it as of fields without effect.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+
+
+class OwnChoice(Wire):
+    """One of OpenAI's tools, which must be called, or in a list of allowed ones, may be."""
+
+    type: Literal["shell", "apply_patch"]
+
+
+class OwnCallItem(History):
+    """A call of a tool that the client runs; its action is what the model wrote."""
+
+    type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
+    call_id: str
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    id: str | None = None
+    status: Status | None = None
+
+    @property
+    def kind(self) -> str:
+        """The tool that was called."""
+        return next(kind for kind, tool in OWN_TOOLS.items() if tool.call == self.type)
+
+    def arguments(self) -> dict[str, Any]:
+        """What the model wrote."""
+        tool = OWN_TOOLS[self.kind]
+        said: dict[str, Any] = getattr(self, tool.action) or {}
+        return {
+            key: value
+            for key, value in said.items()
+            if key in tool.properties and value is not None
+        }
+
+
+class OwnOutputItem(History):
+    """What a tool of the client's gave back. A local shell's may name its call by `id` alone."""
+
+    type: Literal["local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
+    call_id: str | None = None
+    id: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+    max_output_length: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
+
+    def text(self) -> str:
+        """What the model reads of it."""
+        if isinstance(self.output, list):
+            return json.dumps(self.output, ensure_ascii=False)
+        if self.type != "apply_patch_call_output":
+            return self.output or ""
+        return ": ".join(each for each in (self.status or "completed", self.output) if each)
+
+
+class HostedCallItem(History):
+    """What a tool of OpenAI's servers did, in a conversation that began there.
+
+    The model is not told of it: what was found stands in the answer behind it. The client is told
+    of it as of fields without effect.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, Field(pattern=r"^[a-z_]+$")]
+    id: str | None = None
+    status: str | None = None
+
+
+_HOSTED = ("web_search", "image_generation", "code_interpreter", "file_search", "mcp", "computer")
+_HOSTED_ITEMS = frozenset(
+    {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "computer_call_output"}
+    | {"compaction", "compaction_trigger", "program", "program_output"}
+    | {f"{tool}_call" for tool in _HOSTED}
+)
+
+
+def tag_tool(value: object) -> str | None:
+    """The union tag of a tool; those that nobody runs here share one."""
+    tag = tag_by_type(value)
+    if tag is None:
+        return None
+    kind = tag[1:]
+    if kind.startswith(_HOSTED) or kind == "programmatic_tool_calling":
+        return "@hosted"
+    environment = value.get("environment") if isinstance(value, dict) else None
+    place = environment.get("type") if isinstance(environment, dict) else None
+    return "@hosted" if kind == "shell" and str(place).startswith("container") else tag
+
+
+def tag_hosted_item(tag: str | None) -> str | None:
+    """The tag of hosted tools' items for each of their kinds, any other tag as it is."""
+    return "@hosted" if tag is not None and tag[1:] in _HOSTED_ITEMS else tag
