@@ -166,6 +166,23 @@ def test_an_answer_is_free_until_its_thought_has_ended(
     feed(state, ids_of(tokenizer, '{"name": "x"'))
 
 
+@pytest.mark.parametrize(("last", "goes_on"), [(":", '{"name": "x"'), (":{", '"name": "x"')])
+def test_a_mark_of_ordinary_tokens_ends_a_thought_however_it_is_cut(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, last: str, goes_on: str
+) -> None:
+    """Text beside a mark changes its tokens: the last one may begin the answer."""
+    end = tuple(ids_of(tokenizer, "</think:"))
+    assert len(end) > 1
+    state = compiler.compile(schema_spec(SCHEMA, start_after=end))
+    apart = [each for text in "so.</think" for each in ids_of(tokenizer, text)]
+    assert apart[-len(end) + 1 :] != list(end[:-1])
+    for token in (*apart, tokenizer.token_to_id(last)):
+        assert state.pending
+        state.accept(token)
+    assert not state.pending
+    feed(state, ids_of(tokenizer, goes_on))
+
+
 def test_a_thought_may_be_opened_or_left_out(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:

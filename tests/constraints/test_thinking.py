@@ -84,3 +84,13 @@ def test_another_token_than_the_forced_one_is_an_error() -> None:
 def test_a_budget_must_be_able_to_end_a_thought() -> None:
     with pytest.raises(ValueError, match="end"):
         ThinkingState(ThinkingBudget(5, (), ()))
+
+
+def test_an_end_of_ordinary_tokens_counts_however_it_is_cut() -> None:
+    """Where only `ids` count, the budget would end a thought that has ended."""
+    texts = {7: b"</", 8: b"think", END: b">", 5: b">\n\n", 6: b".</", TEXT: b"x"}
+    wishes = [TEXT, 6, 8, 5, *[TEXT] * 9]
+    budget = ThinkingBudget(5, (), (7, 8, END))
+    spelled = ThinkingState(budget, lambda ids: b"".join(texts[each] for each in ids))
+    assert answer(spelled, wishes) == wishes
+    assert answer(ThinkingState(budget), wishes) != wishes

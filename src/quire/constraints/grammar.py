@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from quire.constraints.masks import TokenMask, mask_of
-from quire.constraints.sequence import SequenceWatcher
+from quire.constraints.sequence import SequenceWatcher, Spelling
 from quire.core.errors import RequestError
 from quire.core.request import JSON_BLANKS, NO_BEGINNING, GrammarSpec
 
@@ -93,7 +94,9 @@ class GrammarCompiler:
         if spec.lazy and spec.opener is None:
             raise ValueError("a lazy grammar needs the token that begins what it binds")
         matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
-        state = GrammarState(matcher, spec, self._vocab_size)
+        state = GrammarState(
+            matcher, spec, self._vocab_size, self._tokenizer, self.spelling(spec.start_after)
+        )
         if rest := state.begin(spec.begun, self._tokenizer):
             raise RequestError(
                 f"The answer that the last message begins cannot be gone on with so that it meets "
@@ -102,6 +105,12 @@ class GrammarCompiler:
                 code=NO_BEGINNING,
             )
         return state
+
+    def spelling(self, ids: Sequence[int]) -> Spelling | None:
+        """The bytes of tokens, if `ids` are several ordinary ones, which may be cut otherwise."""
+        if len(ids) < 2 or any(map(self._tokenizer.is_special_token, ids)):
+            return None
+        return lambda tokens: bytes(self._tokenizer.decode_bytes(list(tokens)))
 
     def _compile(self, spec: GrammarSpec, param: str) -> LLMatcher:
         text = _grammar_text(spec, param)
@@ -121,7 +130,15 @@ class GrammarState:
     binds from each `opener` to where it is met.
     """
 
-    def __init__(self, matcher: LLMatcher, spec: GrammarSpec, vocab_size: int) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        spec: GrammarSpec,
+        vocab_size: int,
+        tokenizer: LLTokenizer,
+        spelling: Spelling | None,
+    ) -> None:
+        self._tokenizer = tokenizer
         self._unused = matcher
         self._matcher = matcher.deep_copy()
         self._opener = spec.opener
@@ -130,7 +147,7 @@ class GrammarState:
         self._words = -(-vocab_size // 32)
         self._opening = spec.opened_by
         self._opened = 0  # how many ids of `_opening` have come
-        self._end = SequenceWatcher(spec.start_after)
+        self._end = SequenceWatcher(spec.start_after, spelling)
         self._free = spec.lazy or (bool(spec.start_after) and not spec.opened_by)
 
     def begin(self, text: str, tokenizer: LLTokenizer) -> str:
@@ -191,6 +208,11 @@ class GrammarState:
     def _accept_free(self, token_id: int) -> None:
         if token_id != self._opener:
             self._free = self._lazy or not self._end.push(token_id)
+            if not self._free and (begun := self._end.rest.lstrip()):
+                # The token that ended the free part begins the answer.
+                for token in self._tokenizer.tokenize_bytes(begun):
+                    self._matcher.consume_token(token)
+                self._raise_if_failed()
             return
         matcher = self._unused.deep_copy()
         if matcher.try_consume_tokens([token_id]):

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+
+Spelling = Callable[[Sequence[int]], bytes]
+"""The bytes that tokens spell."""
 
 
 class SequenceWatcher:
-    """Says after each token whether the last tokens spell `ids`. An empty sequence never shows."""
+    """Says after each token whether the sequence has come. An empty sequence never comes.
 
-    def __init__(self, ids: tuple[int, ...]) -> None:
+    Args:
+        ids: the sequence.
+        spelling: counts other tokens that spell the same, too: text beside a mark of ordinary
+            tokens changes how the mark is cut into tokens. None where only `ids` count.
+
+    Attributes:
+        rest: the bytes behind the sequence in the token that completed it.
+    """
+
+    def __init__(self, ids: tuple[int, ...], spelling: Spelling | None = None) -> None:
         self._ids = deque(ids)
         self._last: deque[int] = deque(maxlen=len(ids))
+        self._spelling = spelling
+        self._text = spelling(ids) if spelling is not None else b""
+        self._tail = b""
+        self.rest = b""
 
     def push(self, token: int) -> bool:
         """Adds a token; whether the sequence is complete with it. Overlapping matches count."""
         self._last.append(token)
-        return bool(self._ids) and self._last == self._ids
+        if not self._text or self._spelling is None:
+            return bool(self._ids) and self._last == self._ids
+        seen = self._tail + self._spelling((token,))
+        at = seen.find(self._text)
+        self._tail = seen[max(0, len(seen) - len(self._text) + 1) :]
+        self.rest = seen[at + len(self._text) :] if at >= 0 else b""
+        return at >= 0
 
     def matched(self) -> int:
         """How many ids of the sequence, from its first, the tokens so far end with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.constraints.sequence import SequenceWatcher
+from quire.constraints.sequence import SequenceWatcher, Spelling
 from quire.core.request import ThinkingBudget
 
 
@@ -13,16 +13,19 @@ class ThinkingState:
     appear as a whole, written by the model or forced. The budget is for all reasoning of an answer
     together. Neither `start_ids` nor forced tokens count.
 
+    Args:
+        spelling: see `SequenceWatcher`.
+
     Raises:
         ValueError: the budget names no `end_ids`, so that no reasoning could ever be ended.
     """
 
-    def __init__(self, budget: ThinkingBudget) -> None:
+    def __init__(self, budget: ThinkingBudget, spelling: Spelling | None = None) -> None:
         if not budget.end_ids:
             raise ValueError("a thinking budget needs the tokens that end reasoning")
         self._budget = budget
-        self._start = SequenceWatcher(budget.start_ids)
-        self._end = SequenceWatcher(budget.end_ids)
+        self._start = SequenceWatcher(budget.start_ids, spelling)
+        self._end = SequenceWatcher(budget.end_ids, spelling)
         self._thinking = not budget.start_ids
         self._left = budget.max_tokens
         self._forced: list[int] = []

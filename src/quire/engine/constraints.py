@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from quire.constraints.grammar import GrammarCompiler, GrammarState
 from quire.constraints.masks import TokenMask, mask_of
+from quire.constraints.sequence import Spelling
 from quire.constraints.thinking import ThinkingState
 from quire.constraints.token_rules import TokenRulesState
 from quire.core.errors import RequestError
-from quire.core.request import Request, TokenRules
+from quire.core.request import Request, ThinkingBudget, TokenRules
 from quire.scheduler.sequence import TokenConstraint
 
 log = logging.getLogger("quire.engine")
@@ -118,6 +120,19 @@ class ConstraintFactory:
         except Exception as error:  # whatever they raise; the model serves all other requests
             log.info("no grammar can bind this model's answers: %s", error)
 
+    @cached_property
+    def _spelling_of(self) -> Callable[[Sequence[int]], Spelling | None]:
+        """Tells how marks of ordinary tokens are spelled, if the grammar compiler can be made."""
+        try:
+            return self._compiler.spelling
+        except Exception:  # as in `open`: budgets then count by ids alone
+            return lambda ids: None
+
+    def _thinking(self, budget: ThinkingBudget) -> ThinkingState:
+        """The state of a budget, which sees marks of ordinary tokens however they are cut."""
+        several = len(budget.end_ids) > 1
+        return ThinkingState(budget, self._spelling_of(budget.end_ids) if several else None)
+
     def make(self, request: Request) -> TokenConstraint | None:
         """The constraint that a request asks for, or None.
 
@@ -129,7 +144,7 @@ class ConstraintFactory:
         if not (bound or ruled or request.min_tokens):
             return None
         grammar = self._compiler.compile(request.grammar) if request.grammar is not None else None
-        thinking = ThinkingState(request.thinking) if request.thinking is not None else None
+        thinking = self._thinking(request.thinking) if request.thinking is not None else None
         endless = self._endless
         if request.min_tokens:
             ends = (each for each in request.stop_token_ids if each < self._vocab_size)
