@@ -16,6 +16,7 @@ from quire.api.responses.own_tools import (
     HostedTool,
     OwnCallItem,
     OwnOutputItem,
+    Status,
     tag_hosted_item,
     tag_tool,
 )
@@ -37,8 +38,6 @@ from quire.api.shared.schema import (
     tag_by_type,
 )
 from quire.api.shared.thinking import Effort
-
-Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(History):
