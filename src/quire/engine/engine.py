@@ -36,7 +36,7 @@ from quire.models.loader import LoadedModel
 from quire.sampling.loops import loop_detector
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.positions import TokenPositions
-from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Proposer, SequenceParts
 
@@ -63,6 +63,7 @@ class Engine:
         config: limits and defaults.
         observe: see `Runner`.
         proposers: makes what guesses the tokens of a request, if anything does.
+        step_times: measured at warm-up; updated by every step.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Engine:
         config: EngineConfig,
         observe: Callable[[list[SampledRow], mx.array], None] | None = None,
         proposers: Callable[[Request], Proposer | None] = no_proposer,
+        step_times: MeasuredSteps | None = None,
     ) -> None:
+        self.step_times = step_times or MeasuredSteps()
         self.config = config = limited(config)
         self._loaded = loaded
         self._runner = Runner(
@@ -91,7 +94,9 @@ class Engine:
             SchedulerConfig(config.page_tokens, config.max_sequences, context, config.prefix_cache),
             self._runner.groups,
             manager,
-            PrefillBudget(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
+            PrefillBudget(
+                config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
+            ),
             self._identity,
             rows_together=self._runner.rows_together,
         )

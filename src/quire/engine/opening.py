@@ -11,7 +11,7 @@ from quire.core.messages import Progress
 from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
 from quire.engine.memory import weight_limit
-from quire.engine.warm_up import warm_up
+from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.loader import open_model
 
 log = logging.getLogger("quire.engine")
@@ -39,7 +39,7 @@ def open_engine(
     )
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
-    engine = Engine(loaded, config)
+    engine = Engine(loaded, config, step_times=measure_steps(loaded, config))
     engine.constraints.open()
     info = engine.info
     log.info(

@@ -21,12 +21,15 @@ from quire.device.device import current_device
 from quire.device.kept import Claim, Fact, kept
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel
+from quire.scheduler.prefill_budget import MeasuredSteps
 
 log = logging.getLogger("quire.engine")
 
 _NO_HURRY_MS = 1e9
 """A step's time, so that chunks double up to the most that a step reads."""
 _TOKENS = 4
+_FEW_TOKENS = (2, 8)
+"""Prompt tokens of the first steps that are measured."""
 _FIRST_PROMPT = 300
 """Tokens: more than recorded steps would read."""
 _GREEDY = SamplingParams(temperature=0.0)
@@ -56,10 +59,7 @@ def warm_up(
     begun = time.perf_counter()
     fact = _needed(loaded, config)
     again = current_device().keeps_compiled and kept().holds(fact)
-    own = replace(
-        config, step_ms=_NO_HURRY_MS, stall_factor=_NO_HURRY_MS, prefix_cache=False, disk=None
-    )
-    engine = Engine(loaded, own)
+    engine = _own_engine(loaded, config)
     vocabulary, context = loaded.model.vocab_size, engine.info.context_length
     rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
     for number, each in enumerate(rounds):
@@ -73,6 +73,36 @@ def warm_up(
     del engine
     mx.clear_cache()
     log.info("kernels are ready after %.1f s", time.perf_counter() - begun)
+
+
+def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
+    """Measure steps that read 2, 8, 32, 64, 128, ... prompt tokens, up to one of `step_ms`.
+
+    Each is run twice alone and twice beside a stream, and the quicker run counts. So the first
+    burst of requests after a start is read like any other.
+    """
+    engine = _own_engine(loaded, config)
+    vocabulary = loaded.model.vocab_size
+    most = min(engine.config.max_step_tokens, engine.info.context_length - _TOKENS)
+    sizes = [*_FEW_TOKENS, *(32 << n for n in range(most.bit_length()))]
+    for rows in (size for size in sizes if size <= most):
+        prompt = replace(_request("prompt", rows, vocabulary, _GREEDY), max_tokens=2)
+        stream = _request("stream", 1, vocabulary, _GREEDY)
+        for served in 2 * [_Round([prompt]), _Round([stream], late=prompt)]:
+            _serve(engine, served)
+        seconds = engine.step_times.reading.seconds(rows) or 0.0
+        if seconds > config.step_ms / 1e3 and rows > min(_FEW_TOKENS):
+            break
+    mx.clear_cache()
+    return engine.step_times
+
+
+def _own_engine(loaded: LoadedModel, config: EngineConfig) -> Engine:
+    """Open an engine that reads as much in a step as it may."""
+    own = replace(
+        config, step_ms=_NO_HURRY_MS, stall_factor=_NO_HURRY_MS, prefix_cache=False, disk=None
+    )
+    return Engine(loaded, own)
 
 
 def _serve(engine: Engine, served: _Round) -> None:

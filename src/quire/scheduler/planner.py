@@ -216,7 +216,7 @@ class Planner:
         """
         remaining = [self._readable(sequence) for sequence in prompts]
         room = self._prefill_budget.room(generating)
-        budget = self._prefill_budget.recorded(budget, generating, sum(remaining), most_recorded)
+        budget = self._prefill_budget.graphed(budget, generating, sum(remaining), most_recorded)
         if generating + budget <= most_recorded:
             room = min(room, most_recorded - generating)
             if any(sequence.format.has_tail for sequence in prompts):

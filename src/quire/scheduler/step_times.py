@@ -1,0 +1,80 @@
+"""Step times by number of rows: measured at warm-up, and updated by every step that runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+
+_REMEMBERED = 4
+"""Steps of each range of rows that count."""
+_GROWTH = 2
+"""Times the most rows that were seen, at most: times are known for steps like those seen."""
+
+
+class StepTimes:
+    """A table of seconds by rows of a step.
+
+    The ranges of rows are 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and so on. A range has one point: the
+    mean rows of its last four steps, and these times the least that a row took in any of them. Now
+    and then something slows a step down, such as a kernel that is loaded; nothing speeds one up.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, deque[tuple[int, float]]] = {}
+        """Rows and seconds of the last steps, by the upper end of their range."""
+        self._points: list[tuple[float, float]] = []
+        """Rows and seconds of the ranges that were seen; both ascend."""
+
+    @property
+    def largest(self) -> int:
+        """The most rows of a point; 0 if no step was seen."""
+        return int(self._points[-1][0]) if self._points else 0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Enter the time of a step."""
+        self._steps.setdefault(_range(rows), deque(maxlen=_REMEMBERED)).append((rows, seconds))
+        points: list[tuple[float, float]] = []
+        most = float("inf")  # fewer rows never take longer
+        for end in sorted(self._steps, reverse=True):
+            steps = self._steps[end]
+            mean = sum(rows for rows, _ in steps) / len(steps)
+            most = min(most, mean * min(seconds / rows for rows, seconds in steps))
+            points.append((mean, most))
+        self._points = points[::-1]
+
+    def seconds(self, rows: int) -> float | None:
+        """Return the time of a step of `rows` rows; None before any step was seen.
+
+        Times between two points, and below the first, lie on a line through two points. Above the
+        last they grow with the rows. With a single point, fewer rows take as long.
+        """
+        if not self._points:
+            return None
+        last, last_s = self._points[-1]
+        if rows >= last or len(self._points) == 1:
+            return last_s * max(1.0, rows / last)
+        between = (pair for pair in pairwise(self._points) if rows < pair[1][0])
+        (low, low_s), (high, high_s) = next(between)
+        line = low_s + (high_s - low_s) * (rows - low) / (high - low)
+        return max(line, low_s * min(1.0, rows / low))
+
+    def known_seconds(self, rows: int) -> float | None:
+        """Return the time of a step of `rows` rows; None if only much smaller steps were seen."""
+        return self.seconds(rows) if rows <= _GROWTH * self.largest else None
+
+    def rows_within(self, seconds: float) -> int:
+        """Return the most rows whose step takes at most `seconds`; 0 if none does."""
+        low, high = 0, self.largest * _GROWTH
+        while low < high:
+            middle = (low + high + 1) // 2
+            if (self.seconds(middle) or 0.0) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _range(rows: int) -> int:
+    """Return the upper end of the range of rows that a number lies in."""
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power

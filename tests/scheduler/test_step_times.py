@@ -1,0 +1,64 @@
+"""The table of step times."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.scheduler.step_times import StepTimes
+
+
+def measured(*steps: tuple[int, float]) -> StepTimes:
+    times = StepTimes()
+    for rows, seconds in steps:
+        times.observe(rows, seconds)
+    return times
+
+
+def test_nothing_is_known_before_a_step_ran() -> None:
+    times = StepTimes()
+    assert (times.largest, times.seconds(8), times.rows_within(1.0)) == (0, None, 0)
+
+
+@pytest.mark.parametrize("fixed_s", [0.0, 1e-3, 30e-3])
+def test_times_lie_on_lines_between_the_sizes_that_ran(fixed_s: float) -> None:
+    times = measured(*((n, fixed_s + n * 1e-4) for n in (8, 32, 64, 128, 256, 512)))
+    for rows in (1, 8, 20, 100, 400, 512):
+        assert times.seconds(rows) == pytest.approx(fixed_s + rows * 1e-4)
+    assert times.rows_within(fixed_s + 0.03) == pytest.approx(300, abs=1)
+    assert times.seconds(1024) == pytest.approx(2 * (fixed_s + 512e-4))
+    assert times.rows_within(1e9) == 1024
+
+
+def test_with_one_size_fewer_rows_take_as_long() -> None:
+    times = measured((64, 0.05))
+    assert times.seconds(1) == 0.05
+    assert times.seconds(128) == 0.1
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+def test_slow_steps_do_not_count_beside_a_usual_one(slow: int) -> None:
+    times = measured((8, 0.03), (64, 0.04))
+    for number in range(4):
+        times.observe(100, 5.0 if number < slow else 0.05)
+    assert times.seconds(100) == pytest.approx(0.05)
+    assert times.seconds(64) == pytest.approx(0.04)
+
+
+def test_fewer_rows_never_take_longer() -> None:
+    times = measured((32, 5.0), (64, 0.04))
+    assert times.seconds(32) == pytest.approx(0.04)
+
+
+def test_a_machine_that_has_become_slower_is_believed_after_four_steps() -> None:
+    times = measured((64, 0.04))
+    for _ in range(3):
+        times.observe(64, 0.4)
+    assert times.seconds(64) == pytest.approx(0.04)
+    times.observe(64, 0.4)
+    assert times.seconds(64) == pytest.approx(0.4)
+
+
+def test_times_of_much_larger_steps_are_not_known() -> None:
+    times = measured((64, 0.04))
+    assert times.known_seconds(128) == pytest.approx(0.08)
+    assert times.known_seconds(129) is None
