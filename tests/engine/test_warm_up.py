@@ -12,7 +12,7 @@ from quire.device.device import current_device
 from quire.device.kept import Kept
 from quire.engine import warm_up as module
 from quire.engine.engine import Engine
-from quire.engine.warm_up import warm_up
+from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.scheduler import Scheduler
@@ -74,3 +74,19 @@ def test_where_all_is_compiled_a_start_runs_a_first_request_alone(
         warm_up(loaded, own)
         sizes.append(max(len(plan.sequences) for plan in plans))
     assert sizes == [2, 1, 4]
+
+
+def test_steps_are_measured_up_to_the_time_aimed_at(
+    loaded: LoadedModel, plans: list[StepPlan]
+) -> None:
+    config = EngineConfig("", kv_memory=64 << 20, max_sequences=2, max_step_tokens=70)
+    times = measure_steps(loaded, replace(config, step_ms=1e6))
+    assert [table.largest for table in (times.reading, times.reading_beside)] == [64, 64]
+    assert times.generating.largest >= 1
+    alone = [plan.prompt_rows for plan in plans if plan.prompt_rows > 1 and not plan.decode_rows]
+    assert {rows: alone.count(rows) >= 2 for rows in alone} == dict.fromkeys((2, 8, 32, 64), True)
+    beside = [plan.prompt_rows for plan in plans if plan.prompt_rows and plan.decode_rows]
+    assert {2, 8, 32, 64} <= set(beside)
+    plans.clear()
+    measure_steps(loaded, replace(config, step_ms=1e-6))
+    assert max(plan.prompt_rows for plan in plans) == 2

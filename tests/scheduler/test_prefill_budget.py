@@ -49,7 +49,7 @@ class Machine:
             budget.observe(1, 0, 0, self.seconds(1, 0))
             budget.observe(0, 1, rows, self.seconds(0, rows))
             budget.observe(1, 1, rows, self.seconds(1, rows))
-            if rows > 2 and (budget.times.reading.seconds(rows) or 0) > AIM_S:
+            if self.seconds(0, rows) > AIM_S:
                 break
         return budget.times
 
