@@ -24,7 +24,7 @@ import gguf
 import numpy as np
 from cpu_models import SHAPES, write_gguf, write_mlx
 from cpu_work import Rates, Work
-from kv_formats import FORMATS, compared
+from kv_formats import FORMATS, compared, steps_of_each
 
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
@@ -158,7 +158,9 @@ def main() -> None:
     parser.add_argument("--openblas-shape", default="225M", help="the others take it too long")
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--format-rounds", type=int, default=24, help="steps of each KV format")
+    parser.add_argument(
+        "--format-rounds", type=steps_of_each, default=24, help="steps of each KV format"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results" / "cpu.json")
     args = parser.parse_args()
     memory = read_speed()
