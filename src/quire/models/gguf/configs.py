@@ -192,6 +192,44 @@ def exaone4(gguf: GGUF) -> Config:
     return {"model_type": "exaone4"} | layer_types(gguf, 4)
 
 
+def exaone_moe(gguf: GGUF) -> Config:
+    mixture = routed(gguf)
+    shared = {"num_shared_experts": mixture["n_shared_experts"]}
+    count = {"num_experts": mixture["n_routed_experts"]}
+    return mixture | shared | count | {"model_type": "exaone_moe"} | layer_types(gguf, 4)
+
+
+def afmoe(gguf: GGUF) -> Config:
+    mixture = routed(gguf)
+    more = {
+        "model_type": "afmoe",
+        "num_experts": mixture["n_routed_experts"],
+        "num_shared_experts": mixture["n_shared_experts"],
+        "num_dense_layers": mixture["first_k_dense_replace"],
+        "route_norm": bool(mixture["norm_topk_prob"]),
+        "route_scale": mixture["routed_scaling_factor"],
+        "mup_enabled": True,
+    }
+    return experts(gguf) | more | layer_types(gguf, 4)
+
+
+def cohere2_moe(gguf: GGUF) -> Config:
+    mixture = routed(gguf)
+    more = {
+        "model_type": "cohere2_moe",
+        "num_experts": mixture["n_routed_experts"],
+        "num_shared_experts": mixture["n_shared_experts"],
+        "intermediate_size": mixture["moe_intermediate_size"],
+        "prefix_dense_intermediate_size": max(all_of(gguf, "feed_forward_length")),
+        "expert_selection_fn": "softmax" if gguf.get("expert_gating_func") == 1 else "sigmoid",
+        "rms_norm_eps": gguf.get("attention.layer_norm_rms_epsilon"),
+        "logit_scale": gguf.need("logit_scale"),
+    }
+    kept = {key: mixture[key] for key in ("first_k_dense_replace", "num_experts_per_tok")}
+    flag = {"norm_topk_prob": bool(mixture["norm_topk_prob"])}
+    return kept | flag | more | layer_types(gguf, 4)
+
+
 def ernie(gguf: GGUF) -> Config:
     return {"model_type": "ernie4_5", "use_bias": has(gguf, "attn_q.bias")}
 

@@ -100,6 +100,22 @@ def _own_mamba2(gguf: GGUF) -> Config:
     }
 
 
+def mamba(gguf: GGUF) -> Config:
+    """Mamba's first state spaces, or Falcon Mamba's, which normalise steps and vectors."""
+    eps = gguf.need("attention.layer_norm_rms_epsilon")
+    return {
+        "model_type": "falcon_mamba" if gguf.get("ssm.dt_b_c_rms") else "mamba",
+        "intermediate_size": gguf.need("ssm.inner_size"),
+        "state_size": gguf.need("ssm.state_size"),
+        "time_step_rank": gguf.need("ssm.time_step_rank"),
+        "conv_kernel": gguf.need("ssm.conv_kernel"),
+        "use_conv_bias": has(gguf, "ssm_conv1d.bias"),
+        "use_bias": has(gguf, "ssm_in.bias"),
+        "layer_norm_epsilon": eps,
+        "mixer_rms_eps": eps,
+    }
+
+
 def mamba2(gguf: GGUF) -> Config:
     heads, inner = gguf.need("ssm.time_step_rank"), gguf.need("ssm.inner_size")
     return _own_mamba2(gguf) | {
