@@ -40,6 +40,7 @@ GGUF: dict[str, str] = {
     "hunyuan_v1_moe": "hunyuan-moe",
     "jamba": "jamba",
     "kimi_k2": "deepseek2",
+    "kimi_linear": "kimi-linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "llama": "llama",

@@ -48,6 +48,7 @@ _ARCHITECTURES = {
     "cohere2_moe": "cohere2moe",
     "exaone_moe": "exaone-moe",
     "falcon_mamba": "mamba",
+    "kimi_linear": "kimi-linear",
 }
 _NAMED_AS = {"cohere2moe": "exaone-moe"}
 """Architectures that the package does not know, and one with the same names of tensors."""
@@ -190,6 +191,8 @@ def _as_converted(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> 
     ready = {}
     if gguf_state_spaces.has_states(config):
         weights = gguf_state_spaces.converted(config, weights)
+    if kind == "kimi-linear":
+        weights = gguf_state_spaces.delta_rules(weights)
     for name, array in _separated(config, weights).items():
         there = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert there is not None, name

@@ -132,3 +132,17 @@ def _shaped(config: Config, name: str, array: Numbers) -> Numbers:
     if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
         return array.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
     return array
+
+
+def delta_rules(weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Kimi Linear's: a convolution each of queries, keys and values; decays as they are."""
+    ready: dict[str, Numbers] = {}
+    for name, array in weights.items():
+        name = name.replace(".forget_gate.", ".")
+        if name.endswith(".self_attn.conv1d.weight"):
+            for part, each in zip("qkv", np.split(array, 3), strict=True):
+                shaped = each.reshape(1, len(each), 1, -1)
+                ready[name.replace("conv1d", f"{part}_conv1d")] = np.ascontiguousarray(shaped)
+        else:
+            ready[name] = -np.exp(array) if name.endswith(".A_log") else array
+    return ready

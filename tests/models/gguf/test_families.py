@@ -83,6 +83,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"mixer_rms_eps": 1e-5, "layer_norm_epsilon": 1e-5},
         {"context_length": 1 << 20, "ssm.dt_b_c_rms": True},
     ),
+    "kimi_linear": (
+        {},
+        {
+            "context_length": 512,
+            "attention.head_count_kv": [0, 0, 1, 0],
+            "ssm.conv_kernel": 3,
+            "kda.head_dim": 16,
+        }
+        | {"attention.key_length": 40, "attention.key_length_mla": 24}
+        | {"attention.value_length_mla": 24, "expert_shared_count": 2, "expert_used_count": 2}
+        | {"expert_gating_func": 2},
+    ),
     "jamba": ({}, {}),
     "afmoe": (
         {},

@@ -164,6 +164,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "hunyuan-dense": Architecture(configs.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(configs.hunyuan_moe),
     "jamba": Architecture(hybrids.jamba, names=hybrids.MAMBA, change=changes.delta_net),
+    "kimi-linear": Architecture(
+        hybrids.kimi_linear, names=hybrids.KIMI_LINEAR, change=changes.channel_delta
+    ),
     "lfm2": Architecture(configs.lfm2, change=changes.channels_last),
     "lfm2moe": Architecture(configs.lfm2, change=changes.channels_last),
     "llama": Architecture(configs.llama, change=_HALVES),
@@ -208,7 +211,6 @@ REFUSED: Mapping[str, str] = {
     "clip": "this is an encoder of images or sound (mmproj); name the model's own file, which is "
     "served without it",
     "glm-dsa": "its indexer's tensors are not read; use the safetensors",
-    "kimi-linear": "its tensors are not read; use the safetensors",
     "gemma3n": "its tensors are not read; use the safetensors",
     "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
     "minicpm3": "its tensors are not read; use the safetensors",

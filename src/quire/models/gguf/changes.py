@@ -73,6 +73,13 @@ def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
     return channels_last(name, array, config)
 
 
+def channel_delta(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Kimi's delta rules: convolutions `[1, channels, 1, kernel]`, rates on several axes."""
+    if ".self_attn." in name and name.endswith("_conv1d.weight"):
+        return array.reshape(-1, array.shape[-1], 1)
+    return delta_net(name, array.flatten() if name.endswith(".A_log") else array, config)
+
+
 def state_space(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
     """Mamba 2: one number a head, norms of groups in one row."""
     if name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):

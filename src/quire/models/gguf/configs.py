@@ -269,18 +269,25 @@ def minimax_m2(gguf: GGUF) -> Config:
     }
 
 
-def deepseek2(gguf: GGUF) -> Config:
-    sigmoid = gguf.get("expert_gating_func") == 2 or has(gguf, "exp_probs_b.bias")
+def latent(gguf: GGUF) -> Config:
+    """Latent attention, whose heads the file may count as one that is as wide as the latents."""
     rotated = gguf.need("rope.dimension_count")
-    more = {
-        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+    wide, values = (
+        gguf.get(f"attention.{part}_length_mla") or gguf.need(f"attention.{part}_length")
+        for part in ("key", "value")
+    )
+    return {
         "q_lora_rank": gguf.get("attention.q_lora_rank"),
         "kv_lora_rank": gguf.need("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": gguf.get("attention.key_length_mla", gguf.need("attention.key_length"))
-        - rotated,
-        "v_head_dim": gguf.get("attention.value_length_mla", gguf.need("attention.value_length")),
+        "qk_nope_head_dim": wide - rotated,
+        "v_head_dim": values,
     }
+
+
+def deepseek2(gguf: GGUF) -> Config:
+    sigmoid = gguf.get("expert_gating_func") == 2 or has(gguf, "exp_probs_b.bias")
+    more = {"model_type": "deepseek_v3" if sigmoid else "deepseek_v2"} | latent(gguf)
     mixture = routed(gguf)
     if not sigmoid and mixture["n_group"] > 1:
         more["topk_method"] = "group_limited_greedy"
