@@ -14,7 +14,8 @@ from quire.core.info import ModelInfo
 from quire.core.messages import Progress
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Lease, Loaded, Models, OnProgress
+from quire.serving.model import Lease, Loaded
+from quire.serving.models import Models, OnProgress
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.waiting import HANG_S

@@ -29,7 +29,8 @@ from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.job_messages import JobLimits
 from quire.serving.jobs import Jobs
-from quire.serving.models import Loaded, Models, OnProgress, Opener
+from quire.serving.model import Loaded
+from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait, to_the_end
 
 log = logging.getLogger("quire.server")
