@@ -189,11 +189,11 @@ def _job_limits(config: ServerConfig) -> JobLimits:
     return replace(limits, memory=limits.memory + working)
 
 
-async def _stop_when_broken(models: Models, server: uvicorn.Server) -> None:
+async def _stop_when_broken(models: Models, server: StoppingServer) -> None:
     """A lone engine that cannot go on ends the server, after /health had a moment to say so."""
     await models.broken.wait()
     await asyncio.sleep(_LAST_WORD_S)
-    server.should_exit = True
+    server.stop_now()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -179,6 +179,7 @@ class Request:
         kv_format: how this sequence's cache is stored; None is the server's default.
         stop_on_loop: repeats of a cycle that end the answer; 0 is never, None the server's.
         rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
+        caller: the API key that asks, as a word; keys take turns.
         cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
@@ -196,6 +197,7 @@ class Request:
     thinking: ThinkingBudget | None = None
     stop_on_loop: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
+    caller: str = ""
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None
