@@ -22,8 +22,8 @@ SIZE = 2_000_000
 _SCRIPT = """
 const node = () => ({ querySelector: () => null, append(...all) { this.all = all; }, setAttribute() {}, addEventListener() {},
   remove() {}, childNodes: [], classList: { add() {} } });
-globalThis.document = { createElement: node, createElementNS: node, querySelector: () => null,
-  createTextNode: (text) => ({ text }) };
+globalThis.document = { createElement: node, createElementNS: node,
+  querySelector: () => null, createTextNode: (text) => ({ text }) };
 const { Markdown, inline } = await import(process.argv[2]);
 const [before, repeated, after] = JSON.parse(process.argv[3]);
 const text = before + repeated.repeat(Math.ceil(Number(process.argv[4]) / repeated.length)) + after;
