@@ -20,8 +20,8 @@ MARKDOWN = Path(quire.api.page.__file__).parent / "static" / "markdown.js"
 SIZE = 2_000_000
 
 _SCRIPT = """
-const node = () => ({ querySelector: () => null, append(...all) { this.all = all; }, setAttribute() {}, addEventListener() {},
-  remove() {}, childNodes: [], classList: { add() {} } });
+const node = () => ({ querySelector: () => null, append(...all) { this.all = all; },
+  setAttribute() {}, addEventListener() {}, remove() {}, childNodes: [], classList: { add() {} } });
 globalThis.document = { createElement: node, createElementNS: node,
   querySelector: () => null, createTextNode: (text) => ({ text }) };
 const { Markdown, inline } = await import(process.argv[2]);
