@@ -1,6 +1,6 @@
-"""Quire's engine on a CPU beside llama.cpp and beside itself with OpenBLAS, one thread each.
+"""Quire's engine on a CPU beside llama.cpp and beside itself with OpenBLAS, on all cores each.
 
-    python benchmarks/cpu.py --peers-python PEERS/bin/python [--rounds 3] [--out FILE]
+    python benchmarks/cpu.py --peers-python PEERS/bin/python [--threads N] [--rounds 3] [--out FILE]
 
 PEERS is an environment with llama-cpp-python; this one needs the package `gguf`. Contenders take
 turns, a process each, so that other work on the machine slows all of them alike. Tokens a second
@@ -24,9 +24,10 @@ import gguf
 import numpy as np
 from cpu_models import SHAPES, write_gguf, write_mlx
 from cpu_work import Rates, Work
-from kv_formats import FORMATS, compared, steps_of_each
+from kv_formats import FORMATS, compared
 
 from quire.demo import MODEL_DIR
+from quire.device.cpu.cores import usable_cores
 from quire.device.device import open_device
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ class Contender:
         result = subprocess.run(
             [self.python, str(HERE / self.script)],
             input=json.dumps(asdict(self.work)),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": str(self.work.threads)},
             capture_output=True,
             text=True,
             check=False,
@@ -73,7 +74,7 @@ def _medians(runs: Sequence[Rates]) -> Rates:
         return {what: statistics.median(rates[what] for rates in each) for what in each[0]}
 
     wall, cpu = median(run.wall for run in runs), median(run.cpu for run in runs)
-    return Rates(wall, cpu, runs[0].weight_bytes)
+    return Rates(wall, cpu, runs[0].weight_bytes, runs[0].computes)
 
 
 def read_speed() -> float:
@@ -106,46 +107,53 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
     """The rates of Quire and llama.cpp on one shape."""
     make_models(args.models, shape)
 
+    def work(model: str, blas: str = "auto") -> Work:
+        path = str(args.models / model)
+        return Work(path, args.prompt, args.streams, tokens, args.threads, blas, args.kernels)
+
     def quire(name: str, blas: str) -> Contender:
-        work = Work(str(args.models / shape), 256, (1, 8), tokens, blas)
-        return Contender(name, sys.executable, "cpu_quire.py", work)
+        return Contender(name, sys.executable, "cpu_quire.py", work(shape, blas))
 
     contenders = [quire("quire", "auto")]
     if shape == args.openblas_shape:
         contenders.append(quire("quire, OpenBLAS", "openblas"))
     for kind in KINDS:
-        work = Work(str(args.models / f"{shape}-{kind}.gguf"), 256, (1, 8), tokens)
-        contender = Contender(f"llama.cpp {kind}", args.peers_python, "cpu_llama.py", work)
-        contenders.append(contender)
+        file = work(f"{shape}-{kind}.gguf")
+        contenders.append(Contender(f"llama.cpp {kind}", args.peers_python, "cpu_llama.py", file))
     return in_rounds(contenders, args.rounds)
 
 
-def embedded(rounds: int) -> dict[str, Rates]:
+def embedded(args: argparse.Namespace) -> dict[str, Rates]:
     """The embedded model with the kernels and with OpenBLAS."""
     contenders = [
         Contender(
             name,
             sys.executable,
             "cpu_quire.py",
-            Work(str(MODEL_DIR), 1024, (1, 8, 32), 64, blas),
+            Work(str(MODEL_DIR), 1024, (1, 8, 32), 64, args.threads, blas, args.kernels),
         )
         for name, blas in (("quire", "auto"), ("quire, OpenBLAS", "openblas"))
     ]
-    return in_rounds(contenders, rounds)
+    return in_rounds(contenders, args.rounds)
 
 
 def table(title: str, rates: dict[str, Rates], columns: dict[str, str], memory: float) -> str:
     """Tokens/s of processor time / by the clock, and the first contender's ratios to the others."""
-    lines = [f"### {title}", "", "|  | " + " | ".join(columns.values()) + " | read |"]
-    lines.append("| --- |" + " ---: |" * (len(columns) + 1))
+    heads = ("", "computes with", *columns.values(), "read")
+    lines = [f"### {title}", "", f"| {' | '.join(heads)} |"]
+    lines.append("| --- | --- |" + " ---: |" * (len(columns) + 1))
     for name, each in rates.items():
         cells = [f"{each.cpu[what]:,.1f} / {each.wall[what]:,.1f}" for what in columns]
-        share = each.cpu["1"] * each.weight_bytes / memory
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {share:.0%} |")
+        read = f"{each.cpu['1'] * each.weight_bytes / memory:.0%}" if "1" in each.cpu else ""
+        lines.append(f"| {' | '.join([name, each.computes, *cells, read])} |")
     first, *others = rates.items()
     for name, each in others:
-        cells = [f"{first[1].cpu[what] / each.cpu[what]:.2f}" for what in columns]
-        lines.append(f"| {first[0]} / {name} | " + " | ".join(cells) + " | |")
+        cells = [
+            f"{first[1].cpu[what] / each.cpu[what]:.2f} / "
+            f"{first[1].wall[what] / each.wall[what]:.2f}"
+            for what in columns
+        ]
+        lines.append(f"| {' | '.join([f'{first[0]} / {name}', '', *cells])} | |")
     return "\n".join(lines) + "\n"
 
 
@@ -156,22 +164,25 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("/tmp/quire-cpu-models"))
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--openblas-shape", default="225M", help="the others take it too long")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--threads", type=int, default=usable_cores().count, help="of each")
+    parser.add_argument("--kernels", default="auto", help="the instruction set of Quire's kernels")
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--format-rounds", type=steps_of_each, default=24, help="steps of each KV format"
-    )
+    parser.add_argument("--format-rounds", type=int, default=24, help="steps of each KV format")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "cpu.json")
     args = parser.parse_args()
     memory = read_speed()
     print(f"One thread reads {memory / 1e9:.1f} GB/s. Tokens/s of processor time / by the clock.\n")
     results: dict[str, object] = {"read_bytes_s": memory}
-    columns = {"prompt": "prompt of 256", "1": "1 stream", "8": "8 streams"}
+    streams = {str(n): f"{n} stream{'s' * (n > 1)}" for n in args.streams}
+    columns = {"prompt": f"prompt of {args.prompt:,}", **streams}
     for shape in args.shapes:
         rates = beside_llama(args, shape, args.tokens)
         results[shape] = {name: vars(each) for name, each in rates.items()}
         print(table(shape, rates, columns, memory), flush=True)
-    rates = embedded(args.rounds)
+    rates = embedded(args)
     results["embedded"] = {name: vars(each) for name, each in rates.items()}
     columns = {"prompt": "prompt of 1,024", **{n: f"{n} streams" for n in ("1", "8", "32")}}
     print(table("embedded", rates, columns, memory), flush=True)

@@ -1,4 +1,4 @@
-"""llama.cpp by llama-cpp-python's bindings of its C functions, for `cpu.py`; one thread, greedy."""
+"""llama.cpp by llama-cpp-python's bindings of its C functions, for `cpu.py`; greedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpu_work import SHORT, Rates, Work, main
 class Model:
     """A model with room for the streams."""
 
-    def __init__(self, path: str, streams: int, context: int) -> None:
+    def __init__(self, path: str, streams: int, context: int, threads: int) -> None:
         llama_cpp.llama_log_set(_SILENT, None)
         llama_cpp.llama_backend_init()
         options = llama_cpp.llama_model_default_params()
@@ -24,7 +24,8 @@ class Model:
             raise SystemExit(f"llama.cpp does not open {path}")
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
-        settings.n_seq_max, settings.n_threads, settings.n_threads_batch = streams, 1, 1
+        settings.n_seq_max = streams
+        settings.n_threads, settings.n_threads_batch = threads, threads
         self._context = llama_cpp.llama_init_from_model(self._model, settings)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab = llama_cpp.llama_vocab_n_tokens(vocab)
@@ -56,6 +57,13 @@ class Model:
         return self.decode(rows)[0]
 
 
+def instructions() -> str:
+    """What llama.cpp was built for and finds here: "AVX2 FMA F16C", for instance."""
+    info = llama_cpp.llama_print_system_info().decode()
+    found = [part.split("=")[0].split()[-1] for part in info.split("|") if "= 1" in part]
+    return " ".join(name for name in found if name not in ("LLAMAFILE", "OPENMP", "REPACK"))
+
+
 @llama_cpp.llama_log_callback
 def _SILENT(level: int, text: bytes, user: ctypes.c_void_p) -> None:
     pass
@@ -63,10 +71,13 @@ def _SILENT(level: int, text: bytes, user: ctypes.c_void_p) -> None:
 
 def measure(work: Work) -> Rates:
     """See `cpu_work.Work`."""
-    rates = Rates(weight_bytes=Path(work.model).stat().st_size)
+    rates = Rates(
+        weight_bytes=Path(work.model).stat().st_size,
+        computes=f"{instructions()}, {work.threads} threads",
+    )
     most = max(work.streams)
     # A sequence gets an equal part of the context.
-    model = Model(work.model, most, most * max(512, work.prompt + 256))
+    model = Model(work.model, most, most * max(512, work.prompt + 256), work.threads)
     model.read(SHORT, 0)
     model.forget()
     if work.prompt:

@@ -25,11 +25,13 @@ def finish(engine: Engine) -> None:
 
 def measure(work: Work) -> Rates:
     """See `cpu_work.Work`."""
-    open_device(work.blas)
+    device = open_device(work.blas, work.kernels, work.threads)
     loaded = open_model(work.model)
     config = EngineConfig(work.model, kv_memory=1 << 30, prefix_cache=False, blas=work.blas)
     engine = Engine(loaded, config)
-    rates = Rates(weight_bytes=loaded.parameter_bytes)
+    rates = Rates(weight_bytes=loaded.parameter_bytes, computes=work.blas)
+    if (kernels := device.kernels) is not None:
+        rates.computes = f"{kernels.instructions}, {kernels.threads} threads"
     add(engine, 0, SHORT, 2)
     finish(engine)
     if work.prompt:

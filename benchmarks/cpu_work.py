@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,14 +21,17 @@ class Work:
         prompt: tokens of the prompt whose reading is timed; 0 is none.
         streams: how many generate at once, each in turn.
         tokens: that each stream generates, apart from the first.
-        blas: Quire's.
+        threads: that compute; 0 is the contender's own choice.
+        blas, kernels: Quire's.
     """
 
     model: str
     prompt: int
-    streams: tuple[int, ...]
+    streams: Sequence[int]
     tokens: int
+    threads: int = 0
     blas: str = "auto"
+    kernels: str = "auto"
 
 
 SHORT = 16
@@ -37,11 +40,16 @@ SHORT = 16
 
 @dataclass
 class Rates:
-    """Tokens a second, by the clock and of processor time, by "prompt" or number of streams."""
+    """Tokens a second, by the clock and of processor time, by "prompt" or number of streams.
+
+    Attributes:
+        computes: the instruction set and the number of threads, as the contender names them.
+    """
 
     wall: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
     weight_bytes: int = 0
+    computes: str = ""
 
     @contextmanager
     def timed(self, what: str, tokens: int) -> Iterator[None]:
@@ -55,5 +63,5 @@ class Rates:
 def main(measure: Callable[[Work], Rates]) -> None:
     """Reads the work, measures, prints the rates as its last line."""
     raw = json.loads(sys.stdin.read())
-    rates = measure(Work(**{**raw, "streams": tuple(raw["streams"])}))
+    rates = measure(Work(**raw))
     print(json.dumps(vars(rates)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from quire.attention.reference import ReferenceBackend
 from quire.cli import main
 from quire.demo import MODEL_DIR, NAME
 from quire.device.cpu import kernels
+from quire.device.cpu.cores import Cores
 from quire.device.device import CPU, current_device
 from quire.device.gpu_kernels import Kernel
 from tests.support.gguf_files import write_gguf
@@ -68,6 +70,29 @@ def test_why_there_are_no_kernels(
         assert "were not built" in doctor(capsys)[1]["kernels"]
     else:
         assert "this is 0.0.0" in doctor(capsys)[1]["kernels"]
+
+
+@pytest.mark.skipif(not isinstance(current_device(), CPU), reason="the CPU's kernels")
+def test_instructions_and_threads_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels.TARGET.exists():
+        pytest.skip("no kernels were built")
+    try:
+        set_here = doctor(capsys, "--threads", "1", "--kernels", "native")[1]["kernels"]
+        assert set_here.endswith("1 thread (as set)")
+        monkeypatch.setattr(kernels, "usable_cores", lambda: Cores(3, "all cores"))
+        assert doctor(capsys)[1]["kernels"].endswith("3 threads (all cores)")
+        monkeypatch.setenv("QUIRE_KERNELS", "neon" if platform.machine() == "x86_64" else "avx2")
+        status, found = doctor(capsys)
+        assert status == 1
+        assert "no neon; it has" in found["kernels"] or "no avx2; it has" in found["kernels"]
+        monkeypatch.setenv("QUIRE_KERNELS", "off")
+        assert "switched off" in doctor(capsys)[1]["kernels"]
+    finally:
+        monkeypatch.undo()
+        current_device().choose_products("auto", threads=1)
+        current_device().choose_products("mlx")
 
 
 def test_what_is_wrong_with_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import quire
+from quire.cli.model_options import ProcessorOptions
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Bytes, Flag, Folder, Model
 from quire.core.errors import ModelError, QuireError
@@ -45,7 +46,7 @@ class Finding:
     text: str
 
 
-class DoctorCommand(TableOptions, Command):
+class DoctorCommand(ProcessorOptions, TableOptions, Command):
     """Looks at the device, its memory, MLX, compiled kernels, attention, the disk tier and a model.
     Ends with status 1 if something is wrong.
     """
@@ -69,7 +70,7 @@ class DoctorCommand(TableOptions, Command):
             return 0
         logging.disable(logging.WARNING)  # what is logged at opening is said here
         try:
-            findings = [*_machine(), *_model(self.model)]
+            findings = [*_machine(self.instructions(), self.threads or 0), *_model(self.model)]
             if self.kv_disk is not None:
                 findings.append(_disk(self.kv_disk.expanduser(), self.kv_disk_size))
         finally:
@@ -103,7 +104,7 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-def _machine() -> Iterator[Finding]:
+def _machine(instructions: str, threads: int) -> Iterator[Finding]:
     python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
     yield Finding("quire", "ok", f"{quire.__version__}, {python}")
     try:
@@ -122,7 +123,7 @@ def _machine() -> Iterator[Finding]:
     state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
     share = int(device.kv_share * free)
     yield Finding("memory", state, f"{size(free)} free; KV blocks would get {size(share)}")
-    yield from _products()
+    yield from _products(instructions, threads)
     yield _attention(open_backends().all)
 
 
@@ -134,7 +135,7 @@ def _attention(backends: Sequence[AttentionBackend]) -> Finding:
     return Finding("attention", "ok" if works else "note", ", then ".join(names))
 
 
-def _products() -> Iterator[Finding]:
+def _products(instructions: str, threads: int) -> Iterator[Finding]:
     """What multiplies; chooses it for this process, as `quire serve` does."""
     from quire.device.blas import choose_blas
     from quire.device.cpu.kernels import NoKernels, load_kernels
@@ -143,14 +144,17 @@ def _products() -> Iterator[Finding]:
     device = current_device()
     if not isinstance(device, CPU):
         return
-    device.choose_products("auto")
     try:
-        kernels = load_kernels()
+        device.choose_products("auto", instructions, threads)
+        kernels = load_kernels(threads, instructions)
     except NoKernels as error:
         yield Finding("kernels", "note", f"off: {error}")
+    except ModelError as error:
+        yield Finding("kernels", "wrong", str(error))
+        return
     else:
-        threads = f"{kernels.threads} thread{'s' * (kernels.threads != 1)}"
-        yield Finding("kernels", "ok", f"on: {kernels.instructions}, {threads}")
+        count = f"{kernels.threads} thread{'s' * (kernels.threads != 1)}"
+        yield Finding("kernels", "ok", f"on: {kernels.instructions}, {count} ({kernels.why})")
         return
     if sys.platform == "linux":
         has = choose_blas("openblas")

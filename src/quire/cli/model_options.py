@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from quire.cli.settings import Options
 from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Seconds, Whole
-from quire.core.config import DiskConfig, EngineConfig
+from quire.core.config import CPU_KERNELS, DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
@@ -50,7 +50,28 @@ class SamplingOptions(Options):
         return self.model_dump(include=set(NAMES), exclude_none=True)
 
 
-class EngineOptions(Options):
+class ProcessorOptions(Options):
+    """How a CPU is used."""
+
+    title: ClassVar[str] = "engine"
+
+    kernels: Literal["auto", "native", "off", *CPU_KERNELS] = Field(  # type: ignore[valid-type]
+        "auto",
+        description="the instruction set of the compiled CPU kernels; auto is the fastest that "
+        "this processor has, as is native, which means more when they are built; off does without",
+    )
+    threads: Annotated[Count | None, Flag("N")] = Field(
+        None,
+        description="that compute on a CPU; default: one for each core that this process may use, "
+        "efficiency cores apart",
+    )
+
+    def instructions(self) -> str:
+        """Return `EngineConfig.kernels`."""
+        return "auto" if self.kernels == "native" else self.kernels
+
+
+class EngineOptions(ProcessorOptions):
     """What the engine computes with."""
 
     title: ClassVar[str] = "engine"
@@ -179,6 +200,8 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             dtype=self.dtype or "",
             adapter=self.adapter,
             blas=self.blas,
+            kernels=self.instructions(),
+            threads=self.threads or 0,
             kv_memory=self.kv_memory,
             kv_format=self.kv_format(),
             kv_skip_layers=self.kv_skip_layers,

@@ -11,6 +11,12 @@ from typing import Literal
 
 from quire.core.kv_format import KVFormat
 
+CPU_KERNELS = (
+    *("amx", "vnni", "avx512", "avxvnni", "avx2"),
+    *("i8mm", "dotprod", "neon", "scalar"),
+)
+"""Instruction sets of the compiled CPU kernels, the fastest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
@@ -48,6 +54,9 @@ class EngineConfig:
         max_step_tokens: rows of a step at most, whatever the clock says.
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
+        kernels: the instruction set of the compiled CPU kernels, one of `CPU_KERNELS`; "auto" is
+            the fastest that this processor has, "off" does without the kernels.
+        threads: that share a kernel's work on a CPU; 0 is every core that this process may use.
         prefix_cache: whether computed blocks are kept and shared.
         disk: where blocks go that fall out of memory; None is nowhere.
         batch_invariant: a request's logits have the same bits alone and in any batch.
@@ -72,6 +81,8 @@ class EngineConfig:
     stall_factor: float = 2.0
     max_step_tokens: int = 2048
     blas: Literal["auto", "openblas", "mlx"] = "auto"
+    kernels: str = "auto"
+    threads: int = 0
     prefix_cache: bool = True
     disk: DiskConfig | None = None
     batch_invariant: bool = False

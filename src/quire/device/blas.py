@@ -56,11 +56,12 @@ class OpenBLASOperations(UnfusedOperations):
         return y if bias is None else y + bias
 
 
-def choose_blas(name: str) -> bool:
+def choose_blas(name: str, threads: int = 0) -> bool:
     """Says what does MLX's products in this process.
 
     Args:
         name: "openblas" where that can be, "mlx" for what MLX carries.
+        threads: of OpenBLAS; 0 is half of the cores.
 
     Returns:
         Whether OpenBLAS multiplies.
@@ -74,7 +75,7 @@ def choose_blas(name: str) -> bool:
         log.warning("prompts are read slowly without OpenBLAS: pip install 'quire[cpu]'")
         return False
     try:
-        slot, function = _slot_of_mlx(), _function_of_openblas()
+        slot, function = _slot_of_mlx(), _function_of_openblas(threads)
         expected = _products(1.0)
         _replaced[slot] = _point(slot, function)
     except (OSError, LookupError, AttributeError, ValueError) as error:
@@ -90,11 +91,12 @@ def choose_blas(name: str) -> bool:
     return True
 
 
-def _function_of_openblas() -> int:
+def _function_of_openblas(threads: int) -> int:
     """The address of OpenBLAS's cblas_sgemm. Loads the library when called first.
 
-    Half of the cores multiply: the other half belongs to the process that plans and serves. The
-    variable is OpenBLAS's own, so that an operator may set another number.
+    By default half of the cores multiply, since its threads wait for work without sleeping: the
+    other half belongs to the process that plans and serves. The variable is OpenBLAS's own, so that
+    an operator may set another number.
     """
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(min(max(1, cores // 2), _MOST_THREADS)))
@@ -104,6 +106,8 @@ def _function_of_openblas() -> int:
     library = ctypes.CDLL(str(folder / scipy_openblas32.get_library(fullname=True)))
     address = ctypes.cast(library[f"scipy_{_SYMBOL}"], ctypes.c_void_p).value
     assert address is not None  # a function that was found
+    if threads:
+        library["scipy_openblas_set_num_threads"](threads)
     return address
 
 

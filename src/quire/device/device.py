@@ -80,8 +80,15 @@ class Device(ABC):
     # -- products ------------------------------------------------------------------------------
 
     @abstractmethod
-    def choose_products(self, blas: str) -> None:
-        """Says what multiplies in this process: `EngineConfig.blas`. Call it before any weights."""
+    def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
+        """Choose what multiplies in this process. Call it before any weights.
+
+        Args:
+            blas, kernels, threads: see `EngineConfig`.
+
+        Raises:
+            ModelError: the kernels are asked for instructions that this processor has not.
+        """
 
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`."""
@@ -152,18 +159,18 @@ class CPU(Device):
         self.operations = UnfusedOperations()
         self.weights_by_columns = True  # for MLX's products; the kernels want rows
 
-    def choose_products(self, blas: str) -> None:
+    def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
         self.kernels = None
         self.operations = UnfusedOperations()
         choose_blas("mlx")
         if blas == "auto":
             try:
-                self.kernels = load_kernels()
+                self.kernels = load_kernels(threads, kernels)
             except NoKernels as error:
                 log.warning("%s", error)
         if self.kernels is not None:
             self.operations = KernelOperations(self.kernels)
-        elif blas != "mlx" and choose_blas("openblas"):
+        elif blas != "mlx" and choose_blas("openblas", threads):
             self.operations = OpenBLASOperations()
         self.weights_by_columns = self.kernels is None
 
@@ -201,7 +208,7 @@ class GPU(Device):
     dequantizes_fast = True
     kv_share = 0.85
 
-    def choose_products(self, blas: str) -> None:
+    def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
         """There is but MLX's own."""
 
     def bound_caches(self) -> None:
@@ -301,13 +308,16 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def open_device(blas: str) -> Device:
+def open_device(blas: str, kernels: str = "auto", threads: int = 0) -> Device:
     """The device made ready to serve: products chosen, caches bounded. Call it before any weights.
 
     Args:
-        blas: see `EngineConfig.blas`.
+        blas, kernels, threads: see `EngineConfig`.
+
+    Raises:
+        ModelError: the kernels are asked for instructions that this processor has not.
     """
     device = current_device()
     device.bound_caches()
-    device.choose_products(blas)
+    device.choose_products(blas, kernels, threads)
     return device

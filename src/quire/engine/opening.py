@@ -28,7 +28,7 @@ def open_engine(
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
-    open_device(config.blas)
+    open_device(config.blas, config.kernels, config.threads)
     loaded = open_model(
         config.model,
         dtype=config.dtype,

@@ -66,8 +66,7 @@ class GrammarBuilder:
         lost = dict.fromkeys(unenforced)
         grammar = self._grammar(request, lambda each: lost.setdefault(each))
         if grammar is not None:
-            schema = request.format is None or request.format.kind == "json_schema"
-            grammar = replace(grammar, begun=_begun(request), schema=schema)
+            grammar = replace(grammar, begun=_begun(request))
             field = request.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(

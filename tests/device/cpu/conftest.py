@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from quire.core.config import CPU_KERNELS
 from quire.device.cpu.kernels import NoKernels, load_kernels
 
 
@@ -22,7 +23,7 @@ def compiled() -> Any:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=["amx", "vnni", "avx512", "avx2", "neon", "scalar"])
+@pytest.fixture(params=CPU_KERNELS)
 def ops(compiled: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The extension with each instruction set that this processor has."""
     if not compiled.use(request.param):

@@ -1,6 +1,6 @@
-// Calls the baseline kernels without MLX and holds them against sums in double precision. Compiled by
-// test_foreign.py, for a foreign processor too, where an emulator runs it. Prints a digest of the bits of
-// each result, and what is wrong.
+// Calls the kernels of every instruction set without MLX and holds them against sums in double precision. Compiled
+// by test_foreign.py, for a foreign processor too, where an emulator runs it. Prints "instruction set: what digest"
+// for the bits of each result, and what is wrong.
 
 #include <cmath>
 #include <cstdio>
@@ -16,7 +16,7 @@ using Floats = std::vector<float>;
 namespace {
 
 int failures = 0;
-const Kernels& kernels = *baseline_kernels();
+Kernels kernels;  // that are called
 
 Floats drawn(size_t count, int seed) {
     std::mt19937 random(seed);
@@ -27,7 +27,7 @@ Floats drawn(size_t count, int seed) {
 
 void expect(const char* what, bool holds) {
     if (!holds) {
-        std::printf("%s\n", what);
+        std::printf("%s: wrong: %s\n", kernels.name, what);
         failures++;
     }
 }
@@ -37,7 +37,7 @@ void near(const char* what, const Floats& got, const std::vector<double>& exact,
     uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a
     for (size_t i = 0; i < got.size() * 4; i++)
         digest = (digest ^ ((const uint8_t*)got.data())[i]) * 0x100000001b3u;
-    std::printf("%s %016llx\n", what, (unsigned long long)digest);
+    std::printf("%s: %s %016llx\n", kernels.name, what, (unsigned long long)digest);
     for (size_t i = 0; i < got.size(); i++) {
         most = std::max(most, std::abs(exact[i]));
         error = std::max(error, std::isfinite(got[i]) ? std::abs(got[i] - exact[i]) : 1e30);
@@ -70,8 +70,71 @@ void check_product(const char* what, const Weight& w, const Floats& values) {
     }
 }
 
+double e4m3(uint8_t byte) {
+    const double value = byte & 0x78 ? std::ldexp(8 + (byte & 7), (byte >> 3 & 15) - 10) : std::ldexp(byte & 7, -9);
+    return byte & 0x80 ? -value : value;
+}
+
+// What a packing makes of a group's code.
+double decoded(Storage storage, unsigned code, uint8_t scale) {
+    static const double fp4[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
+    return fp4[code] * (storage == Storage::nvfp4 ? e4m3(scale) : std::ldexp(1, scale - 127));
+}
+
+// Sixteen columns together: see `Weight::tiled`.
+template <class Word> std::vector<Word> in_tiles(const std::vector<Word>& rows, int64_t columns) {
+    const int64_t width = (int64_t)rows.size() / columns;
+    std::vector<Word> tiles(rows.size());
+    for (int64_t column = 0; column < columns; column++)
+        for (int64_t at = 0; at < width; at++)
+            tiles[(column / 16 * width + at) * 16 + column % 16] = rows[column * width + at];
+    return tiles;
+}
+
+// The same product with other rows beside it, and with codes in tiles, has the same bits.
+void check_codes(const char* name, Storage storage, int bits, int64_t group) {
+    const int64_t columns = 32, depth = 640;
+    std::mt19937 random(4);
+    std::vector<uint32_t> words(columns * depth * bits / 32);
+    for (uint32_t& word : words) word = random();
+    const auto* bytes = (const uint8_t*)words.data();
+    const Floats scales = drawn(columns * depth / group, 2), biases = drawn(scales.size(), 3);
+    std::vector<uint8_t> exponents(scales.size());
+    for (uint8_t& each : exponents) each = (uint8_t)(storage == Storage::nvfp4 ? random() % 120 : 120 + random() % 9);
+    Floats values(columns * depth);
+    for (size_t i = 0; i < values.size(); i++) {
+        unsigned code = 0;  // the lowest bits first
+        for (int bit = 0; bit < bits; bit++) {
+            const size_t at = i * bits + bit;
+            code |= (bytes[at / 8] >> (at % 8) & 1u) << bit;
+        }
+        const size_t own = i / group;
+        values[i] = storage == Storage::affine ? code * scales[own] + biases[own]
+                                               : (float)decoded(storage, code, exponents[own]);
+    }
+    char what[64];
+    std::snprintf(what, sizeof what, "%s of %d bits in groups of %d", name, bits, (int)group);
+    const bool affine = storage == Storage::affine;
+    Weight w{storage, bits, (int)group, columns, depth, words.data(), scales.data(), biases.data()};
+    if (!affine) w.scales = exponents.data();
+    check_product(what, w, values);
+    if (!kernels.reads_tiles(storage, bits)) return;
+    const auto tiles = in_tiles(words, columns);
+    const Floats tiled_scales = in_tiles(scales, columns), tiled_biases = in_tiles(biases, columns);
+    const auto tiled_exponents = in_tiles(exponents, columns);
+    Weight tiled = w;
+    tiled.tiled = true;
+    tiled.values = tiles.data();
+    tiled.scales = affine ? (const void*)tiled_scales.data() : tiled_exponents.data();
+    tiled.biases = tiled_biases.data();
+    for (int64_t rows : {1, 2, 3, 5, 37}) {
+        const Floats x = drawn(rows * depth, 7), y = multiplied(w, x, rows), other = multiplied(tiled, x, rows);
+        expect("bits depend on tiles", !std::memcmp(y.data(), other.data(), y.size() * 4));
+    }
+}
+
 void check_products() {
-    const int64_t columns = 21, depth = 384, group = 64;
+    const int64_t columns = 21, depth = 384;
     const Floats values = drawn(columns * depth, 1);
     check_product("float32", {Storage::float32, 0, 0, columns, depth, values.data()}, values);
 
@@ -86,26 +149,10 @@ void check_products() {
     }
     check_product("bfloat16", {Storage::bfloat16, 0, 0, columns, depth, halves.data()}, cut);
 
-    const Floats scales = drawn(columns * depth / group, 2), biases = drawn(scales.size(), 3);
-    std::mt19937 random(4);
-    for (int bits : {2, 3, 4, 5, 6, 8}) {
-        std::vector<uint32_t> words(columns * depth * bits / 32);
-        for (uint32_t& word : words) word = random();
-        const auto* bytes = (const uint8_t*)words.data();
-        Floats decoded(columns * depth);
-        for (size_t i = 0; i < decoded.size(); i++) {
-            unsigned code = 0;  // the lowest bits first
-            for (int bit = 0; bit < bits; bit++) {
-                const size_t at = i * bits + bit;
-                code |= (bytes[at / 8] >> (at % 8) & 1u) << bit;
-            }
-            decoded[i] = code * scales[i / group] + biases[i / group];
-        }
-        char what[32];
-        std::snprintf(what, sizeof what, "affine, %d bits", bits);
-        check_product(what, {Storage::affine, bits, group, columns, depth, words.data(),
-                             scales.data(), biases.data()}, decoded);
-    }
+    for (int64_t group : {32, 64, 128})
+        for (int bits : {2, 3, 4, 5, 6, 8}) check_codes("affine", Storage::affine, bits, group);
+    check_codes("mxfp4", Storage::mxfp4, 4, 32);
+    check_codes("nvfp4", Storage::nvfp4, 4, 16);
 }
 
 void check_rows() {
@@ -309,10 +356,7 @@ void check_state_space() {
     }
 }
 
-}  // namespace
-
-int main() {
-    std::printf("%s\n", kernels.name);
+void check() {
     check_products();
     check_rows();
     check_plain_attention();
@@ -322,5 +366,14 @@ int main() {
         check_gated_delta(by_column, -5);
     }
     check_state_space();
+}
+
+}  // namespace
+
+int main() {
+    for (const Kernels* each : available_kernels()) {
+        kernels = *each;
+        check();
+    }
     return failures ? 1 : 0;
 }

@@ -1,9 +1,14 @@
-"""The kernels for arm64 under an emulator: near sums in float64, and this machine's to the bit."""
+"""Kernels without MLX: near sums in float64, and bits that do not depend on the instruction set.
+
+Those for arm64 run under an emulator.
+"""
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,26 +17,61 @@ import pytest
 from quire.device.cpu import build
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+PACKED = ("affine", "mxfp4", "nvfp4")
+"""Storages that are multiplied in integers."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+Digests = dict[str, dict[str, str]]
 
 
-def results(program: Path, compiler: str, emulator: Sequence[str] = ()) -> list[str]:
-    """The kernels' name, and a digest of the bits of each result."""
-    sources = [Path(__file__).with_name("driver.cpp"), build.SOURCES / "isa_baseline.cpp"]
-    compile_it = [compiler, *build.FLAGS, f"-I{build.SOURCES}", "-static", "-o", str(program)]
-    subprocess.run([*compile_it, *map(str, sources)], check=True)
-    ran = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=False)
+def results(folder: Path, compiler: str, machine: str, emulator: Sequence[str] = ()) -> Digests:
+    """Digests of the bits of each result, by what was computed, of each instruction set."""
+    units = build.instruction_sets(machine)
+    sets = {each.sources[0] for each in units}
+    others = set(build.SOURCES.glob("isa_*.cpp")) - sets  # empty on this machine
+    driver = [Path(__file__).with_name("driver.cpp"), build.SOURCES / "instruction_sets.cpp"]
+    units += [build.Unit([each]) for each in (*others, *driver)]
+    folder.mkdir()
+    objects = []
+    for number, unit in enumerate(units):
+        objects.append(str(folder / f"{number}.o"))
+        flags = [*build.FLAGS, "-O1", f"-I{build.SOURCES}", *unit.flags]
+        command = [compiler, *flags, "-c", str(unit.sources[0]), "-o", objects[-1]]
+        subprocess.run(command, check=True)
+    program = str(folder / "driver")
+    subprocess.run([compiler, "-static", *objects, "-o", program], check=True)
+    ran = subprocess.run([*emulator, program], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout.splitlines()
+    digests: Digests = defaultdict(dict)
+    for line in ran.stdout.splitlines():
+        name, result = line.split(": ", 1)
+        what, digest = result.rsplit(" ", 1)
+        digests[name][f"{what} {len(digests[name])}"] = digest
+    return digests
 
 
-@pytest.mark.slow
+def packed(digests: dict[str, str]) -> list[tuple[str, str]]:
+    found = [item for item in digests.items() if item[0].startswith(PACKED)]
+    assert len(found) == 20
+    return found
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_packed_products_have_the_same_bits_in_every_instruction_set(tmp_path: Path) -> None:
+    digests = results(tmp_path / "here", "g++", platform.machine())
+    first, *others = (packed(each) for each in digests.values())
+    for other in others:
+        assert other == first
+
+
 @pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR) and shutil.which("g++")),
     reason=f"needs {COMPILER}, {EMULATOR} and g++",
 )
-def test_neon(tmp_path: Path) -> None:
-    name, *neon = results(tmp_path / "neon", COMPILER, [EMULATOR])
-    own, *here = results(tmp_path / "here", "g++")
-    assert (name, own) == ("neon", "scalar")
-    assert len(neon) >= 20
-    assert neon == here
+def test_arm64_has_the_bits_of_the_portable_kernels(tmp_path: Path) -> None:
+    arm = results(tmp_path / "arm", COMPILER, "aarch64", [EMULATOR, "-cpu", "max"])
+    here = results(tmp_path / "here", "g++", "portable")
+    assert list(arm) == ["i8mm", "dotprod", "neon"]
+    assert list(here) == ["scalar"]
+    assert arm["neon"] == here["scalar"]
+    assert packed(arm["i8mm"]) == packed(arm["dotprod"]) == packed(here["scalar"])

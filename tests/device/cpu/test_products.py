@@ -63,18 +63,25 @@ def test_packed_weights_with_hundreds_of_rows(ops: Any, mode: str, bits: int, gr
         assert mx.array_equal(fewer, y[-rows:])
 
 
-@pytest.mark.parametrize("rows", [1, 20])
-def test_tiles_and_vectors_of_integers_give_the_same_bits(compiled: Any, rows: int) -> None:
-    if not compiled.use("amx"):
-        pytest.skip("no amx here")
-    packed, x = mx.quantize(drawn(21, 1152), group_size=64, bits=4), drawn(rows, 1152, seed=1)
-    by_tiles = compiled.product(x, *packed, group_size=64, bits=4)
-    mx.eval(by_tiles)
-    compiled.use("vnni")
-    by_vectors = compiled.product(x, *packed, group_size=64, bits=4)
-    mx.eval(by_vectors)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("mode", "bits", "group"), [each for each in PACKINGS if each[0] != "mxfp8"]
+)
+def test_every_instruction_set_gives_the_same_bits(
+    compiled: Any, mode: str, bits: int, group: int, rows: int
+) -> None:
+    """Sums of integers are exact in any order, and what they are as floats is added in one."""
+    packing = {"group_size": group, "bits": bits, "mode": mode}
+    packed, x = mx.quantize(drawn(21, 1152), **packing), drawn(rows, 1152, seed=1)
+    found = []
+    for name in compiled.instruction_sets():
+        compiled.use(name)
+        found.append(compiled.product(x, *packed, **packing))
+        mx.eval(found[-1])
     compiled.use("")
-    assert mx.array_equal(by_tiles, by_vectors)
+    assert len(found) >= 2 or compiled.instruction_sets() == ["scalar"]
+    for other in found[1:]:
+        assert mx.array_equal(other, found[0])
 
 
 @pytest.mark.parametrize(
@@ -176,16 +183,24 @@ def test_experts_multiply_their_rows(ops: Any, shared: bool, packed: bool) -> No
     assert mx.array_equal(few, y[:2])
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.uint32])
-def test_threads_change_no_bit(compiled: Any, dtype: mx.Dtype) -> None:
-    weight, x = drawn(1000, 512), drawn(33, 512, seed=1)
-    packing = {"group_size": 64, "bits": 4} if dtype == mx.uint32 else {}
-    tensors = mx.quantize(weight, **packing) if packing else [weight.astype(dtype)]
-    alone = compiled.product(x, *tensors, **packing)
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize("packing", [None, mx.bfloat16, (4, 64), (8, 32), (6, 64)])
+def test_threads_change_no_bit(compiled: Any, packing: Any, rows: int) -> None:
+    weight, x = drawn(1008, 512), drawn(rows, 512, seed=1)
+    if isinstance(packing, tuple):
+        options = dict(zip(("bits", "group_size"), packing, strict=True))
+        tensors = mx.quantize(weight, **options)
+        if compiled.reads_tiles(options["bits"], "affine"):
+            tensors = [in_tiles(each) for each in tensors]
+            options["tiled"] = True
+    else:
+        options, tensors = {}, [weight.astype(packing or mx.float32)]
+    alone = compiled.product(x, *tensors, **options)
     mx.eval(alone)
-    compiled.set_threads(3)
     try:
-        assert mx.array_equal(compiled.product(x, *tensors, **packing), alone)
+        for threads in (2, 16):
+            compiled.set_threads(threads)
+            assert mx.array_equal(compiled.product(x, *tensors, **options), alone)
     finally:
         compiled.set_threads(1)
 

@@ -39,8 +39,7 @@ from quire.core.sampling_params import LIMITS, as_drawn
 from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.job_media import JobMedia
 from quire.serving.jobs import Jobs
-from quire.serving.model import Lease
-from quire.serving.models import Models, unknown_model
+from quire.serving.models import Lease, Models, unknown_model
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream
 from quire.serving.tasks import cancel_and_wait
@@ -109,11 +108,11 @@ class ServerContext:
         if len(self.models) > 1 or not model.ready:
             named = await members(body, ("model", "stream"))
             model = self.models.find(named.get("model"))
-        use, caller = use_of(request.scope), caller_of(request.scope)
+        use = use_of(request.scope)
         if model.ready:
-            lease = await use.take(self.models.use(model, caller))
+            lease = await use.take(self.models.use(model))
         else:
-            loading = until_gone(request.receive, use.take(self.models.use(model, caller)))
+            loading = until_gone(request.receive, use.take(self.models.use(model)))
             lease = await use.waiting(loading, streams=named.get("stream") is True)
         note(request.scope, {"model": lease.model.name})
         loaded, serving = lease.loaded, model.config.serving

@@ -35,24 +35,35 @@ FLAGS = [
 """No contraction: which products and sums are fused is spelled out in the source, since a row's
 bits must not depend on the compiler's choice in one of several loops."""
 
-_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 _VNNI = [*_AVX512, "-mavx512vnni", "-mavx512vbmi"]
-_X86_FLAGS = {
-    # For processors older than AVX2, on which nobody serves; it took a quarter of the build.
-    "isa_baseline.cpp": ["-O2"],
-    "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
-    "isa_avx512.cpp": _AVX512,
-    "isa_vnni.cpp": _VNNI,
-    "isa_amx.cpp": [*_VNNI, "-mavx512bf16"],
+_INSTRUCTION_SETS = {
+    "x86_64": {
+        # For processors older than AVX2, on which nobody serves; it took a quarter of the build.
+        "baseline": ["-O2"],
+        "avx2": _AVX2,
+        "avxvnni": [*_AVX2, "-mavxvnni"],
+        "avx512": _AVX512,
+        "vnni": _VNNI,
+        "amx": [*_VNNI, "-mavx512bf16"],
+    },
+    "aarch64": {
+        "baseline": [],
+        "dotprod": ["-march=armv8.2-a+dotprod"],
+        "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+    },
 }
-"""The oldest first: of an inline function that several units have the linker takes the first."""
+"""By machine, the flags of `isa_NAME.cpp`. The oldest first: of an inline function that several
+units have the linker takes the first."""
 _X86_NEEDS = {
-    "isa_amx.cpp": "amx_int8",
-    "isa_vnni.cpp": "avx512_vnni",
-    "isa_avx512.cpp": "avx512f",
-    "isa_avx2.cpp": "avx2",
+    "amx": "amx_int8",
+    "vnni": "avx512_vnni",
+    "avx512": "avx512f",
+    "avxvnni": "avx_vnni",
+    "avx2": "avx2",
 }
-"""What /proc/cpuinfo calls a feature that a processor has if a source is for it."""
+"""What /proc/cpuinfo calls a feature that a processor has if an instruction set is for it."""
 _NANOBIND_FLAGS = [
     *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"),
     "-fno-strict-aliasing",  # as in nanobind's own build: it reads objects as other types
@@ -96,23 +107,26 @@ def build(target: Path = TARGET, shared: Path | None = None) -> Path:
     Raises:
         CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
     """
-    kernels = [SOURCES / name for name in _X86_FLAGS]
+    units = instruction_sets()
     # The others include MLX's headers, which take longer to read than they do.
-    others = sorted(set(SOURCES.glob("*.cpp")) - set(kernels))
-    units = [Unit(others), *(Unit([each], _flags_of(each.name)) for each in kernels)]
+    others = sorted(set(SOURCES.glob("*.cpp")) - {each.sources[0] for each in units})
+    units.insert(0, Unit(others))
     return compile_extension(target, units, FLAGS, sources_digest(), shared)
 
 
-def _flags_of(name: str) -> list[str]:
-    """The flags of an instruction set's source."""
-    if platform.machine() != "x86_64":
-        return []
-    flags = _X86_FLAGS[name]
-    if os.environ.get("QUIRE_KERNELS") == "native":
-        features = Path("/proc/cpuinfo").read_text().split()
-        if (needed := _X86_NEEDS.get(name)) and needed not in features:
-            return [*flags, "-O0"]
-    return flags
+def instruction_sets(machine: str = platform.machine()) -> list[Unit]:
+    """Return the sources of each instruction set of a machine; other sources add nothing there."""
+    sets = _INSTRUCTION_SETS.get(machine, {"baseline": []})
+    return [Unit([SOURCES / f"isa_{name}.cpp"], _flags_of(name, own)) for name, own in sets.items()]
+
+
+def _flags_of(name: str, flags: list[str]) -> list[str]:
+    """The flags of an instruction set's source, without optimisation where it will not run."""
+    needed = _X86_NEEDS.get(name)
+    if os.environ.get("QUIRE_KERNELS") != "native" or needed is None:
+        return flags
+    here = needed in Path("/proc/cpuinfo").read_text().split()
+    return flags if here else [*flags, "-O0"]
 
 
 def compile_extension(

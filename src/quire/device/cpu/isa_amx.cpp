@@ -8,13 +8,26 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "integers.h"
+#include "few_by_tiles.h"
 #include "tiles.h"
 
 namespace quire {
 namespace {
 
 using namespace tiles;
+using amx::Accumulator;
+using amx::aligned;
+using amx::ByteParts;
+using amx::for_group;
+using amx::Group;
+using amx::in_integers;
+using amx::kDigits;
+using amx::kFewByVectors;
+using amx::kSpanBytes;
+using amx::kUnit;
+using amx::load_floats;
+using amx::row_of;
+using amx::store_floats;
 
 constexpr int64_t kStep = 32;      // depth of a tile
 constexpr int64_t kDepths = 1024;  // that are multiplied before the next rows
@@ -143,6 +156,7 @@ struct Product {
 // The digits of a block's rows lie together, so they are rows of one to three tiles, as many as they fill: 3
 // to 5. Tiles 0 to 2 sum, and 6 is codes.
 template <int size> struct Integers {
+    using Parts = ByteParts;
     static constexpr int64_t kScratch = 16 + kDigits * kSum;
     static constexpr int kDepth = std::min(size, 64);  // of a tile
     float* sums;  // [kDigits, rows, kTile]
@@ -178,7 +192,7 @@ private:
                 load_tile<6>(g.codes + tile * kSpanBytes + at * kTile, kUnit);
                 each<parts>([&](auto i) {
                     if (tile == 0 || kDepth < size)
-                        load_tile<3 + i.value>(g.digits + i.value * kTile * size + at, size);
+                        load_tile<3 + i.value>(g.parts + i.value * kTile * size + at, size);
                     asm volatile("tdpbsud %%tmm6, %%tmm%c1, %%tmm%c0" ::"i"(i.value), "i"(3 + i.value));
                 });
             }
@@ -187,14 +201,16 @@ private:
         }
     }
     void add(const Group<size>& g, int tile) const {
-        const Accumulator add(g, tile);
-        const float* scales = g.row_scales();
+        const Accumulator add = g.scales[tile].accumulator(g.number);
+        const float* scales = g.row_scales;
         const float* own = sums;
         const int64_t between = g.rows * kTile;
         float* to = g.sums + tile * kSum;
-        for (int row = 0; row < g.rows; row++, own += kTile, to += kTile)
-            add(_mm512_load_si512(own), _mm512_load_si512(own + between), _mm512_load_si512(own + 2 * between),
-                scales + row, g.rows, to);
+        for (int row = 0; row < g.rows; row++, own += kTile, to += kTile) {
+            const __m512i middle = _mm512_load_si512(own + between), high = _mm512_load_si512(own + 2 * between);
+            const __m512i lower = _mm512_add_epi32(_mm512_slli_epi32(middle, 8), _mm512_load_si512(own));
+            store_floats(to, add({lower}, {high}, scales + row, g.rows, load_floats(to)));
+        }
     }
 };
 
@@ -212,13 +228,17 @@ void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float
 }
 
 int64_t scratch_floats(const Weight& w) {
-    if (in_integers(w)) return IntegerProduct<Integers, 16>::scratch_floats();
+    if (in_integers(w)) return amx::IntegerProduct<Integers<16>, 16>::scratch_floats();
     return serves(w) ? Product::scratch_floats() : vnni_kernels()->scratch_floats(w);
 }
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    const bool few = w.tiled && rows.count <= kFewByTiles;
-    if (in_integers(w) && !few) return multiply_integers<Integers>(w, rows, begin, end, scratch);
+    const bool few = w.tiled && rows.count <= kFewByVectors;
+    if (in_integers(w) && !few) {
+        return for_group(w, [&](auto size) {
+            amx::IntegerProduct<Integers<size>, size>(w, rows, scratch).run(begin, end);
+        });
+    }
     if (!serves(w)) return vnni_kernels()->product(w, rows, begin, end, scratch);
     Product(w, rows, scratch).run(begin, end);
 }
@@ -257,7 +277,7 @@ const Kernels* amx_kernels() {
                           __builtin_cpu_supports("avx512bf16") && tiles_work();
         if (!here) return (const Kernels*)nullptr;
         static const Kernels kernels =
-            with_products(*vnni_kernels(), "amx", {arranged_floats, arrange, product, scratch_floats, reads_tiles});
+            with_products(*vnni_kernels(), "amx", {arranged_floats, arrange, product, scratch_floats, amx::reads_tiles});
         return &kernels;
     }();
     return found;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace quire {
 
@@ -223,10 +224,16 @@ inline Kernels with_products(const Kernels& base, const char* name, const Produc
 }
 
 // Those of an instruction set, or null where this build or this processor has it not.
-const Kernels* amx_kernels();  // the other operations are AVX-512's
+const Kernels* amx_kernels();   // the operations that are no products are AVX-512's
 const Kernels* vnni_kernels();  // likewise
 const Kernels* avx512_kernels();
+const Kernels* avxvnni_kernels();  // likewise AVX2's
 const Kernels* avx2_kernels();
-const Kernels* baseline_kernels();
+const Kernels* i8mm_kernels();     // likewise NEON's
+const Kernels* dotprod_kernels();  // likewise NEON's
+const Kernels* baseline_kernels();  // of any processor: NEON's on arm64
+
+// Those that this processor has, the fastest first.
+std::vector<const Kernels*> available_kernels();
 
 }  // namespace quire

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
-import psutil
 
+from quire.core.errors import ModelError
 from quire.device.cpu.build import TARGET, sources_digest
+from quire.device.cpu.cores import Cores, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,63 +21,84 @@ class CPUKernels:
 
     Attributes:
         ops: the extension module: products, attention, what pools take in, operations on rows.
-        instructions: the instruction set that was chosen: "amx", "vnni", "avx512", "avx2", "neon"
-            or "scalar".
+        instructions: the instruction set that was chosen, one of `CPU_KERNELS`.
         threads: that share a kernel's work.
+        why: what their number follows from, for a person.
     """
 
     ops: Any
     instructions: str
     threads: int
+    why: str = ""
 
 
 class NoKernels(Exception):
     """The kernels are not to be had here; the message says why and what to do."""
 
 
-def load_kernels(threads: int = 0) -> CPUKernels:
+def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
     """The kernels; the extension is loaded and held against MLX once a process.
 
     Args:
-        threads: that share a kernel's work; 0 is half of the cores, since the process that plans
-            and the one that serves HTTP need some too.
+        threads: see `EngineConfig.threads`.
+        instructions: see `EngineConfig.kernels`.
 
     Raises:
         NoKernels: it was not built, or from other sources, or for another MLX, or it computes
-            something else than MLX.
+            something else than MLX, or `instructions` is "off".
+        ModelError: this processor has not got the instructions.
     """
-    ops = _extension()
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if ops.threads() != (wanted := threads or max(1, cores // 2)):
-        ops.set_threads(wanted)
-    return CPUKernels(ops, ops.instructions(), ops.threads())
+    if instructions == "off":
+        raise NoKernels(f"the CPU kernels are switched off; {_WITHOUT}")
+    ops, best = _extension()
+    cores = Cores(threads, "as set") if threads else usable_cores()
+    if not ops.use(best if instructions == "auto" else instructions):
+        raise ModelError(
+            f"kernels: this processor, or this build, has no {instructions}; "
+            f"it has {', '.join(ops.instruction_sets())}"
+        )
+    if ops.threads() != cores.count:
+        ops.set_threads(cores.count)
+    return CPUKernels(ops, ops.instructions(), ops.threads(), cores.why)
+
+
+_WITHOUT = "steps take about twice as long"
 
 
 @cache
-def _extension() -> Any:
-    """The extension module, once it is known to compute what MLX does; raises `NoKernels`."""
+def _extension() -> tuple[Any, str]:
+    """The extension module, and its fastest instruction set that computes what MLX does.
+
+    Raises:
+        NoKernels: see `load_kernels`.
+    """
     # MLX is loaded already: the extension needs its library.
     try:
         ops = importlib.import_module("quire.device.cpu._cpu")
     except ImportError as error:
         if TARGET.exists():
-            raise NoKernels(f"the CPU kernels do not load: {error}") from error
+            raise NoKernels(f"the CPU kernels do not load: {error}; {_WITHOUT}") from error
         raise NoKernels(
-            "the CPU kernels were not built: install a C++ compiler, then Quire again"
+            f"the CPU kernels were not built, so {_WITHOUT}: install a C++ compiler (g++ or "
+            "clang++), then Quire again"
         ) from error
     if (mlx := version("mlx")) != ops.MLX_VERSION:
         raise NoKernels(
-            f"the CPU kernels were built for MLX {ops.MLX_VERSION}, this is {mlx}: "
+            f"the CPU kernels were built for MLX {ops.MLX_VERSION}, this is {mlx}, so {_WITHOUT}: "
             "install Quire again"
         )
     if getattr(ops, "SOURCES", "") != sources_digest():
-        raise NoKernels("the CPU kernels were built from other sources: install Quire again")
+        raise NoKernels(
+            f"the CPU kernels were built from other sources, so {_WITHOUT}: install Quire again"
+        )
     # A machine may announce instructions that it does not have: AMX above all.
-    if not _multiplies(ops) and not any(
-        ops.use(s) and _multiplies(ops) for s in ("vnni", "avx512")
-    ):
-        raise NoKernels("the CPU kernels compute something else than MLX on this machine")
-    return ops
+    for name in ops.instruction_sets():
+        ops.use(name)
+        if _multiplies(ops):
+            return ops, name
+    raise NoKernels(
+        f"the CPU kernels compute something else than MLX on this machine, so {_WITHOUT}"
+    )
 
 
 def _multiplies(ops: Any) -> bool:

@@ -4,6 +4,7 @@ namespace quire {
 namespace {
 
 constexpr int64_t kTile = 16;  // columns of a tile of codes, see `Weight::tiled`
+constexpr int64_t kColumnsMultiple = 96;  // of columns that many rows are multiplied by apart: whole tiles of any kernel
 
 // The type of a packing's scales; of bytes, float32.
 Storage scale_type_of(const array& scales, Storage packing) {
@@ -90,21 +91,39 @@ Tensors Matrix::among(std::vector<array>& inputs) const {
     return tensors;
 }
 
+void split_columns(const std::vector<int64_t>& columns, int64_t rows, int64_t depth,
+                   const std::function<void(size_t, int64_t, int64_t)>& run) {
+    struct Piece {
+        size_t product;
+        int64_t begin, end;
+    };
+    int64_t all = 0;
+    for (const int64_t own : columns) all += own;
+    const int parts = parts_of(all, kLeastWork / (depth * rows) + 1);
+    const int64_t multiple = rows <= kRowsMultiple ? kTile : kColumnsMultiple;
+    const int64_t each = (all / parts + multiple - 1) / multiple * multiple;
+    std::vector<Piece> pieces;
+    for (size_t product = 0; product < columns.size(); product++)
+        for (int64_t begin = 0; begin < columns[product]; begin += each)
+            pieces.push_back({product, begin, std::min(columns[product], begin + each)});
+    parallel((int)pieces.size(), [&](int part) { run(pieces[part].product, pieces[part].begin, pieces[part].end); });
+}
+
 void multiply(const std::vector<Product>& products, const float* x, int64_t count) {
     const Kernels& k = kernels();
-    const Weight* before = nullptr;
-    float* arranged = nullptr;
-    for (const auto& [w, out] : products) {
-        if (!before || !alike(*before, w)) {
-            arranged = scratch_rows(k.arranged_floats(w, count));
-            split(count, kLeastWork / w.depth + 1, kRowsMultiple, [&](int64_t begin, int64_t end) {
-                k.arrange(w, Source{x, w.depth, nullptr}, begin, end, arranged);
-            });
-        }
-        before = &w;
-        const Rows rows{count, arranged, out, nullptr, w.columns};
-        split(w.columns, kLeastWork / (w.depth * count) + 1, kColumnsMultiple, [&](int64_t begin, int64_t end) {
-            k.product(w, rows, begin, end, scratch(k.scratch_floats(w)));
+    for (size_t first = 0, past; first < products.size(); first = past) {
+        const Weight& w = products[first].weight;
+        float* arranged = scratch_rows(k.arranged_floats(w, count));
+        split(count, kLeastWork / w.depth + 1, kRowsMultiple, [&](int64_t begin, int64_t end) {
+            k.arrange(w, Source{x, w.depth, nullptr}, begin, end, arranged);
+        });
+        std::vector<int64_t> columns;
+        for (past = first; past < products.size() && alike(w, products[past].weight); past++)
+            columns.push_back(products[past].weight.columns);
+        split_columns(columns, count, w.depth, [&](size_t number, int64_t begin, int64_t end) {
+            const auto& [weight, out] = products[first + number];
+            const Rows rows{count, arranged, out, nullptr, weight.columns};
+            k.product(weight, rows, begin, end, scratch(k.scratch_floats(weight)));
         });
     }
 }

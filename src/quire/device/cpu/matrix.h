@@ -5,8 +5,6 @@
 
 namespace quire {
 
-constexpr int64_t kColumnsMultiple = 96;  // of columns that are multiplied apart: whole tiles of any kernel
-
 Storage storage_of(const std::string& mode);
 
 // Where the tensors of a weight are among an operation's inputs, and what they hold.
@@ -38,6 +36,10 @@ private:
     std::vector<array> arrays_;
     Tensors tensors_;
 };
+
+// Shares out products of `rows` rows among the threads: calls `run(product, begin, end)` for ranges of columns.
+void split_columns(const std::vector<int64_t>& columns, int64_t rows, int64_t depth,
+                   const std::function<void(size_t, int64_t, int64_t)>& run);
 
 // One of several products of the same rows.
 struct Product {

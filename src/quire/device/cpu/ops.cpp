@@ -8,9 +8,8 @@ namespace {
 const Kernels* chosen = nullptr;
 
 bool use(const std::string& name) {
-    const Kernels* all[] = {amx_kernels(), vnni_kernels(), avx512_kernels(), avx2_kernels(), baseline_kernels()};
-    for (const Kernels* each : all) {
-        if (each && (name.empty() || name == each->name)) {
+    for (const Kernels* each : available_kernels()) {
+        if (name.empty() || name == each->name) {
             chosen = each;
             return true;
         }
@@ -83,21 +82,29 @@ array expert_product(const array& x, const array& experts, const array& weight,
                 floats += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
             float* arranged = scratch_rows(floats);
             const int64_t columns = stack[0].columns, depth = stack[0].depth;
+            std::vector<size_t> chosen;  // experts that have rows
+            std::vector<int64_t> widths;
             for (size_t e = 0; e < stack.size(); e++) {
-                const int64_t count = (int64_t)shares[e].pairs.size();
                 shares[e].arranged = arranged;
-                if (count) kernel.arrange(stack[e], Source{x, depth, shares[e].sources.data()}, 0, count, arranged);
-                arranged += kernel.arranged_floats(stack[e], count);
+                arranged += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
+                if (shares[e].pairs.empty()) continue;
+                chosen.push_back(e);
+                widths.push_back(columns);
             }
-            const auto run = [&](int64_t begin, int64_t end) {
-                for (size_t e = 0; e < stack.size(); e++) {
-                    const Share& share = shares[e];
-                    if (share.pairs.empty()) continue;
-                    const Rows part{(int64_t)share.pairs.size(), share.arranged, y, share.pairs.data(), columns};
-                    kernel.product(stack[e], part, begin, end, scratch(kernel.scratch_floats(stack[e])));
+            split((int64_t)chosen.size(), kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; i++) {
+                    const Share& share = shares[chosen[i]];
+                    const Source rows{x, depth, share.sources.data()};
+                    kernel.arrange(stack[chosen[i]], rows, 0, (int64_t)share.pairs.size(), share.arranged);
                 }
-            };
-            split(columns, kLeastWork / (depth * pairs) + 1, kColumnsMultiple, run);
+            });
+            const int64_t rows = (pairs + (int64_t)chosen.size() - 1) / std::max<int64_t>(1, (int64_t)chosen.size());
+            split_columns(widths, rows, depth, [&](size_t number, int64_t begin, int64_t end) {
+                const Weight& w = stack[chosen[number]];
+                const Share& share = shares[chosen[number]];
+                const Rows part{(int64_t)share.pairs.size(), share.arranged, y, share.pairs.data(), columns};
+                kernel.product(w, part, begin, end, scratch(kernel.scratch_floats(w)));
+            });
         };
     })[0];
 }
@@ -185,9 +192,15 @@ NB_MODULE(_cpu, m) {
     m.attr("SOURCES") = QUIRE_SOURCES;
     quire::use("");
     m.def("use", &quire::use, nb::arg("instructions"));
+    m.def("instruction_sets", [] {
+        std::vector<std::string> names;
+        for (const Kernels* each : available_kernels()) names.push_back(each->name);
+        return names;
+    });
     m.def("instructions", [] { return std::string(kernels().name); });
     m.def("set_threads", &set_threads, nb::arg("count"));
     m.def("threads", &threads);
+    m.def("wakings", &wakings);
     m.def("product", &product, nb::arg("x"), nb::arg("weight"), nb::arg("scales").none() = nb::none(),
           nb::arg("biases").none() = nb::none(), nb::arg("offsets").none() = nb::none(),
           nb::arg("group_size") = 0, nb::arg("bits") = 0, nb::arg("mode") = "affine", nb::arg("tiled") = false);

@@ -13,13 +13,29 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
+#if defined(__AVX512BF16__)
+#define QUIRE_ISA amx
+#elif defined(__AVX512VNNI__)
+#define QUIRE_ISA vnni
+#else
 #define QUIRE_ISA avx512
+#endif
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
+#if defined(__AVXVNNI__)
+#define QUIRE_ISA avxvnni
+#else
 #define QUIRE_ISA avx2
+#endif
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define QUIRE_ISA i8mm
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define QUIRE_ISA dotprod
+#else
 #define QUIRE_ISA neon
+#endif
 #else
 #define QUIRE_ISA scalar
 #endif
@@ -93,6 +109,15 @@ inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
 template <int n> inline I shift_right(I x) { return _mm512_srli_epi32(x, n); }
 template <int n> inline I shift_left(I x) { return _mm512_slli_epi32(x, n); }
 inline F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+inline I to_ints(F x) { return _mm512_cvtps_epi32(x); }  // rounded
+inline I as_ints(F x) { return _mm512_castps_si512(x); }
+inline I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+inline I add_ints(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I max_ints(I a, I b) { return _mm512_max_epi32(a, b); }
+inline int sum_ints(I x) { return _mm512_reduce_add_epi32(x); }
+inline int largest_int(I x) { return _mm512_reduce_max_epi32(x); }
+inline void store_ints(void* p, I x) { _mm512_storeu_si512(p, x); }
+inline I permute_bytes(I table, I places) { return _mm512_shuffle_epi8(table, places); }
 inline F as_float(I x) { return _mm512_castsi512_ps(x); }
 inline I widen_bytes(const uint8_t* p, int n) {
     return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((1u << n) - 1u, p));
@@ -166,6 +191,23 @@ inline I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
 template <int n> inline I shift_right(I x) { return _mm256_srli_epi32(x, n); }
 template <int n> inline I shift_left(I x) { return _mm256_slli_epi32(x, n); }
 inline F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+inline I to_ints(F x) { return _mm256_cvtps_epi32(x); }  // rounded
+inline I as_ints(F x) { return _mm256_castps_si256(x); }
+inline I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+inline I add_ints(I a, I b) { return _mm256_add_epi32(a, b); }
+inline I max_ints(I a, I b) { return _mm256_max_epi32(a, b); }
+inline int sum_ints(I x) {
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+}
+inline int largest_int(I x) {
+    __m128i y = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+}
+inline void store_ints(void* p, I x) { _mm256_storeu_si256((__m256i*)p, x); }
+inline I permute_bytes(I table, I places) { return _mm256_shuffle_epi8(table, places); }
 inline F as_float(I x) { return _mm256_castsi256_ps(x); }
 inline I widen_bytes(const uint8_t* p, int n) {
     uint8_t bytes[8] = {0};
@@ -246,6 +288,25 @@ inline I bit_or(I a, I b) { return a | b; }
 template <int n> inline I shift_right(I x) { return (I)((U)x >> n); }
 template <int n> inline I shift_left(I x) { return x << n; }
 inline F to_float(I x) { return __builtin_convertvector(x, F); }
+inline I to_ints(F x) { return __builtin_convertvector(round(x), I); }
+inline I as_ints(F x) { return (I)x; }
+inline I bit_xor(I a, I b) { return a ^ b; }
+inline I add_ints(I a, I b) { return a + b; }
+inline I max_ints(I a, I b) { return a > b ? a : b; }
+inline int sum_ints(I x) { return x[0] + x[1] + x[2] + x[3]; }
+inline int largest_int(I x) { return std::max(std::max(x[0], x[1]), std::max(x[2], x[3])); }
+inline void store_ints(void* p, I x) { std::memcpy(p, &x, sizeof x); }
+// Bytes of a table of 16 by places below 16.
+inline I permute_bytes(I table, I places) {
+    typedef uint8_t B __attribute__((vector_size(16)));
+#if defined(__aarch64__)
+    return (I)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)places);
+#else
+    B from = (B)table, at = (B)places, to;
+    for (int i = 0; i < 16; i++) to[i] = from[at[i]];
+    return (I)to;
+#endif
+}
 inline F as_float(I x) { return (F)x; }
 inline I widen_bytes(const uint8_t* p, int n) {
     I x = {0, 0, 0, 0};

@@ -1,7 +1,8 @@
-// Threads that share a kernel's work. They sleep while there is none: a thread that spins takes the
-// core from the process that serves HTTP.
+// Threads that share a kernel's work. While there is none they look for some for microseconds, and then sleep: a
+// thread that spins takes the core from the process that serves HTTP.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 namespace quire {
@@ -12,5 +13,8 @@ void parallel(int parts, const std::function<void(int)>& run);
 
 void set_threads(int count);
 int threads();
+
+// How often a thread that slept was woken so far.
+uint64_t wakings();
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// AMX's tiles: 16 rows of 64 bytes. Included by what is compiled for AVX-512 with bfloat16.
+// AMX's tiles: 16 rows of 64 bytes. Included by isa_amx.cpp.
 //
 // In a product a weight's columns are the rows of tile A, and rows of x are the columns of tile B. A row of
 // x is cut into three parts; each adds up depth by itself, in one order, whatever tile it is in, and their
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels.h"
+#include "lanes.h"
 
 namespace quire::tiles {
 
@@ -104,37 +104,11 @@ inline __m512i numbers() {
     return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-inline void transpose(__m512i* x) {  // 16 x 16 words
-    __m512i y[16];
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-        x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
-        x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
-    }
-}
-
 // Writes the parts of a tile B of `count` rows: words of row r in `parts[part][r]`.
 inline float* store_parts(__m512i (*parts)[kTile], int count, float* to) {
     const int64_t between = few(count) ? count : kTile * count, apart = few(count) ? kParts * count : count;
     for (int part = 0; part < kParts; part++) {
-        transpose(parts[part]);
+        amx::transpose_square(parts[part]);
         for (int i = 0; i < kTile; i++)
             _mm512_mask_storeu_epi32(to + part * between + i * apart, lanes(count), parts[part][i]);
     }
@@ -156,25 +130,11 @@ struct PartSums {
     }
 };
 
-// Columns [column, column + width), 16 at most, of one row of a product.
-inline void write_row(const Weight& w, const Rows& rows, __m512 sums, int64_t row, int64_t column, int64_t width) {
-    const int64_t place = rows.places ? rows.places[row] : row;
-    const __m512 offsets =
-        w.offsets ? _mm512_maskz_loadu_ps(lanes(width), w.offsets + column) : _mm512_setzero_ps();
-    _mm512_mask_storeu_ps(rows.out + place * rows.stride + column, lanes(width), _mm512_add_ps(sums, offsets));
-}
-
 // Rows of a product, [count <= 16] of them from `row` on, from their columns in `columns`.
 inline void write_rows(const Weight& w, const Rows& rows, __m512i* columns, int64_t row, int count,
                        int64_t column, int64_t width) {
-    transpose(columns);
-    for (int r = 0; r < count; r++) write_row(w, rows, (__m512)columns[r], row + r, column, width);
+    amx::transpose_square(columns);
+    for (int r = 0; r < count; r++) amx::write_row(w, rows, {(__m512)columns[r]}, row + r, column, width);
 }
-
-inline const float* row_of(const Source& x, int64_t row) {
-    return x.values + (x.places ? x.places[row] : row) * x.stride;
-}
-
-inline float* aligned(float* p) { return (float*)(((uintptr_t)p + 63) / 64 * 64); }
 
 }  // namespace quire::tiles
