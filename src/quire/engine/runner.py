@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.attention.registry import open_backends
 from quire.attention.step import Attention
-from quire.cache.blocks import Change
+from quire.cache.blocks import Change, Resize
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -144,6 +144,9 @@ class Runner:
     def launch(self, plan: StepPlan | None) -> LaunchedStep | None:
         """Builds the plan's step while the one before runs, waits for that one, begins this one."""
         before, self._running = self._running, None
+        resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
+        if before is not None and resizes:
+            _let_go_of_pools(before)
         step = self._build(plan, before) if plan is not None else None
         begun, early = self._begun_at, step is not None and step.whole
         if step is not None and early:
@@ -323,6 +326,16 @@ class Runner:
             step.roots.insert(0, logits)
         else:
             _drawn(step, logits, rows)
+
+
+def _let_go_of_pools(step: LaunchedStep) -> None:
+    """Wait for a running step, then drop its references to the arrays of the pools.
+
+    A pool that is resized is copied array by array; each old one is freed only if nobody holds it.
+    """
+    mx.eval(step.roots)
+    step.roots.clear()
+    step.first.clear()
 
 
 def _drawn(step: LaunchedStep, logits: mx.array, rows: list[RowSampling]) -> list[mx.array]:

@@ -144,7 +144,7 @@ class PageStore(PackedStore):
     def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         for number, array in enumerate(self._tails):
             self._tails[number] = resized(array, self.shape.kv_heads, capacity, moves)
-        mx.eval(self._tails)
+            mx.eval(self._tails[number])
 
     # -- writing -------------------------------------------------------------------------------
 

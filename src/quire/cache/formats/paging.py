@@ -31,5 +31,6 @@ def resized(
     if capacity * rows < have:
         return mx.contiguous(array[: capacity * rows])
     # Zeros, not garbage: a masked key still enters 0 * value, and 0 * NaN is NaN.
-    more = mx.zeros((capacity * rows - have, *array.shape[1:]), dtype=array.dtype)
-    return mx.concatenate([array, more])
+    larger = mx.zeros((capacity * rows, *array.shape[1:]), dtype=array.dtype)
+    larger[:have] = array  # in place: a third array, of zeros alone, would take memory, too
+    return larger
