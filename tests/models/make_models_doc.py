@@ -108,6 +108,27 @@ between the calls of the last turn stays. `deepseek` and `dsml` both read DSML c
 
 Reasoning that the prompt opens is known by its mark behind the last added token, whether the mark
 is a token or spelled (Olmo 3).
+
+What a model writes badly is read as it is meant where that can be told, and else is text. Decided:
+
+* In JSON a backslash that begins no escape stands for itself (`"\\d+"`), as raw line ends do. A
+  call's opener that is written twice counts once.
+* In Python-style calls (LFM2, OLMo 3, Llama 4) a quote ends a string only where the call goes on
+  behind it, so that `bash(command="print("hi")")` is read whole.
+* Line ends beside a value in tags: Qwen's notation has one on each side. Seed's has one behind the
+  opening tag, and one before the closing tag only with it. MiniMax's and DSML's have none.
+* Where a closing `</parameter>` was left out, a tag on a line of its own that names another
+  parameter of the tool ends the value.
+* A call in open reasoning is a call. What follows it is reasoning if reasoning is closed within 512
+  characters or another call comes, else the answer.
+* Harmony's last channel in a header counts. Messages to recipients that are no tools of the client
+  (`python`, `browser.search`) are reasoning on `analysis` and not shown otherwise.
+* Types of schemas that are no JSON Schema (`float`, `int`, `bool`, `dict`, `list[str]`, `STRING`)
+  are taken as what they mean; unknown ones leave the value's type unsaid.
+
+Arguments stream from their 24th character on. A call that then turns out to be malformed ends the
+answer as `max_tokens` would (`finish_reason: length`), with the part that was sent, also where
+nothing is streamed; a shorter one is text.
 """
 
 DIALECTS_TABLE = """\

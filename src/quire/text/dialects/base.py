@@ -8,11 +8,12 @@ in the registry of this package.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from quire.core.errors import RequestError
 from quire.core.request import FinishReason
+from quire.text.dialects.schema_types import with_meant_types
 from quire.text.events import Delta
 from quire.text.tokenizer import Tokenizer
 
@@ -85,8 +86,8 @@ class Parser(Protocol):
 
     A call begins when its name is known to be a tool's, and its arguments follow as they are
     written, as far as they can no longer change. `ToolCallEnded` says that it is complete: one that
-    is cut off or turns out malformed never ends, and is no part of the folded answer. What was no
-    call then comes as text, whole.
+    is cut off never ends. What turns out to be no call comes as text, whole, unless something of it
+    was sent: then `ToolCallBroken` ends the answer.
     """
 
     @property
@@ -112,7 +113,7 @@ class Parser(Protocol):
 
     def finish(self, reason: FinishReason) -> list[Delta]:
         """Takes the end. What is held comes out: a complete call as a call, anything else as text,
-        except that a call cut off by anything but an end token is dropped."""
+        except that of a call cut off by anything but an end token only the beginning comes."""
         ...
 
 
@@ -130,6 +131,7 @@ class Forced:
     """Which calls a grammar has to force: one of `tools`, or several if `parallel`.
 
     Attributes:
+        tools: with schemas whose types are JSON Schema's.
         on_unenforced: called with `tool: path: keyword` for what the grammar leaves open.
     """
 
@@ -137,6 +139,10 @@ class Forced:
     parallel: bool
     vocabulary: Vocabulary
     on_unenforced: Callable[[str], None] = lambda keyword: None
+
+    def __post_init__(self) -> None:
+        meant = [replace(each, parameters=with_meant_types(each.parameters)) for each in self.tools]
+        object.__setattr__(self, "tools", meant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,12 @@ from quire.text.dialects.gemma4_grammar import QUOTE
 from quire.text.dialects.values import kinds, property_schema, resolve, typed, write_json
 
 _KEY = re.compile(r"\s*([^\s:=,{}()\[\]\"'<]+):")
-_SCALAR = re.compile(r"(-?[0-9][0-9.eE+-]*|true|false|null)(?=\s*[,}\]])")
+_SCALAR = r"(-?[0-9][0-9.eE+-]*|true|false|null)"
+# A value without quotes may hold commas; in an object it ends where a key follows one.
+_SCALARS = {
+    "]": re.compile(rf"{_SCALAR}(?=\s*[,\]])"),
+    "}": re.compile(rf"{_SCALAR}(?=\s*(?:\}}|,\s*[\w.$@/-]+\s*:))"),
+}
 _SIGN = re.compile(r"\s*([,{}\[\]])")
 _LONGEST = 256
 """Characters of a key or a value without quotes that are waited for."""
@@ -100,7 +105,7 @@ class GemmaFlow:
 
     def _scalar(self) -> str | None:
         self._text = self._text.lstrip()
-        found = _SCALAR.match(self._text)
+        found = _SCALARS[self._schemas[-1][0]].match(self._text) if self._schemas else None
         if found is None:
             return None
         value = typed(found.group(1), self._wanted, self._root)

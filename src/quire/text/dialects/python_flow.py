@@ -140,7 +140,7 @@ class PythonFlow:
         if not self._text.startswith(self._quote[0]):
             self._over = len(self._text) > _LONGEST_ESCAPE
             return None
-        if not self._text.startswith(self._quote):
+        if not self._text.startswith(self._quote) or self._goes_on_in_quotes():
             if self._quote.startswith(self._text):
                 return None
             return self._in_value(self._take(1))
@@ -159,6 +159,10 @@ class PythonFlow:
             return self._close_string()
         self._over = verdict is Verdict.AMBIGUOUS
         return None
+
+    def _goes_on_in_quotes(self) -> bool:
+        """Whether a fourth quote follows three: the first is part of the string."""
+        return len(self._quote) == 3 and self._text.startswith(self._quote[0] * 4)
 
     def _close_string(self) -> str:
         taken = self._take(len(self._quote))

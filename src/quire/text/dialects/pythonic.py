@@ -32,8 +32,10 @@ CALL_BEGUN = re.compile(r"\s*([^\W\d][\w.:/-]*)?\s*(\(?)")
 KEY_BEGUN = re.compile(rf"\s*({KEY})\s*=(?!=)\s*")
 SCALAR = re.compile(r"[^\s,:=()\[\]{}'\"]+")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+# Of four quotes in a row, the last three end a string in three.
 _TO_QUOTE = {
-    quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}", re.DOTALL) for quote in ("'''", '"""', "'", '"')
+    quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}" + after, re.DOTALL)
+    for quote, after in (("'''", "(?!')"), ('"""', '(?!")'), ("'", ""), ('"', ""))
 }
 _ESCAPED = re.compile(r"\\.|[\"\n\r\0]", re.DOTALL)
 _ESCAPES = {'"': r"\"", "\n": r"\n", "\r": r"\r", "\0": r"\0", r"\/": "/"}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.text.dialects.base import Call, Schema, Tool
+from quire.text.dialects.schema_types import meant_type
 
 _MAX_REFERENCES = 8
 _MAX_PYTHON = 1 << 16
@@ -208,26 +209,6 @@ def merged(schema: Schema, root: Schema) -> Schema:
         }
         whole = {**whole, **part, **{key: value for key, value in joined.items() if value}}
     return whole
-
-
-JSON_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_MEANT = {
-    **dict.fromkeys(("int", "int32", "int64", "long", "short"), "integer"),
-    **dict.fromkeys(("float", "double", "decimal", "float32", "float64"), "number"),
-    **dict.fromkeys(("list", "tuple", "set"), "array"),
-    **dict.fromkeys(("dict", "map", "dictionary", "mapping"), "object"),
-    **dict.fromkeys(("none", "nonetype", "nil"), "null"),
-    **dict.fromkeys(("str", "text"), "string"),
-    "bool": "boolean",
-}
-"""Types that other languages have, by the JSON types that they mean."""
-
-
-def meant_type(name: str) -> str | None:
-    """The JSON type that a schema's `type` means; None if it means none that is known."""
-    name = name.strip().lower()
-    name = re.split(r"[\[<(]", name, maxsplit=1)[0]  # list[str], dict<string, int>
-    return name if name in JSON_TYPES else _MEANT.get(name)
 
 
 def kinds(schema: Schema, root: Schema) -> frozenset[str]:
