@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anthropic import Anthropic
 
-from tests.api.conftest import Serve, openai_client
+from tests.api.conftest import Serve, Served, openai_client
 
 Q = '<|"|>'
 ASK: Any = [{"role": "user", "content": "Go."}]
@@ -23,15 +23,15 @@ BROKEN = f"pre <|tool_call>call:add{{a:1,s:{Q}{LONG}{Q},b<tool_call|> post"
 CUT_OFF = f"pre <|tool_call>call:add{{a:1,s:{Q}{LONG}"
 
 
-def limit(text: str) -> int | None:
-    """`max_tokens` under which a text ends as it stands, if it does not end by itself."""
-    return None if "<tool_call|>" in text else 0
+def tokens_of(served: Served, text: str) -> int:
+    """`max_tokens` under which a text is cut off if it is `CUT_OFF`, else ends by itself."""
+    return len(served.ids(text)) + (text != CUT_OFF)
 
 
 @pytest.mark.parametrize("text", [SHORT, BROKEN, CUT_OFF])
 def test_chat(serve: Serve, text: str) -> None:
     served = serve(text)
-    tokens = len(served.ids(text)) + (limit(text) if limit(text) is not None else 1)
+    tokens = tokens_of(served, text)
     sdk = openai_client(served.url).chat.completions
     asked: Any = {"model": "quire-demo", "messages": ASK, "tools": CHAT, "max_tokens": tokens}
     choice = sdk.create(**asked).choices[0]
@@ -55,7 +55,7 @@ def test_chat(serve: Serve, text: str) -> None:
 @pytest.mark.parametrize("text", [SHORT, BROKEN, CUT_OFF])
 def test_messages(serve: Serve, text: str) -> None:
     served = serve(text)
-    tokens = len(served.ids(text)) + (limit(text) if limit(text) is not None else 1)
+    tokens = tokens_of(served, text)
     sdk = Anthropic(base_url=served.url, api_key="none", max_retries=0)
     asked: Any = {"model": "quire-demo", "messages": ASK, "tools": CLAUDE, "max_tokens": tokens}
     whole = sdk.messages.create(**asked)
@@ -75,7 +75,7 @@ def test_messages(serve: Serve, text: str) -> None:
 @pytest.mark.parametrize("text", [SHORT, BROKEN, CUT_OFF])
 def test_responses(serve: Serve, text: str) -> None:
     served = serve(text)
-    tokens = len(served.ids(text)) + (limit(text) if limit(text) is not None else 1)
+    tokens = tokens_of(served, text)
     sdk = openai_client(served.url).responses
     asked: Any = {"model": "quire-demo", "input": ASK, "tools": FLAT, "max_output_tokens": tokens}
     kinds, streamed = [], None

@@ -42,7 +42,7 @@ BROKEN = [
     ("gemma4", f'<|tool_call>call:get_weather{{city:<|"|>{LONG}<|"|>,days<tool_call|>'),
     (
         "qwen3",
-        f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{LONG}", "days"}}</tool_call>',
+        f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{LONG}", 3}}</tool_call>',
     ),
     (
         "qwen3_coder",
