@@ -92,3 +92,20 @@ def test_responses(serve: Serve, text: str) -> None:
             assert item.arguments.startswith(f'{{"a": 1, "s": "{LONG}')
     assert len(whole.output) == len(streamed.output) == 1 + (text != SHORT)
     assert "response.function_call_arguments.done" not in kinds
+
+
+def test_chat_gives_the_part_of_a_custom_call_that_is_there(serve: Serve) -> None:
+    text = f"<|tool_call>call:note{{input:{Q}{LONG}"
+    served = serve(text)
+    sdk = openai_client(served.url).chat.completions
+    tools: Any = [{"type": "custom", "custom": {"name": "note"}}]
+    asked: Any = {"model": "quire-demo", "messages": ASK, "tools": tools}
+    asked["max_tokens"] = len(served.ids(text))
+    (call,) = sdk.create(**asked).choices[0].message.tool_calls
+    streamed = ""
+    for chunk in sdk.create(stream=True, **asked):
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            streamed += piece.model_dump()["custom"]["input"]
+    assert streamed == call.custom.input
+    assert LONG.startswith(streamed)
+    assert len(streamed) > len(LONG) / 2

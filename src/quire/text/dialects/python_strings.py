@@ -18,12 +18,13 @@ KEY = r"[^\s=,()\[\]{}'\"*][^=,()\[\]{}'\"]{0,200}?"
 _VALUE = r"(?:['\"\[({+\-0-9]|(?:True|False|None|true|false|null)\b)"
 _NEXT_KEY = re.compile(rf"\s*,\s*({KEY})\s*=(?!=)")
 _NEXT_CALL = re.compile(
-    rf"\s*,?\s*\)\s*(?:\]\s*[^\s'\",)\]]|[,;]?\s*{_NAME}\s*\(\s*(?:\)|{_NAME}\s*=))|\s*,\s*\*\*\s*\{{"
+    rf"\s*(?:,\s*)?\)\s*(?:\]\s*[^\s'\",)\]]|(?:[,;]\s*)?{_NAME}\s*\(\s*(?:\)|{_NAME}\s*=))"
+    r"|\s*,\s*\*\*\s*\{"
 )
-_AT_END = re.compile(r"\s*,?\s*\)\s*[,;]?\s*\]?\s*\Z")
+_AT_END = re.compile(r"\s*(?:,\s*)?\)\s*(?:[,;]\s*)?(?:\]\s*)?\Z")
 _MAY_GO_ON = re.compile(
     rf"\s*(?:,\s*(?:\*{{1,2}}\s*|{KEY}\s*=?)?)?"
-    rf"|\s*,?\s*\)\s*(?:\]\s*|[,;]?\s*(?:{_NAME}\s*(?:\(\s*(?:{_NAME}\s*)?)?)?)?"
+    rf"|\s*(?:,\s*)?\)\s*(?:\]\s*|(?:[,;]\s*)?(?:{_NAME}\s*(?:\(\s*(?:{_NAME}\s*)?)?)?)?"
 )
 _INSIDE_MAY_GO_ON = re.compile(r"\s*(?:,\s*[A-Za-z]{0,5})?")
 
