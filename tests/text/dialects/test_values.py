@@ -9,6 +9,7 @@ import pytest
 
 from quire.text.dialects.base import Schema
 from quire.text.dialects.scanner import MarkerScanner
+from quire.text.dialects.schema_types import with_meant_types
 from quire.text.dialects.values import kinds, property_schema, typed, write_json
 
 NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -49,6 +50,27 @@ NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 def test_typed(text: str, schema: Schema, value: Any) -> None:
     found = typed(text, schema, schema)
     assert (found, type(found)) == (value, type(value))
+
+
+def test_types_that_are_no_json_schema_are_taken_as_meant() -> None:
+    schema = {
+        "type": "dict",
+        "properties": {
+            "type": {"type": "float", "default": {"type": "float"}},
+            "default": {"type": ["str", "None"]},
+            "a": {"type": "list[int]", "items": {"type": "INTEGER"}},
+            "b": {"type": "tensor", "title": "B"},
+        },
+    }
+    assert with_meant_types(schema) == {
+        "type": "object",
+        "properties": {
+            "type": {"type": "number", "default": {"type": "float"}},
+            "default": {"type": ["string", "null"]},
+            "a": {"type": "array", "items": {"type": "integer"}},
+            "b": {"title": "B"},
+        },
+    }
 
 
 def test_references_are_followed_and_loops_end() -> None:

@@ -18,6 +18,8 @@ _MEANT = {
 }
 """Types that other languages have, by the JSON types that they mean."""
 _PARAMETERS = re.compile(r"[\[<(].*", re.DOTALL)
+_MAX_DEPTH = 128
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 
 
@@ -27,19 +29,29 @@ def meant_type(name: str) -> str | None:
     return name if name in JSON_TYPES else _MEANT.get(name)
 
 
-def with_meant_types(schema: Any) -> Any:
+def with_meant_types(schema: Any, depth: int = 0) -> Any:
     """A schema whose types are JSON Schema's; an unknown type is left unsaid."""
     if isinstance(schema, list):
-        return [with_meant_types(each) for each in schema]
-    if not isinstance(schema, Mapping):
+        return [with_meant_types(each, depth + 1) for each in schema]
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key == "type" and isinstance(value, str | list):
-            names = [value] if isinstance(value, str) else value
-            meant = [meant_type(name) if isinstance(name, str) else None for name in names]
-            if None not in meant:
-                found[key] = meant[0] if isinstance(value, str) else meant
+        if key == "type":
+            meant = _meant_types(value)
+            found |= {} if meant is None else {key: meant}
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            found[key] = {name: with_meant_types(each, depth + 1) for name, each in value.items()}
         else:
-            found[key] = value if key in _DATA else with_meant_types(value)
+            found[key] = value if key in _DATA else with_meant_types(value, depth + 1)
     return found
+
+
+def _meant_types(said: Any) -> Any:
+    """What a schema's `type` means; None if it is unknown."""
+    if isinstance(said, str):
+        return meant_type(said)
+    if not isinstance(said, list):
+        return said
+    meant = [meant_type(each) if isinstance(each, str) else None for each in said]
+    return None if None in meant else list(dict.fromkeys(meant))
