@@ -38,7 +38,7 @@ SPACES = ["", " ", "\n", "\n\n", " \n ", "\t"]
 
 def _value(draw: random.Random, dialect: str) -> str:
     if draw.random() < 0.4:
-        return draw.choice(STRINGS) + LONG + draw.choice(STRINGS)
+        return draw.choice(STRINGS) + LONG * draw.choice([1, 1, 9, 40]) + draw.choice(STRINGS)
     if MARKERS[dialect] and draw.random() < 0.2:
         return draw.choice(STRINGS) + draw.choice(MARKERS[dialect]) + draw.choice(STRINGS)
     return draw.choice(STRINGS)
@@ -88,9 +88,10 @@ def output(draw: random.Random, dialect: str) -> str:
         fragments = [*FRAGMENTS, *MARKERS[dialect] * 3, *SPACES, "make", "now", "word"]
         return "".join(draw.choice(fragments) for _ in range(draw.randint(1, 25)))
     parts = []
-    if draw.random() < 0.5:
-        thought = draw.choice(SPACES) + draw.choice(STRINGS) + draw.choice(SPACES)
-        parts.append(THOUGHTS.get(dialect, "").format(thought))
+    while draw.random() < 0.5:
+        thought = draw.choice(SPACES) + draw.choice([*STRINGS, ""]) + draw.choice(SPACES)
+        thought = THOUGHTS.get(dialect, "").replace("\n", draw.choice(SPACES)).format(thought)
+        parts += [draw.choice(SPACES), thought]
     for _ in range(draw.randint(1, 3)):
         parts += [draw.choice(SPACES), draw.choice(["", "Prose.", "a b"]), draw.choice(SPACES)]
         parts.append(_call(draw, dialect))
