@@ -11,11 +11,7 @@ import pytest
 
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.operations import KernelOperations
-from quire.device.operations import DeltaGates
-from quire.models.gated_delta import spelled_out
-from quire.models.mamba import selective_scan
-from quire.models.mamba2 import state_space
-from quire.models.recurrent import CausalConv
+from quire.device.recurrence import DeltaGates, causal_conv, delta_rule, state_space
 
 Inputs = tuple[mx.array, DeltaGates, mx.array]
 
@@ -76,7 +72,7 @@ def advanced(ops: Any, rule: Rule, inputs: Inputs) -> list[mx.array]:
 
 def reference(rule: Rule, inputs: Inputs) -> list[mx.array]:
     """In MLX's operations."""
-    return list(spelled_out(*inputs, rule.key_heads))
+    return list(delta_rule(*inputs, rule.key_heads, 1e-6))
 
 
 def assert_near(got: list[mx.array], wanted: list[mx.array]) -> None:
@@ -175,20 +171,11 @@ def stepped(ops: Any, inputs: Space) -> list[mx.array]:
     return list(out)
 
 
-def spelled_out_space(inputs: Space, by_column: bool) -> list[mx.array]:
-    if not by_column:
-        return list(state_space(*inputs))
-    values, keys, queries, steps, rates, state = inputs
-    shared = keys.squeeze(2), queries.squeeze(2)
-    y, after = selective_scan(values.squeeze(-1), *shared, steps, rates, state.squeeze(2))
-    return [y[..., None], after[:, :, None]]
-
-
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("t", [1, 37])
 def test_state_spaces_are_the_reference_s(ops: Any, t: int, by_column: bool) -> None:
     inputs = space(3, t, by_column)
-    for got, wanted in zip(stepped(ops, inputs), spelled_out_space(inputs, by_column), strict=True):
+    for got, wanted in zip(stepped(ops, inputs), state_space(*inputs), strict=True):
         assert got.shape == wanted.shape
         assert mx.max(mx.abs(got - wanted)).item() < 1e-4
 
@@ -210,29 +197,27 @@ def test_bits_of_state_spaces_do_not_depend_on_company_or_cuts(ops: Any, by_colu
 @pytest.mark.parametrize("silu", [False, True])
 def test_convolution(ops: Any, biased: bool, silu: bool) -> None:
     channels, kernel = 48, 4
-    conv = CausalConv(channels, kernel, biased)
     draws = mx.random.split(mx.random.key(1), 3)
-    conv.weight = mx.random.normal((channels, kernel, 1), key=draws[0])
-    if biased:
-        conv.bias = mx.random.normal((channels,), key=draws[1])
+    taps = mx.random.normal((channels, kernel), key=draws[0])
+    bias = mx.random.normal((channels,), key=draws[1]) if biased else None
     window = mx.random.normal((2, kernel - 1 + 9, channels), key=draws[2])
     kernels = KernelOperations(CPUKernels(ops, "", 1))
 
     def run(window: mx.array) -> mx.array:
-        out = kernels.causal_conv(window, conv.weight.squeeze(-1), conv.get("bias"), silu)
-        assert out is not None
-        return out
+        return kernels.causal_conv(window, taps, bias, silu)
 
-    out, wanted = run(window), conv._spelled_out(window)
+    out, wanted = run(window), causal_conv(window, taps, bias)
     assert mx.allclose(out, wanted * mx.sigmoid(wanted) if silu else wanted, atol=1e-5)
     assert mx.array_equal(run(window[1:, 4:8]), out[1:, 4:5])
 
 
-def test_other_sizes_are_the_reference_s(compiled: Any) -> None:
+def test_sizes_that_no_kernel_is_made_for_give_what_the_reference_gives(compiled: Any) -> None:
     kernels = KernelOperations(CPUKernels(compiled, "", 1))
-    mixed, gates, state = drawn(RULES["by head"], 1, 1)
-    assert kernels.gated_delta(mixed, gates, state[..., :40], 2, 1e-6) is None
-    values, keys, queries, steps, rates, last = space(1, 1, by_column=False)
-    cut = values, keys[..., :40], queries[..., :40], steps, rates, last[..., :40]
-    assert kernels.state_space(*cut) is None
-    assert kernels.causal_conv(mx.zeros((1, 4, 24)), mx.zeros((24, 4)), None, True) is None
+    for by_column in (False, True):  # states of other sizes are padded with zeros
+        values, keys, queries, steps, rates, state = space(2, 5, by_column)
+        short = [each[..., :10] for each in (keys, queries, state)]
+        few = rates[..., :10] if by_column else rates
+        cut = values, *short[:2], steps, few, short[2]
+        assert_near(list(kernels.state_space(*cut)), list(state_space(*cut)))
+    window, taps = mx.random.normal((1, 4, 24)), mx.random.normal((24, 4))
+    assert_near([kernels.causal_conv(window, taps, None, False)], [causal_conv(window, taps, None)])
