@@ -32,6 +32,8 @@ what generating takes."""
 _MAX_OVERRUN = 4
 """A step is charged at most so many times what it was expected to take: a machine that stands
 still for a while makes nobody wait as long again."""
+_SAVED = 4
+"""Allowances that are saved at most: steps that went quickly pay for slow ones."""
 _LEAST_ADDED = 0.1
 """Share of a step's time that is put down to its prompts, at least."""
 _UNSEEN = 2
@@ -99,7 +101,7 @@ class PrefillBudget:
         self._max_rows = max_rows
         self.times = times or MeasuredSteps()
         self._owed_s = 0.0
-        """What prompts took beyond their allowances; below 0 what they left of the last one."""
+        """What prompts took beyond their allowances; below 0 what they left of these."""
         self._expected: deque[_Expected] = deque(maxlen=_UNSEEN)
         self._reads_in_a_row = 0
 
@@ -209,7 +211,7 @@ class PrefillBudget:
         if prompt_rows and not recorded:
             self._expected.append(_Expected((decode_rows, chunks, prompt_rows), added_s))
         allowance = self._allowance(decode_rows, prompts) if decode_rows else 0.0
-        self._owed_s = max(-allowance, self._owed_s + added_s - allowance)
+        self._owed_s = max(-_SAVED * allowance, self._owed_s + added_s - allowance)
 
     # -- what steps took -----------------------------------------------------------------------
 

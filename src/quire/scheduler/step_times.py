@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
+from statistics import median_low
 
-_REMEMBERED = 4
+_REMEMBERED = 5
 """Steps of each range of rows that count."""
 _GROWTH = 2
 """Times the most rows that were seen, at most: times are known for steps like those seen."""
@@ -15,8 +16,8 @@ class StepTimes:
     """A table of seconds by rows of a step.
 
     The ranges of rows are 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and so on. A range has one point: the
-    mean rows of its last four steps, and these times the least that a row took in any of them. Now
-    and then something slows a step down, such as a kernel that is loaded; nothing speeds one up.
+    mean rows of its last five steps, times the median seconds of a row in these: now and then
+    something slows a step down, such as a kernel that is loaded.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,8 @@ class StepTimes:
         for end in sorted(self._steps, reverse=True):
             steps = self._steps[end]
             mean = sum(rows for rows, _ in steps) / len(steps)
-            most = min(most, mean * min(seconds / rows for rows, seconds in steps))
+            row_s = median_low(seconds / rows for rows, seconds in steps)
+            most = min(most, mean * row_s)
             points.append((mean, most))
         self._points = points[::-1]
 
