@@ -22,13 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from make_tiny_model import write_model
+from named_models import model_folder
 from report import update_readme
 from servers import SERVERS, Server, StartError, running
 
 from quire.cli.bench import ROUTES, run_async
 from quire.cli.load import LoadError, Target, Timings, send
-from quire.demo import MODEL_DIR
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 120.0
@@ -186,14 +185,11 @@ def main() -> None:
     args = parse()
     session = Session(args.turns, args.system_words, args.turn_words)
     contenders: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="quire-tiny-") as folder:
-        model = MODEL_DIR if args.model == "demo" else Path(args.model)
-        if args.model == "tiny":
-            model = Path(folder) / "tiny"
-            write_model(model)
+    with tempfile.TemporaryDirectory(prefix="quire-model-") as folder:
+        model = model_folder(args.model, Path(folder))
         for server in SERVERS:
             if not args.only or server.name in args.only:
-                one = measure(server, model.resolve(), session, args)
+                one = measure(server, model, session, args)
                 contenders[server.name] = one
                 print(f"{server.name}: {json.dumps(one)}", flush=True)
     report = {

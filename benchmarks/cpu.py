@@ -24,7 +24,7 @@ import gguf
 import numpy as np
 from cpu_models import SHAPES, write_gguf, write_mlx
 from cpu_work import Rates, Work
-from kv_formats import FORMATS, compared
+from kv_formats import FORMATS, compared, steps_of_each
 
 from quire.demo import MODEL_DIR
 from quire.device.cpu.cores import usable_cores
@@ -170,7 +170,9 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto", help="the instruction set of Quire's kernels")
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--format-rounds", type=int, default=24, help="steps of each KV format")
+    parser.add_argument(
+        "--format-rounds", type=steps_of_each, default=24, help="steps of each KV format"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results" / "cpu.json")
     args = parser.parse_args()
     memory = read_speed()

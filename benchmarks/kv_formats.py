@@ -34,6 +34,8 @@ FORMATS = (
 )
 TURN = 6
 """Steps of one engine at a time."""
+UNTIMED = 2
+"""Steps of a turn that are not timed: they compute while the next is built, in part another's."""
 
 
 @dataclass
@@ -80,17 +82,34 @@ def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: 
 
 
 def timed(engines: list[Engine], rounds: int) -> list[list[tuple[float, float]]]:
-    """(seconds, processor seconds) of steps of each engine, two thirds of `rounds`."""
+    """Time `rounds` steps of each engine; return (seconds, processor seconds) of most of them.
+
+    Args:
+        rounds: at least `UNTIMED + 1`; the last turn takes what is left.
+    """
     steps: list[list[tuple[float, float]]] = [[] for _ in engines]
-    for _ in range(rounds // TURN):
+    for begun in range(0, rounds, TURN):
         for engine, times in zip(engines, steps, strict=True):
-            for number in range(TURN):
+            for number in range(min(TURN, rounds - begun)):
                 wall, cpu = time.perf_counter(), time.process_time()
                 engine.step()
-                # A step computes while the next is built: the first two are in part another's.
-                if number > 1:
+                if number >= UNTIMED:
                     times.append((time.perf_counter() - wall, time.process_time() - cpu))
     return steps
+
+
+def steps_of_each(text: str) -> int:
+    """Read how many steps each format takes, for `argparse`.
+
+    Raises:
+        ArgumentTypeError: no number, or too few for one to be timed.
+    """
+    if not text.isdecimal() or int(text) <= UNTIMED:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of at least {UNTIMED + 1}: the first {UNTIMED} steps of a "
+            "turn are not timed"
+        )
+    return int(text)
 
 
 def compared(model: str, names: Sequence[str], context: int, batch: int, rounds: int) -> list[Row]:
@@ -127,7 +146,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(MODEL_DIR))
     parser.add_argument("--context", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=60, help="steps of each format")
+    parser.add_argument("--rounds", type=steps_of_each, default=60, help="steps of each format")
     parser.add_argument("--formats", nargs="*", default=FORMATS)
     parser.add_argument(
         "--blas", default="auto", choices=("auto", "openblas", "mlx"), help="as quire serve's"

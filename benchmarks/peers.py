@@ -3,9 +3,10 @@
     python benchmarks/peers.py --peers-python PEERS/bin/python --model tiny [--rounds 3]
 
 `tiny` is the random model of `make_tiny_model.py`, so small that the server is what is measured;
-`demo` is the embedded one; anything else is a folder. In each round every contender is started,
-warmed up, loaded at each number of streams, and stopped, so that a slow minute of the machine hits
-all of them. Medians over the rounds go to `results/`, and to the README's table.
+`demo` is the embedded one without its hearing (`make_demo_model.py`); anything else is a folder. In
+each round every contender is started, warmed up, loaded at each number of streams, and stopped, so
+that a slow minute of the machine hits all of them. Medians over the rounds go to `results/`, and to
+the README's table.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from statistics import median
 from typing import Any
 
 from alone import Work
-from make_tiny_model import write_model
+from named_models import model_folder
 from report import update_readme
 from servers import SERVERS, Server, StartError, child_environment, running, version
 from tokenizers import Tokenizer
 
 from quire.cli.bench import Level, Load, calibrate, run_async, run_level
 from quire.cli.load import LoadError, Target
-from quire.demo import MODEL_DIR
 
 HERE = Path(__file__).parent
 ALONE = {
@@ -218,12 +218,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Runs the comparison and writes it down."""
     args = parse()
-    with tempfile.TemporaryDirectory(prefix="quire-tiny-") as folder:
-        model = MODEL_DIR if args.model == "demo" else Path(args.model)
-        if args.model == "tiny":
-            model = Path(folder) / "tiny"
-            write_model(model)
-        report = run(args, model.resolve())
+    with tempfile.TemporaryDirectory(prefix="quire-model-") as folder:
+        report = run(args, model_folder(args.model, Path(folder)))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")
     update_readme(HERE / "README.md", HERE / "results")

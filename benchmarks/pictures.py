@@ -3,8 +3,9 @@
     python benchmarks/pictures.py --peers-python PEERS/bin/python [--items 20]
 
 The embedded model's own skills, so that a wrong answer is the server's fault: every contender
-serves the same weights. Each question is asked once, half of them in either way, so that no prefix
-cache has seen it. mlx_lm.server is left out: it serves text only.
+serves the same weights, without those that hear, which peers do not load. Each question is asked
+once, half of them in either way, so that no prefix cache has seen it. mlx_lm.server is left out: it
+serves text only.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import argparse
 import http.client
 import json
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from named_models import model_folder
 from servers import SERVERS, Server, StartError, running
 
 from quire.cli.load import Target
-from quire.demo import MODEL_DIR
 from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 
 HERE = Path(__file__).parent
@@ -54,14 +56,15 @@ def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
     return judge(item, SkillAnswer(text)), seconds, text
 
 
-def measure(server: Server, peers_python: str, items: list[SkillItem]) -> dict[str, Any]:
+def measure(
+    server: Server, folder: Path, peers_python: str, items: list[SkillItem]
+) -> dict[str, Any]:
     """One contender; by the number of questions at once. The first item only warms it up."""
     warm, *items = items
-    folder = str(MODEL_DIR)
     rows: dict[str, Any] = {}
     try:
-        with running(server, folder, peers_python) as (target, _):
-            model = MODEL_DIR.name if server.package == "quire" else folder
+        with running(server, str(folder), peers_python) as (target, _):
+            model = folder.name if server.package == "quire" else str(folder)
             ask(target, model, warm)
             for number, at_once in enumerate(WAYS):
                 some = items[number :: len(WAYS)]
@@ -91,10 +94,12 @@ def main() -> None:
     args = parser.parse_args()
     items = [i for path in sorted(SKILLS.glob("picture_*.jsonl")) for i in load(path)[: args.items]]
     results: dict[str, Any] = {}
-    for server in SERVERS:
-        if server.package != "mlx-lm" and (not args.only or server.name in args.only):
-            results[server.name] = measure(server, args.peers_python, items)
-            print(server.name, results[server.name], file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="quire-model-") as scratch:
+        folder = model_folder("demo", Path(scratch))
+        for server in SERVERS:
+            if server.package != "mlx-lm" and (not args.only or server.name in args.only):
+                results[server.name] = measure(server, folder, args.peers_python, items)
+                print(server.name, results[server.name], file=sys.stderr, flush=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     print("|  | right, one at a time | ms | right, eight at once | ms | items/s |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")

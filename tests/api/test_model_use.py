@@ -19,7 +19,8 @@ from quire.core.errors import ModelError
 from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Loaded, Models, OnProgress
+from quire.serving.model import Loaded
+from quire.serving.models import Models, OnProgress
 from quire.text.tokenizer import Tokenizer
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine

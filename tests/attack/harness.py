@@ -86,6 +86,8 @@ class Victim:
 
     child: Child
     turns: Path
+    ended: bool = False
+    """Set by a test that ends the server."""
 
     @property
     def url(self) -> str:
@@ -191,5 +193,8 @@ def attacked(folder: Path, *arguments: str) -> Iterator[Victim]:
     common = ("serve", "--port", "0", "--log-level", "warning")
     module = "tests.attack.serve_measured"
     with running(folder, module, str(turns), *common, *arguments) as child:
-        yield Victim(child, turns)
-        assert child.process.poll() is None, f"the server died: {child.log.read_text()}"
+        victim = Victim(child, turns)
+        yield victim
+        assert victim.ended or child.process.poll() is None, (
+            f"the server died: {child.log.read_text()}"
+        )

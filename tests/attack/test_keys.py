@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, Serve
+from tests.attack.harness import Victim
+from tests.attack.test_requests import CHAT, COUNT, calls, user
 from tests.support.child import Child, quire_serve
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, wait_until
 
 SECRET = "Remember this about my account, and tell nobody at all what it is: my PIN is 4711."
 GUESSES = [SECRET.replace("4711", pin) for pin in ("9999", "4999", "4799", "4719", "4711")]
@@ -125,3 +130,60 @@ def test_metrics_are_a_keys_own(child: Child) -> None:
         assert "quire_steps_total" not in a.get("/metrics").text, "it tells of others' work"
         assert m.get("/v1/models").status_code == 401
         assert m.post("/v1/completions", json={"prompt": "x"}).status_code == 401
+
+
+def test_slow_jobs_of_one_key_do_not_hold_up_another(child: Child) -> None:
+    """Jobs that fill all places are paused for another key's, and go on afterwards."""
+    with client(child, "key-a") as a, client(child, "key-b") as b:
+        slow: list[int] = []
+        asking = [
+            threading.Thread(target=lambda: slow.append(b.post(CHAT, json=calls()).status_code))
+            for _ in range(4)
+        ]
+        for thread in asking:
+            thread.start()
+        jobs = Victim(child, Path()).jobs
+        wait_until(lambda: len(jobs()) >= 2)
+        for job in jobs():
+            job.suspend()  # from now on they hold their places for as long as they may
+        body = {"model": "quire-demo", "messages": [user("word " * 3600)]}
+        assert a.post(COUNT, json=body).status_code == 200
+        for job in jobs():
+            with suppress(psutil.NoSuchProcess):  # it was paused for key-a, and resumed
+                job.resume()
+        for thread in asking:
+            thread.join(HANG_S)
+        assert slow == [400] * 4  # too long, each
+
+
+def test_how_long_a_model_stays_is_the_operators(child: Child) -> None:
+    with client(child, "key-a") as a, client(child, "key-b") as b:
+        for keep in (0, -1, "10m"):
+            body = {"prompt": "x", "max_tokens": 1, "keep_alive": keep}
+            answer = b.post("/v1/completions", json=body)
+            assert answer.status_code == 200
+            assert answer.headers["x-quire-ignored-fields"] == "keep_alive"
+            (model,) = a.get("/v1/models").json()["data"]
+            assert (model["state"], model["expires_s"]) == ("loaded", None)
+
+
+def test_what_others_ask_is_not_counted(child: Child) -> None:
+    """Neither in the list of models nor in the numbers of streams."""
+    with client(child, "key-a") as a, client(child, "key-b") as b:
+
+        def seen(who: httpx.Client) -> tuple[int, list[int]]:
+            view = who.get("/metrics", headers={"accept": "application/json"}).json()
+            (model,) = who.get("/v1/models").json()["data"]
+            return model["requests"], [each["id"] for each in view["streams"]]
+
+        before = a.get("/metrics", headers={"accept": "application/json"}).json()["ended"]
+        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with b.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_raw())
+            assert seen(b)[0] == 1
+            assert len(seen(b)[1]) == 1
+            assert seen(a) == (0, [])
+            reuse(a, "Hello")
+        ended = a.get("/metrics", headers={"accept": "application/json"}).json()["ended"]
+        last = before[0]["id"] if before else 0
+        assert ended[0]["id"] == last + 1

@@ -384,3 +384,17 @@ def test_a_refusal_is_one_line_for_who_wrote_the_grammar(kind: str, source: str,
 
 def test_words_of_the_compiler_are_translated() -> None:
     assert readable("NoExtensionBias <non-verbose/>") == "no token of the model goes on with it"
+
+
+def test_numbers_of_a_limited_grammar_come_to_an_end(
+    tokenizer: Tokenizer, eos: frozenset[int]
+) -> None:
+    compiler = GrammarCompiler(TOKENIZER, tokenizer.get_vocab_size(), eos)
+    (digit,) = tokenizer.encode("1", add_special_tokens=False).ids
+    for limited in (False, True):
+        state = compiler.compile(GrammarSpec("json_schema", '{"type": "number"}'), limited=limited)
+        for token in tokenizer.encode("0." + "1" * 64, add_special_tokens=False).ids:
+            state.accept(token)
+        mask = state.mask()
+        assert mask is not None
+        assert bool(mask[digit // 32] >> digit % 32 & 1) is not limited

@@ -64,3 +64,29 @@ def test_closing_drops_what_waits_and_ends_the_thread() -> None:
         thread.join(HANG_S)
     assert set(threading.enumerate()) <= before
     assert made == ["compiled"]
+
+
+def test_keys_take_turns() -> None:
+    made: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make(request: Request) -> TokenConstraint | None:
+        made.append(request.id)
+        begun.set()
+        assert go_on.wait(HANG_S)
+        return None
+
+    queue = GrammarQueue(make)
+    queue.add(Request("b0", (1,), caller="b"))
+    assert begun.wait(HANG_S)
+    for name in ("b1", "b2", "b3", "a0"):
+        queue.add(Request(name, (1,), caller=name[0]))
+    go_on.set()
+    ready = []
+    while queue:
+        queue.wait(HANG_S)
+        ready += [request.id for request, _ in queue.take()]
+    assert made[:2] == ["b0", "a0"]
+    assert [name for name in made if name != "a0"] == ["b0", "b1", "b2", "b3"]
+    assert sorted(ready) == sorted(made)
+    queue.close()

@@ -73,6 +73,58 @@ def test_gemma3_against_transformers(tmp_path: Path) -> None:
         assert (part.before, part.after) == ("\n\n<start_of_image>", "<end_of_image>\n\n")
 
 
+SCAN = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 20,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "crops"),
+    [
+        ((50, 50), 0),
+        ((59, 50), 0),  # not long enough
+        ((61, 50), 2),
+        ((50, 61), 2),
+        ((36, 30), 0),  # parts would be too small
+        ((150, 50), 3),
+        ((125, 50), 3),  # half is rounded up
+        ((47, 151), 3),
+        ((400, 30), 4),
+    ],
+)
+def test_gemma3_scans_long_pictures_as_transformers_does(
+    size: tuple[int, int], crops: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.gemma3.image_processing_pil_gemma3")
+    theirs = oracle.Gemma3ImageProcessorPil(**GEMMA3_SETTINGS | SCAN)
+    ours = processor(tmp_path, GEMMA3, GEMMA3_SETTINGS | SCAN)
+    picture = noise(*size, 1)
+    parts = ours.read(encoded(picture), param="p")
+    found = theirs.preprocess(picture, return_tensors="np", **SCAN)
+    assert found["num_crops"] == [crops]
+    assert len(parts) == 1 + crops
+    for part, wanted in zip(parts, found["pixel_values"], strict=True):
+        assert np.abs(pixels(part.item, GEMMA3) - wanted[None]).max() < 1e-3
+    mark = "\n\n<start_of_image><end_of_image>\n\n"
+    expected = mark
+    if crops:
+        several = " ".join([mark] * crops)
+        expected = f"Here is the original image {mark} and here are some crops to help you see "
+        expected += f"better {several}"
+    assert "".join(part.before + part.after for part in parts) == expected
+
+
+def test_parts_of_a_picture_fit_what_it_may_take(tmp_path: Path) -> None:
+    ours = processor(tmp_path, GEMMA3, GEMMA3_SETTINGS | SCAN)
+    picture = encoded(noise(150, 50))
+    assert len(ours.read(picture, param="p", detail=16)) == 4
+    assert len(ours.read(picture, param="p", detail=15)) == 1
+
+
 def test_gemma3n_against_transformers(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     oracle = pytest.importorskip("transformers.models.siglip.image_processing_pil_siglip")
@@ -113,7 +165,8 @@ def test_a_picture_cannot_take_fewer_tokens_than_a_tile(tmp_path: Path) -> None:
         ({"resample": 0}, "resample"),
         ({"image_mean": [0.4] * 3}, "image_mean"),
         ({"do_resize": None}, "do_resize"),
-        ({"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ({"do_pan_and_scan": 2}, "do_pan_and_scan"),
+        ({"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 0}, "pan_and_scan_max_num_crops"),
     ],
 )
 def test_bad_settings_are_named(tmp_path: Path, changes: dict[str, Any], word: str) -> None:

@@ -15,13 +15,13 @@ def picture(seed: int, rows: int = 10) -> MediaItem:
     return MediaItem.of("image", bytes([seed]), (rows,), rows, bidirectional=False)
 
 
-def sequence(number: int, *items: MediaItem) -> Sequence:
+def sequence(number: int, *items: MediaItem, caller: str = "") -> Sequence:
     prompt: list[int] = []
     media = []
     for item in items:
         media.append(PlacedMedia(len(prompt), item))
         prompt += [1] * item.tokens
-    request = Request(f"r{number}", (*prompt, 2), media=tuple(media))
+    request = Request(f"r{number}", (*prompt, 2), media=tuple(media), caller=caller)
     return Sequence(request, KVFormat(), b"", number, SequenceParts())
 
 
@@ -97,3 +97,20 @@ def test_a_slow_spell_throws_the_cost_off_by_little() -> None:
     cost.observe([work(100)], 1.0)
     cost.observe([work(100)], 100.0)
     assert cost.seconds("image", 100) == 1.2
+
+
+def test_keys_take_turns_at_encoders() -> None:
+    """A key with many pictures does not keep another's one picture waiting."""
+    encodings = Encodings(1000)
+    of_b = [sequence(number, picture(10 + number), caller="b") for number in range(6)]
+    encodings.update_needs(of_b)
+    first, _ = encodings.plan(of_b, 0.0)
+    assert [piece.item for piece in first] == [picture(10)]
+    of_a = sequence(9, picture(1), picture(2), caller="a")
+    running = [*of_b, of_a]
+    order = []
+    for _ in range(4):
+        encodings.update_needs(running)
+        planned, _ = encodings.plan(running, 0.0)
+        order += ["a" if piece.item in (picture(1), picture(2)) else "b" for piece in planned]
+    assert order == ["a", "b", "a", "b"] or order == ["b", "a", "b", "a"]

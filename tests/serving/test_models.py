@@ -14,7 +14,9 @@ from quire.core.info import ModelInfo
 from quire.core.messages import Progress
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Lease, Loaded, Models, OnProgress
+from quire.serving.model import Lease, Loaded
+from quire.serving.models import Models, OnProgress
+from quire.serving.swaps import CLOSED_S, OPEN_S
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.waiting import HANG_S
@@ -135,21 +137,79 @@ def test_the_least_recently_used_makes_room_and_a_pinned_one_stays() -> None:
 
 
 def test_one_in_use_makes_room_when_it_is_done_though_others_ask_for_it_meanwhile() -> None:
+    """It takes requests in for a while, then none, so that it empties; then again."""
+
     async def check() -> None:
         house = House(room=1)
         models = house.models("a", "b")
         lease = await asked(models, "a")
         other = asyncio.create_task(asked(models, "b"))
-        await asyncio.sleep(2 * LOAD_S)
+        await asyncio.sleep(LOAD_S + 1)  # by now it is known that there is no room
+        assert states(models) == ["loaded", "loading"]
+        await answered(models, "a")
+        await asyncio.sleep(OPEN_S[0] + LOAD_S)
         assert states(models) == ["unloading", "loading"]
         again = asyncio.create_task(asked(models, "a"))
-        await asyncio.sleep(2 * LOAD_S)
-        assert not other.done()
+        await asyncio.sleep(1)
         assert not again.done()
+        await asyncio.sleep(CLOSED_S)
+        (await again).release()  # a long answer does not shut it for all
+        assert not other.done()
         lease.release()
         (await other).release()
-        (await again).release()
+        await answered(models, "a")
         assert house.loads == ["a", "b", "a"]
+
+    virtual_time.run(check())
+
+
+def test_nothing_is_evicted_once_nobody_waits() -> None:
+    async def check() -> None:
+        house = House(room=1)
+        models = house.models("a", "b")
+        lease = await asked(models, "a")
+        for seconds in (1, LOAD_S + 1, 2 * LOAD_S + OPEN_S[0] + 1):  # loading, open, closed
+            leaving = asyncio.create_task(asked(models, "b"))
+            await asyncio.sleep(seconds)
+            leaving.cancel()
+            await asyncio.sleep(LOAD_S + 1)
+            assert states(models) == ["loaded", "unloaded"]
+            await answered(models, "a")
+        lease.release()
+        await asyncio.sleep(1000)
+        assert states(models) == ["loaded", "unloaded"]
+        assert house.loads == ["a"]
+
+    virtual_time.run(check())
+
+
+def test_swaps_cost_the_key_that_asks_for_them() -> None:
+    """A key that alternates leaves the others most of the time; alone, it alternates freely."""
+
+    async def check() -> None:
+        house = House(room=1, load_s=1.0)
+        models = house.models("a", "b")
+
+        async def alternates(key: str) -> None:
+            while True:
+                for name in "ba":
+                    (await models.use(models.find(name), key)).release()
+
+        waited = []
+        attacker = asyncio.create_task(alternates("bad"))
+        await asyncio.sleep(100)
+        alone = len(house.loads)
+        assert alone > 20
+        for _ in range(200):
+            await asyncio.sleep(1)
+            before = now()
+            (await models.use(models.find("a"), "good")).release()
+            waited.append(now() - before)
+        attacker.cancel()
+        await models.close()
+        assert len(house.loads) - alone < 60  # instead of 100
+        assert sum(waited) < 0.3 * 200
+        assert sorted(waited)[len(waited) // 2] == 0
 
     virtual_time.run(check())
 

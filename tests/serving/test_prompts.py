@@ -148,7 +148,7 @@ async def test_the_switch_for_reasoning_reaches_the_template(service: Service) -
 @pytest.mark.parametrize(
     ("spec", "code"),
     [
-        (Generation(), "invalid_value"),
+        (Generation(), "missing_required_parameter"),
         (Generation(prompts=((),)), "invalid_value"),
         (Generation(prompts=((99_999,),)), "invalid_value"),
         (Generation(messages=(ASK,), tool_choice=ToolChoice("required")), "invalid_value"),

@@ -45,7 +45,13 @@ _ARCHITECTURES = {
     "bailing_moe": "bailingmoe",
     "llama4_text": "llama4",
     "ministral3": "mistral3",
+    "cohere2_moe": "cohere2moe",
+    "exaone_moe": "exaone-moe",
+    "falcon_mamba": "mamba",
+    "kimi_linear": "kimi-linear",
 }
+_NAMED_AS = {"cohere2moe": "exaone-moe"}
+"""Architectures that the package does not know, and one with the same names of tensors."""
 _PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee", "bailingmoe", "mistral3")
 _PERMUTED += ("olmo", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _KEYS = {
@@ -129,6 +135,11 @@ def write_gguf(
         write_tokenizer(writer, tokenizer, config["vocab_size"])
     stands_for = {}
     plain = {name: np.array(array.astype(mx.float32)) for name, array in weights.items()}
+    for part in ("alpha_n", "alpha_p", "beta", "eps"):  # Apertus's activations
+        names = [name for name in plain if name.endswith(f".act_fn.{part}")]
+        if names:
+            names.sort(key=lambda name: int(name.split(".")[2]))
+            writer.add_array(f"xielu.{part}", [plain.pop(name).item() for name in names])
     for name, array in (_as_converted(config, plain) | dict(tensors or {})).items():
         wanted = kinds(name) if array.ndim > 1 else GGMLQuantizationType.F32
         coded = quantize(array, wanted)
@@ -174,11 +185,14 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _as_converted(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
     kind = architecture(config)
-    number = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    known = _NAMED_AS.get(kind, kind)
+    number = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(number, config.get("num_hidden_layers", 8))
     ready = {}
     if gguf_state_spaces.has_states(config):
         weights = gguf_state_spaces.converted(config, weights)
+    if kind == "kimi-linear":
+        weights = gguf_state_spaces.delta_rules(weights)
     for name, array in _separated(config, weights).items():
         there = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
@@ -244,6 +258,7 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
         else:
             name = name.replace("down_proj_bias", "down_proj.bias")
             name = name.replace(".dt_bias", ".dt_proj.bias")
+            name = f"{name}.bias" if name.endswith(".expert_bias") else name
             name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar")) else name
             ready[name.replace("e_score_correction_bias", "e_score_correction.bias")] = array
     for name, parts in numbered.items():

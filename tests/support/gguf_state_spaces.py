@@ -15,7 +15,9 @@ _SIZES = {
     "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel"),
     "ssm.state_size": ("mamba_d_state", "ssm_state_size", "state_size"),
     "ssm.group_count": ("mamba_n_groups", "n_groups"),
-    "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads", "mamba_num_heads", "num_heads"),
+    "ssm.time_step_rank": (
+        *("mamba_dt_rank", "mamba_n_heads", "mamba_num_heads", "num_heads", "time_step_rank"),
+    ),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "layer_norm_epsilon"),
 }
 
@@ -32,11 +34,13 @@ def keys(config: Config) -> dict[str, Any]:
     }
     heads = found["ssm.time_step_rank"]
     own = config.get("mamba_d_head", config.get("mamba_head_dim", config.get("head_dim")))
-    jamba = config["model_type"] == "jamba"
-    inner = config["mamba_expand"] * config["hidden_size"] if jamba else heads * own
+    if config["model_type"] == "jamba":
+        inner = config["mamba_expand"] * config["hidden_size"]
+    else:
+        inner = config["intermediate_size"] if _is_first(config) else heads * own
     kinds = _kinds(config)
     found |= {"ssm.inner_size": inner, "block_count": len(kinds)}
-    if config["model_type"] == "mamba2":
+    if config["model_type"] == "mamba2" or _is_first(config):
         found |= {"attention.head_count": 0, "attention.head_count_kv": None, "context_length": 1}
     elif config["model_type"] != "falcon_h1":
         attends = [kind in ("attention", "full_attention") for kind in kinds]
@@ -46,6 +50,11 @@ def keys(config: Config) -> dict[str, Any]:
         rotates = config["position_embedding_type"] == "rope"
         found["rope.scaling.finetuned"] = rotates
     return found
+
+
+def _is_first(config: Config) -> bool:
+    """Whether the state spaces are Mamba's first, without attention."""
+    return config["model_type"] in ("mamba", "falcon_mamba")
 
 
 def _kinds(config: Config) -> list[str]:
@@ -116,10 +125,24 @@ def _shaped(config: Config, name: str, array: Numbers) -> Numbers:
         array = -np.exp(array)
     if name.endswith(".conv1d.weight"):
         return array.squeeze(1)
-    if config["model_type"] == "jamba":
+    if config["model_type"] == "jamba" or _is_first(config):
         return array
     if name.endswith((".A_log", ".D")):
         return array.reshape(-1, 1)
     if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
         return array.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
     return array
+
+
+def delta_rules(weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Kimi Linear's: a convolution each of queries, keys and values; decays as they are."""
+    ready: dict[str, Numbers] = {}
+    for name, array in weights.items():
+        name = name.replace(".forget_gate.", ".")
+        if name.endswith(".self_attn.conv1d.weight"):
+            for part, each in zip("qkv", np.split(array, 3), strict=True):
+                shaped = each.reshape(1, len(each), 1, -1)
+                ready[name.replace("conv1d", f"{part}_conv1d")] = np.ascontiguousarray(shaped)
+        else:
+            ready[name] = -np.exp(array) if name.endswith(".A_log") else array
+    return ready

@@ -20,7 +20,8 @@ from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.messages import Progress
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
-from quire.serving.models import Loaded, Models, OnProgress
+from quire.serving.model import Loaded
+from quire.serving.models import Models, OnProgress
 from tests.support.waiting import HANG_S, wait_until
 
 JSON_TYPE = {"content-type": "application/json"}

@@ -122,6 +122,9 @@ def _middleware(
                 allow_headers=["*"],
                 expose_headers=[
                     "x-request-id",
+                    "request-id",
+                    "retry-after",
+                    "x-should-retry",
                     "x-quire-cached-tokens",
                     "x-quire-cache-reuse",
                     IGNORED_HEADER.decode(),

@@ -29,7 +29,8 @@ from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.job_messages import JobLimits
 from quire.serving.jobs import Jobs
-from quire.serving.models import Loaded, Models, OnProgress, Opener
+from quire.serving.model import Loaded
+from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait, to_the_end
 
 log = logging.getLogger("quire.server")
@@ -188,11 +189,11 @@ def _job_limits(config: ServerConfig) -> JobLimits:
     return replace(limits, memory=limits.memory + working)
 
 
-async def _stop_when_broken(models: Models, server: uvicorn.Server) -> None:
+async def _stop_when_broken(models: Models, server: StoppingServer) -> None:
     """A lone engine that cannot go on ends the server, after /health had a moment to say so."""
     await models.broken.wait()
     await asyncio.sleep(_LAST_WORD_S)
-    server.should_exit = True
+    server.stop_now()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

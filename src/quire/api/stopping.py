@@ -84,6 +84,11 @@ class StoppingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)  # there is nothing left to be stopped
 
+    def stop_now(self) -> None:
+        """Ends without waiting for answers: none can come any more."""
+        self.should_exit = True
+        self._now.set()
+
     async def main_loop(self) -> None:
         """Serves until a signal asks it to stop."""
         self.should_exit |= self._stopped_at_start

@@ -27,7 +27,7 @@ from quire.api.shared.thinking import template_variables
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking
-from quire.serving.models import Model
+from quire.serving.model import Model
 from quire.serving.sampling_defaults import NAMES
 
 
@@ -166,19 +166,21 @@ class Utilities:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, as OpenAI and Anthropic list theirs."""
-        listed = [self._described(model) for model in self._server.models]
+        caller = caller_of(request.scope)
+        listed = [self._described(model, caller) for model in self._server.models]
         page = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
         return JSONResponse({"object": "list", "data": listed, **page})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`."""
-        return JSONResponse(self._described(self._server.models.find(request.path_params["name"])))
+        model = self._server.models.find(request.path_params["name"])
+        return JSONResponse(self._described(model, caller_of(request.scope)))
 
     async def load(self, request: Request) -> Response:
         """`POST /models/load`: loads a model ahead of its first request."""
         context, _ = await self._server.read(request, _named)
         assert context.lease is not None
-        return JSONResponse(self._described(context.lease.model))
+        return JSONResponse(self._described(context.lease.model, caller_of(request.scope)))
 
     async def unload(self, request: Request) -> Response:
         """`POST /models/unload`: unloads a model once nobody uses it, or stops its loading."""
@@ -194,10 +196,14 @@ class Utilities:
         fields, _ = parse(ModelRequest, parse_json(body), strict_fields=strict)
         model = server.models.find(fields.model)
         await until_gone(request.receive, server.models.unload(model))
-        return JSONResponse(self._described(model))
+        return JSONResponse(self._described(model, EVERYONE))
 
-    def _described(self, model: Model) -> dict[str, Any]:
-        """A model as OpenAI lists it; what only a loaded model tells is missing before that."""
+    def _described(self, model: Model, caller: str) -> dict[str, Any]:
+        """A model as OpenAI lists it; what only a loaded model tells is missing before that.
+
+        One of several API keys sees its own requests only, and not when others will have left.
+        """
+        own = caller != EVERYONE
         described: dict[str, Any] = {
             "id": model.name,
             "object": "model",
@@ -210,8 +216,8 @@ class Utilities:
             "state": model.state,
             "status": _llama_cpp_status(model),
             "pinned": model.config.pinned,
-            "requests": model.users,
-            "expires_s": model.expires_s,
+            "requests": model.held[caller] if own else model.users,
+            "expires_s": None if own else model.expires_s,
             "progress": None if model.progress is None else asdict(model.progress),
             "problem": model.problem,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from quire.constraints.masks import TokenMask, mask_of
+from quire.constraints.runs import LeadingTokens, RunLimit
 from quire.constraints.sequence import SequenceWatcher, Spelling
 from quire.core.errors import RequestError
 from quire.core.request import JSON_BLANKS, NO_BEGINNING, GrammarSpec
@@ -81,8 +82,17 @@ class GrammarCompiler:
         )
         self._matcher = lru_cache(kept)(self._compile)
 
-    def compile(self, spec: GrammarSpec, param: str = "response_format") -> GrammarState:
+    @cached_property
+    def _leading(self) -> LeadingTokens:
+        return LeadingTokens(lambda token: self._tokenizer.decode_bytes([token]), self._vocab_size)
+
+    def compile(
+        self, spec: GrammarSpec, param: str = "response_format", *, limited: bool = False
+    ) -> GrammarState:
         """The state of an answer of which no token has come.
+
+        Args:
+            limited: whether runs of digits and blanks come to an end, see `runs`.
 
         Raises:
             RequestError: `param` is at fault (code `invalid_schema`), or no answer begins with
@@ -95,7 +105,12 @@ class GrammarCompiler:
             raise ValueError("a lazy grammar needs the token that begins what it binds")
         matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
         state = GrammarState(
-            matcher, spec, self._vocab_size, self._tokenizer, self.spelling(spec.start_after)
+            matcher,
+            spec,
+            self._vocab_size,
+            self._tokenizer,
+            self.spelling(spec.start_after),
+            RunLimit(self._leading) if limited else None,
         )
         if rest := state.begin(spec.begun, self._tokenizer):
             raise RequestError(
@@ -137,8 +152,10 @@ class GrammarState:
         vocab_size: int,
         tokenizer: LLTokenizer,
         spelling: Spelling | None,
+        runs: RunLimit | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._runs = runs
         self._unused = matcher
         self._matcher = matcher.deep_copy()
         self._opener = spec.opener
@@ -185,6 +202,8 @@ class GrammarState:
         # llguidance gives one word more where the vocabulary fills its last one.
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
         self._raise_if_failed()
+        if self._runs is not None:
+            words = self._runs.limited(words)
         return words | mask_of(self._opening[:1], self._vocab_size) if self._opening else words
 
     def accept(self, token_id: int) -> None:
@@ -203,6 +222,8 @@ class GrammarState:
             self._opening = ()
             self._matcher.consume_token(token_id)
             self._raise_if_failed()
+            if self._runs is not None:
+                self._runs.accept(token_id)
             self._free = self._lazy and bool(self._matcher.is_accepting())
 
     def _accept_free(self, token_id: int) -> None:

@@ -77,6 +77,8 @@ class GrammarSpec:
             that no call escapes within reasoning. None: there is no such token.
         lazy: the answer is free but for stretches that begin with `opener`, each of which has to
             meet the constraint as a whole.
+        schema: whether JSON of a client's schema is in it, whose runs of digits and blanks are
+            limited; see `constraints.runs`.
         begun: text of the answer that is there already. What meets the constraint is this and what
             comes, together.
     """
@@ -88,6 +90,7 @@ class GrammarSpec:
     opener: int | None = None
     lazy: bool = False
     begun: str = ""
+    schema: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +180,10 @@ class Request:
         min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
-        stop_on_loop: repeats of a cycle that end the answer; 0 is never, None the server's.
+        stop_on_loop: repeats of a cycle that end the answer, None the server's; 0 is never, and
+            lets runs of digits and blanks go on.
         rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
+        caller: the API key that asks, as a word; keys take turns.
         cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
@@ -196,6 +201,7 @@ class Request:
     thinking: ThinkingBudget | None = None
     stop_on_loop: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
+    caller: str = ""
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None

@@ -95,9 +95,13 @@ class ConstraintFactory:
 
     Args:
         folder: holds `tokenizer.json`.
+        limited: whether runs of digits and blanks in JSON come to an end where no request says.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, eos_ids: frozenset[int], *, limited: bool = True
+    ) -> None:
+        self._limited = limited
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -143,7 +147,12 @@ class ConstraintFactory:
         bound = request.grammar is not None or request.thinking is not None
         if not (bound or ruled or request.min_tokens):
             return None
-        grammar = self._compiler.compile(request.grammar) if request.grammar is not None else None
+        grammar = None
+        if request.grammar is not None:
+            limited = self._limited if request.stop_on_loop is None else request.stop_on_loop != 0
+            grammar = self._compiler.compile(
+                request.grammar, limited=limited and request.grammar.schema
+            )
         thinking = self._thinking(request.thinking) if request.thinking is not None else None
         endless = self._endless
         if request.min_tokens:

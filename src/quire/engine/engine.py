@@ -106,7 +106,12 @@ class Engine:
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
-        self.constraints = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
+        self.constraints = ConstraintFactory(
+            loaded.path,
+            loaded.model.vocab_size,
+            loaded.eos_ids,
+            limited=config.stop_on_loop != 0,
+        )
         self._grammars = GrammarQueue(self.constraints.make)
         self._proposers = proposers
         self._running: LaunchedStep | None = None

@@ -125,7 +125,7 @@ def _full_layer_shape(s: Settings, types: tuple[str, ...]) -> tuple[int | None, 
 
     There are two spellings. The first has `global_head_dim` and `num_global_key_value_heads`, which
     counts only where K and V share a projection; transformers 5 lists what differs layer by layer
-    in `per_layer_config`.
+    in `per_layer_config`, whose keys have leading zeros.
     """
     text = s.values
     if not s.has("per_layer_config"):
@@ -133,9 +133,10 @@ def _full_layer_shape(s: Settings, types: tuple[str, ...]) -> tuple[int | None, 
         return text.get("global_head_dim") or 512, heads or text.get("num_key_value_heads")
     listed = s.nested("per_layer_config", needed=False)
     changes = [listed.nested(layer, needed=False).values for layer in listed.values]
-    full = {str(index) for index, kind in enumerate(types) if kind == FULL}
+    full = [index for index, kind in enumerate(types) if kind == FULL]
+    named = sorted(int(layer) if layer.isdecimal() else -1 for layer in listed.values)
     known = {"head_dim", "num_key_value_heads"}
-    if listed.values.keys() != full or any(c != changes[0] or c.keys() - known for c in changes):
+    if named != full or any(c != changes[0] or c.keys() - known for c in changes):
         raise ModelError(
             "config.json: per_layer_config is supported where it gives all full layers, and no "
             "others, the same head_dim and num_key_value_heads"

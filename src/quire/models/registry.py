@@ -8,6 +8,7 @@ from typing import Any
 from quire.core.errors import ModelError
 from quire.core.original_configs import by_usual_keys
 from quire.models.base import LanguageModel
+from quire.models.class_defaults import with_class_defaults
 from quire.models.families.common import Family
 from quire.models.settings import Settings
 
@@ -94,7 +95,7 @@ def build(config: dict[str, Any]) -> LanguageModel:
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
-    settings = Settings(by_usual_keys(config))
+    settings = Settings(with_class_defaults(by_usual_keys(config)))
     layers = settings.within("text_config").integer("num_hidden_layers", default=1)
     if layers > _MOST_LAYERS:
         raise ModelError(f"config.json: num_hidden_layers = {layers} is more than {_MOST_LAYERS}")

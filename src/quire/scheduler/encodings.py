@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quire.core.media import MediaItem, MediaKey, Pieces
+from quire.core.turns import Shares
 from quire.scheduler.encoding_cost import EncodingCost
 from quire.scheduler.plan import EncoderWork
 from quire.scheduler.sequence import Sequence
@@ -63,6 +64,8 @@ class Encodings:
         self._needed: dict[int, dict[MediaKey, int]] = {}
         """By sequence number: the items that its next rows need, and the first of these rows."""
         self._oldest_first = False
+        self._shares: Shares[str] = Shares()
+        """Rows that were encoded, by API key."""
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -86,16 +89,20 @@ class Encodings:
     def plan(self, running: Iterable[Sequence], seconds: float) -> tuple[list[EncoderWork], float]:
         """Pieces for about so many seconds, and the seconds that they are likely to take.
 
-        Every other step begins with the request that came first, the others with the one that has
-        the least to encode.
+        API keys take turns by the rows that were encoded for them. Within a key, every other step
+        begins with the request that came first, the others with the one that has the least to
+        encode.
         """
-        queues = [queue for queue in map(self._queue, running) if queue]
+        queues = [(each.request.caller, self._queue(each)) for each in running]
+        queues = [(caller, queue) for caller, queue in queues if queue]
         self._oldest_first = not self._oldest_first
         if not self._oldest_first:
-            queues.sort(key=_work)
+            queues.sort(key=lambda each: _work(each[1]))
+        turns = self._shares.ordered(caller for caller, _ in queues)
+        queues.sort(key=lambda each: turns.index(each[0]))
         planned: list[EncoderWork] = []
         left = seconds
-        for encoding in (each for queue in queues for each in queue):
+        for caller, encoding in ((caller, each) for caller, queue in queues for each in queue):
             if encoding.complete:
                 continue  # two requests bring it
             piece_s = self.cost.seconds(encoding.item.kind, encoding.pieces.rows)
@@ -105,6 +112,7 @@ class Encodings:
                 break
             count = max(count, 1)
             planned.append(self._work(encoding, count))
+            self._shares.charge(caller, count * encoding.pieces.rows)
             left -= count * (seconds if piece_s is None else piece_s)
         return planned, min(seconds, seconds - left)
 

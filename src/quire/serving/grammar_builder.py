@@ -66,7 +66,8 @@ class GrammarBuilder:
         lost = dict.fromkeys(unenforced)
         grammar = self._grammar(request, lambda each: lost.setdefault(each))
         if grammar is not None:
-            grammar = replace(grammar, begun=_begun(request))
+            schema = request.format is None or request.format.kind == "json_schema"
+            grammar = replace(grammar, begun=_begun(request), schema=schema)
             field = request.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(

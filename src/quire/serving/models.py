@@ -9,41 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import EngineFailure, LoadingStopped, ModelError, NoRoom, NotFound
-from quire.core.info import EngineStats, ModelInfo
+from quire.core.info import EngineStats
 from quire.core.messages import Progress
-from quire.serving.jobs import Jobs
-from quire.serving.service import Service
+from quire.serving.model import Lease, Loaded, Model
 from quire.serving.streams import Observer
+from quire.serving.swaps import Evictions, Postponed, check_wanted
 from quire.serving.tasks import cancel_and_wait, close_all, to_the_end
 
 log = logging.getLogger("quire.models")
 
 _CLOSED = "the server is shutting down"
 _STATS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model that can answer.
-
-    Attributes:
-        broken: set when its engine cannot go on; None if nobody says so.
-    """
-
-    service: Service
-    jobs: Jobs | None = None
-    broken: asyncio.Event | None = None
-
-    async def close(self) -> None:
-        """Ends its processes; what is in flight fails."""
-        jobs = () if self.jobs is None else (self.jobs.close(),)
-        await close_all(self.service.close(), *jobs)
 
 
 OnProgress = Callable[[Progress | None], None]
@@ -53,116 +36,11 @@ Opener = Callable[[ModelConfig, OnProgress], Awaitable[Loaded]]
 """Loads a model. Raises `ModelError`; `NoRoom` where it would fit without others."""
 
 
-class Model:
-    """One model of a server. `Models` alone changes it.
-
-    Attributes:
-        loaded: None unless it can answer.
-        users: requests that hold it.
-        waiting: requests that will hold it as soon as it is loaded.
-        progress: how far its loading has come; None where it is not loaded now, or does not say.
-        problem: why it could not be loaded, or broke down, the last time; None if all went well.
-        leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.loaded: Loaded | None = None
-        self.users = self.waiting = 0
-        self.progress: Progress | None = None
-        self.problem: str | None = None
-        self.leaving = False
-        self.used_at = -math.inf
-        self.idle_unload_s = config.idle_unload_s
-        self.opening: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.watch: asyncio.Task[None] | None = None
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self._info: ModelInfo | None = None
-
-    @property
-    def name(self) -> str:
-        """What clients call it."""
-        return self.config.name
-
-    @property
-    def ready(self) -> bool:
-        """Whether a request need not wait for it."""
-        return self.loaded is not None and not self.leaving
-
-    @property
-    def wanted(self) -> bool:
-        """Whether any request holds it, or waits for it."""
-        return self.users > 0 or self.waiting > 0
-
-    @property
-    def state(self) -> str:
-        """`loaded`, `unloading`, `loading`, `failed` or `unloaded`."""
-        if self.loaded is not None:
-            return "unloading" if self.leaving else "loaded"
-        if self.opening is not None:
-            return "loading"
-        return "unloaded" if self.problem is None else "failed"
-
-    @property
-    def info(self) -> ModelInfo | None:
-        """What is served, as it was when last loaded; None before that."""
-        if self.loaded is not None:
-            self._info = self.loaded.service.info
-        return self._info
-
-    @property
-    def expires_s(self) -> float | None:
-        """Seconds until it is unloaded, unless a request comes; None is not by itself."""
-        if self.timer is None or self.loaded is None:
-            return None
-        return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
-
-    def show_progress(self, progress: Progress | None) -> None:
-        """An `OnProgress` for its loading."""
-        self.progress = progress
-
-    def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
-        """Asks for an observer of each choice, if it is loaded; see `Models.observe`."""
-        if self.loaded is not None:
-            name = self.name
-            self.loaded.service.observe(lambda caller, tokens: observer(caller, tokens, name))
-
-    def stop_timer(self) -> None:
-        """It is not unloaded by time."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-class Lease:
-    """One request's hold on a loaded model: until it is released, the model stays."""
-
-    def __init__(self, model: Model, loaded: Loaded, released: Callable[[Model], None]) -> None:
-        self.model = model
-        self.loaded = loaded
-        self._released: Callable[[Model], None] | None = released
-
-    def keep(self, seconds: float) -> bool:
-        """Says how long the model stays after its last request; whether that has an effect."""
-        if self.model.config.pinned:
-            return False
-        self.model.idle_unload_s = seconds if math.isfinite(seconds) else None
-        return True
-
-    def release(self) -> None:
-        """May be called again."""
-        if (released := self._released) is not None:
-            self._released = None
-            released(self.model)
-
-
 class Models:
     """Loads models when they are asked for, and unloads them. Belongs to one event loop.
 
     A model is loaded at a time. Where there is no room, the least recently used one goes that is
-    not pinned: at once if nobody holds it, else when those have their answers who do.
+    not pinned: at once if nobody holds it, else as `swaps` says.
 
     Args:
         memory: bytes for all loaded models together; None is what the machine has.
@@ -176,6 +54,7 @@ class Models:
         self._opener = opener
         self._memory = memory
         self._changing = asyncio.Lock()
+        self._evictions = Evictions(self._models, self._unload)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         """What is unloaded, but has not ended yet. Nobody cancels these."""
@@ -221,29 +100,33 @@ class Models:
         """
         for model in self._models:
             if model.config.pinned or len(self._models) == 1:
-                await self._load(model)
+                with model.asking(""):
+                    await self._load(model)
                 self._schedule(model)
 
-    async def use(self, model: Model) -> Lease:
+    async def use(self, model: Model, caller: str = "") -> Lease:
         """Waits until the model is loaded, and holds it.
+
+        Args:
+            caller: the API key that asks.
 
         Raises:
             EngineFailure: it cannot be loaded, or somebody stopped its loading.
         """
-        model.waiting += 1
         try:
-            while not model.ready:
-                await self._load(model)
+            with model.asking(caller):
+                while not model.ready:
+                    await self._load(model)
         except ModelError as error:
             raise EngineFailure(f"The model '{model.name}' could not be loaded: {error}") from error
         finally:
-            model.waiting -= 1
             self._schedule(model)  # for the last who leaves instead of holding it
         assert model.loaded is not None
-        model.users += 1
+        model.held[caller] += 1
+        model.callers.add(caller)
         model.idle.clear()
         model.stop_timer()
-        return Lease(model, model.loaded, self._released)
+        return Lease(model, model.loaded, caller, self._released)
 
     async def unload(self, model: Model) -> None:
         """Unloads a model as soon as nobody holds it; the loading of one is stopped at once.
@@ -301,17 +184,17 @@ class Models:
         await asyncio.shield(model.opening)
 
     async def _open(self, model: Model) -> None:
+        """Loads a model, as soon as others have made room, for as long as anybody waits for it."""
         try:
-            async with self._changing:
-                if model.loaded is None:
-                    model.loaded = await self._open_in_room(model)
-                    if self._observer is not None:
-                        model.observe(self._observer)
-                    model.problem, model.idle_unload_s = None, model.config.idle_unload_s
-                    if model.loaded.broken is not None:
-                        watch = self._watch(model, model.loaded.broken)
-                        model.watch = asyncio.create_task(watch)
-                    self._schedule(model)  # those who waited may all have left
+            for attempt in count():
+                async with self._changing:
+                    check_wanted(model)
+                    postponed = None
+                    if model.loaded is None:
+                        postponed = await self._open_in_room(model, attempt)
+                if postponed is None:
+                    return
+                await postponed.wait()  # others may load and unload meanwhile
         except ModelError as error:
             model.problem = str(error)
             raise
@@ -320,24 +203,36 @@ class Models:
                 raise EngineFailure(_CLOSED) from None
             raise LoadingStopped(f"The loading of '{model.name}' was stopped.") from None
         finally:
+            self._evictions.ended(model)
             model.opening = model.progress = None
 
-    async def _open_in_room(self, model: Model) -> Loaded:
-        """Loads a model; makes room by unloading others, as long as there are any."""
+    async def _open_in_room(self, model: Model, attempt: int) -> Postponed | None:
+        """Loads a model; makes room by unloading others, as long as there are any.
+
+        Returns:
+            When to try again, if those that are loaded may not go yet.
+        """
         while True:
             beside = [each for each in self._models if each.loaded]
             engine = await _engine_config(model, self._models, self._memory)
             try:
-                return await self._opener(replace(model.config, engine=engine), model.show_progress)
+                config = replace(model.config, engine=engine)
+                model.loaded = await self._opener(config, model.show_progress)
+                break
             except NoRoom as error:
                 if not all(each.loaded for each in beside):
                     continue  # one broke down meanwhile, and what it had is free now
-                rest = [each for each in self._models if each.loaded and not each.config.pinned]
-                if not rest:
-                    raise
-                oldest = min(rest, key=lambda each: (each.wanted, each.used_at))
-                log.info("%s makes room for %s: %s", oldest.name, model.name, error)
-                await self._unload(oldest)
+                postponed = await self._evictions.make_room(model, error, attempt)
+                if postponed is not None:
+                    return postponed
+        if self._observer is not None:
+            model.observe(self._observer)
+        model.problem, model.idle_unload_s = None, model.config.idle_unload_s
+        model.callers.clear()
+        if model.loaded.broken is not None:
+            model.watch = asyncio.create_task(self._watch(model, model.loaded.broken))
+        self._schedule(model)  # those who waited may all have left
+        return None
 
     async def _watch(self, model: Model, broken: asyncio.Event) -> None:
         """An engine that broke down is cleared away, and the next request starts another."""
@@ -370,8 +265,8 @@ class Models:
         closing.add_done_callback(self._closing.discard)
         await to_the_end(closing)
 
-    def _released(self, model: Model) -> None:
-        model.users -= 1
+    def _released(self, model: Model, caller: str) -> None:
+        model.held -= Counter({caller: 1})  # keeps no key that holds nothing
         if model.users == 0:
             model.used_at = asyncio.get_running_loop().time()
             model.idle.set()

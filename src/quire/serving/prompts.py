@@ -138,7 +138,7 @@ class Prompts:
             raise RequestError(
                 f"'{param}' is missing or empty: there is nothing to answer.",
                 param=param,
-                code="invalid_value",
+                code="missing_required_parameter",
             )
         if not spec.messages:
             texts = (self._text(p, limit) if isinstance(p, str) else p for p in spec.prompts)

@@ -169,6 +169,7 @@ class Submission:
             thinking=constraints.thinking,
             stop_on_loop=spec.stop_on_loop,
             rules=spec.rules,
+            caller=spec.caller,
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,

@@ -374,7 +374,7 @@ def test_one_call_at_a_time_if_so_asked(serve: Serve) -> None:
 
 def test_an_answer_that_must_meet_a_schema(serve: Serve) -> None:
     served = serve('{"n": 4}')
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    schema = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
     message = create(served, output_config={"format": {"type": "json_schema", "schema": schema}})
     assert json.loads(message.content[0].text) == {"n": 4}
     grammar = served.engine.requests[-1].grammar

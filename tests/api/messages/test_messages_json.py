@@ -46,7 +46,7 @@ BROKEN = [
     (b'{"a": "C:\\"}', "line 1 column 12"),
     (b'{"a": "\\s"} x', "line 1 column 13"),
     (b'{"a": "\\s", "b": NaN}', "'b': the number is out of range"),
-    (b"[" * 100_000, "line 1 column"),
+    (b"[" * 100_000, "nested too deeply"),
     (b'{"a": "\xff"}', "line 1 column"),
 ]
 

@@ -279,7 +279,7 @@ def test_a_prompt_is_read_into_the_cache_and_not_answered(serve: Serve, stream: 
 
 def test_an_answer_that_must_meet_a_schema(serve: Serve) -> None:
     served = serve('{"n": 4}')
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    schema = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
     wanted = {"type": "json_schema", "name": "number", "schema": schema, "strict": True}
     response = create(served, text={"format": wanted})
     assert json.loads(response.output_text) == {"n": 4}

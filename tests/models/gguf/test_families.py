@@ -32,6 +32,11 @@ PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
 
 # What the files say no word of, as their programs take it.
 GEMMA = {"query_pre_attn_scalar": 16, "layer_types": [SLIDING, FULL, SLIDING]}
+PATTERN = {
+    "attention.sliding_window_pattern": [
+        kind == SLIDING for kind in CONFIGS["afmoe"]["layer_types"]
+    ]
+}
 EXPERTS = {"expert_shared_feed_forward_length": 96}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {}),
@@ -73,7 +78,43 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"expert_shared_feed_forward_length": 48, "feed_forward_length": [0, 32, 0, 32]},
     ),
     "mamba2": ({}, {"context_length": 1 << 20}),
+    "mamba": ({}, {"context_length": 1 << 20}),
+    "falcon_mamba": (
+        {"mixer_rms_eps": 1e-5, "layer_norm_epsilon": 1e-5},
+        {"context_length": 1 << 20, "ssm.dt_b_c_rms": True},
+    ),
+    "kimi_linear": (
+        {},
+        {
+            "context_length": 512,
+            "attention.head_count_kv": [0, 0, 1, 0],
+            "ssm.conv_kernel": 3,
+            "kda.head_dim": 16,
+        }
+        | {"attention.key_length": 40, "attention.key_length_mla": 24}
+        | {"attention.value_length_mla": 24, "expert_shared_count": 2, "expert_used_count": 2}
+        | {"expert_gating_func": 2},
+    ),
     "jamba": ({}, {}),
+    "afmoe": (
+        {},
+        PATTERN
+        | {"expert_shared_count": 2, "leading_dense_block_count": 1}
+        | {"expert_weights_norm": True, "expert_weights_scale": 2.5},
+    ),
+    "apertus": ({}, {}),
+    "exaone_moe": ({}, PATTERN | {"expert_shared_count": 2}),
+    "cohere2_moe": (
+        {},
+        {"attention.sliding_window_pattern": [False, True, False, True]}
+        | {"feed_forward_length": 96, "expert_feed_forward_length": 128}
+        | {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_gating_func": 1},
+    ),
+    "cohere2_moe-sigmoid": (
+        {"shared_expert_combination_strategy": "average"},
+        PATTERN
+        | {"expert_feed_forward_length": 128, "expert_shared_count": 1, "expert_gating_func": 2},
+    ),
     "hunyuan_v1_moe": (
         {},
         {"expert_used_count": 2, "expert_shared_feed_forward_length": 128}

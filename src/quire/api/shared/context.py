@@ -39,7 +39,8 @@ from quire.core.sampling_params import LIMITS, as_drawn
 from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.job_media import JobMedia
 from quire.serving.jobs import Jobs
-from quire.serving.models import Lease, Models, unknown_model
+from quire.serving.model import Lease
+from quire.serving.models import Models, unknown_model
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream
 from quire.serving.tasks import cancel_and_wait
@@ -108,11 +109,11 @@ class ServerContext:
         if len(self.models) > 1 or not model.ready:
             named = await members(body, ("model", "stream"))
             model = self.models.find(named.get("model"))
-        use = use_of(request.scope)
+        use, caller = use_of(request.scope), caller_of(request.scope)
         if model.ready:
-            lease = await use.take(self.models.use(model))
+            lease = await use.take(self.models.use(model, caller))
         else:
-            loading = until_gone(request.receive, use.take(self.models.use(model)))
+            loading = until_gone(request.receive, use.take(self.models.use(model, caller)))
             lease = await use.waiting(loading, streams=named.get("stream") is True)
         note(request.scope, {"model": lease.model.name})
         loaded, serving = lease.loaded, model.config.serving

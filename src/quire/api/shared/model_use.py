@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.errors import speaks_anthropic
 from quire.api.shared.sse import COMMENT, KEEPALIVE_S
-from quire.serving.models import Lease
+from quire.serving.model import Lease
 from quire.serving.tasks import cancel_and_wait
 
 _USE = "quire.model_use"

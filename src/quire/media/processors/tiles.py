@@ -149,13 +149,59 @@ def check_room(param: str, detail: Detail, rows: int) -> None:
         raise refusal(param, f"max_soft_tokens is {detail}, and it takes at least {rows}")
 
 
-class Gemma3ImageProcessor(ImageProcessor):
-    """Gemma 3's: a picture is one tile, whatever its shape. Pan and scan is off, as published."""
+@dataclass(frozen=True, slots=True)
+class PanAndScan:
+    """How Gemma 3 cuts long pictures, whose parts follow the whole.
 
-    def __init__(self, placeholders: Placeholders, tiles: Tiles, rows: int) -> None:
+    Attributes:
+        least: pixels on a part's shorter side.
+        most: parts of a picture.
+        ratio: of the longer side to the shorter, from which on a picture is cut.
+    """
+
+    least: int
+    most: int
+    ratio: float
+
+    @classmethod
+    def open(cls, settings: Values) -> Self | None:
+        """Read a processor's settings; None where they do not ask for parts."""
+        if not settings.flag("do_pan_and_scan", default=False):
+            return None
+        return cls(
+            settings.integer("pan_and_scan_min_crop_size", default=256),
+            settings.integer("pan_and_scan_max_num_crops", default=4),
+            settings.positive("pan_and_scan_min_ratio_to_activate", default=1.2),
+        )
+
+    def parts(self, picture: PIL.Image.Image) -> list[PIL.Image.Image]:
+        """Cut a picture across its longer side; none where a part would be too small."""
+        width, height = picture.size
+        long, short = max(width, height), min(width, height)
+        if long / short < self.ratio:
+            return []
+        count = min(max(min(long // self.least, int(long / short + 0.5)), 2), self.most)
+        step = -(-long // count)
+        if min(step, short) < self.least:
+            return []
+        ends = [(start, min(start + step, long)) for start in range(0, count * step, step)]
+        wide = width >= height
+        return [
+            picture.crop((start, 0, end, height) if wide else (0, start, width, end))
+            for start, end in ends
+        ]
+
+
+class Gemma3ImageProcessor(ImageProcessor):
+    """Gemma 3's: a picture is one tile, whatever its shape, and perhaps one for each part of it."""
+
+    def __init__(
+        self, placeholders: Placeholders, tiles: Tiles, rows: int, scan: PanAndScan | None
+    ) -> None:
         super().__init__(placeholders)
         self._tiles = tiles
         self._rows = rows
+        self._scan = scan
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
@@ -164,18 +210,27 @@ class Gemma3ImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        if settings.flag("do_pan_and_scan", default=False):
-            raise settings.error("do_pan_and_scan", "and only false is supported")
         token = config.integer("image_token_index", default=262_144, minimum=0)
         rows = config.integer("mm_tokens_per_image", default=256)
         tiles = Tiles.open(settings, config, 224, 16, filter=2)
-        return cls(Placeholders(token, mark=_BEGIN), tiles, rows)
+        return cls(Placeholders(token, mark=_BEGIN), tiles, rows, PanAndScan.open(settings))
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         check_room(param, detail, self._rows)
+        parts = [] if self._scan is None else self._scan.parts(picture)
+        if not parts or (isinstance(detail, int) and detail < self._rows * (1 + len(parts))):
+            return (self._part(picture),)
+        whole = self._part(picture, before=_WHOLE, after=_PARTS)
+        first, *others = parts
+        return (whole, self._part(first), *(self._part(each, before=" ") for each in others))
+
+    def _part(self, picture: PIL.Image.Image, before: str = "", after: str = "") -> MediaPart:
+        """A picture as one tile, within the marks that the model knows and further text."""
         features = self._tiles.features([self._tiles.squeezed(picture)])
         item = MediaItem.of("image", features, (1,), self._rows)
-        return (MediaPart(item, f"\n\n{_BEGIN}", f"{_END}\n\n"),)
+        return MediaPart(item, f"{before}\n\n{_BEGIN}", f"{_END}\n\n{after}")
 
 
+_WHOLE = "Here is the original image "
+_PARTS = " and here are some crops to help you see better "
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+
 from quire.core.errors import ModelError
 from quire.models.gguf import changes, configs, hybrids
 from quire.models.gguf.changes import Change
@@ -21,12 +23,14 @@ class Architecture:
         config: what its configuration has beside what all have.
         change: what its tensors need beside their names.
         names: where modules have other names than in `names.BLOCK`.
+        parameters: tensors that the file has among its metadata.
         wide: activations leave float16's range.
     """
 
     config: Callable[[GGUF], Config]
     change: Change = changes.unchanged
     names: Mapping[str, str] = field(default_factory=dict)
+    parameters: Callable[[GGUF], dict[str, mx.array]] = changes.no_parameters
     wide: bool = False
 
 
@@ -125,16 +129,24 @@ _NEMOTRON_H = Architecture(
     hybrids.nemotron_h, names=hybrids.NEMOTRON_H, change=changes.state_space_and_pairs
 )
 
+_AFMOE = {"attn_gate": "self_attn.g_proj", "ffn_norm": "pre_feedforward_layernorm"}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "afmoe": Architecture(configs.afmoe, names=_AFMOE),
+    "apertus": Architecture(
+        configs.plain("apertus", hidden_act="xielu"), parameters=changes.activations
+    ),
     "arcee": Architecture(configs.plain("arcee", hidden_act="relu2"), change=_HALVES),
     "bailingmoe": Architecture(configs.bailing_moe, change=_HALVES),
     "chatglm": Architecture(configs.plain("glm"), names=_FUSED),
     "cohere2": Architecture(configs.cohere2),
+    "cohere2moe": Architecture(configs.cohere2_moe),
     "command-r": Architecture(configs.command_r),
     "deepseek2": Architecture(configs.deepseek2),
     "dots1": Architecture(configs.dots1),
     "ernie4_5": Architecture(configs.ernie),
     "ernie4_5-moe": Architecture(configs.ernie_moe),
+    "exaone-moe": Architecture(configs.exaone_moe),
     "exaone4": Architecture(configs.exaone4),
     "falcon-h1": Architecture(hybrids.falcon_h1, names=hybrids.FALCON_H1, change=_STATES),
     "gemma": Architecture(configs.gemma, change=_LESS_ONE, wide=True),
@@ -152,10 +164,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "hunyuan-dense": Architecture(configs.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(configs.hunyuan_moe),
     "jamba": Architecture(hybrids.jamba, names=hybrids.MAMBA, change=changes.delta_net),
+    "kimi-linear": Architecture(
+        hybrids.kimi_linear, names=hybrids.KIMI_LINEAR, change=changes.channel_delta
+    ),
     "lfm2": Architecture(configs.lfm2, change=changes.channels_last),
     "lfm2moe": Architecture(configs.lfm2, change=changes.channels_last),
     "llama": Architecture(configs.llama, change=_HALVES),
     "llama4": Architecture(configs.llama4),
+    "mamba": Architecture(
+        hybrids.mamba, names=hybrids.MAMBA | {"attn_norm": "norm"}, change=changes.delta_net
+    ),
     "mamba2": Architecture(
         hybrids.mamba2, names=hybrids.MAMBA2 | {"attn_norm": "norm"}, change=_STATES
     ),
@@ -193,11 +211,9 @@ REFUSED: Mapping[str, str] = {
     "clip": "this is an encoder of images or sound (mmproj); name the model's own file, which is "
     "served without it",
     "glm-dsa": "its indexer's tensors are not read; use the safetensors",
-    "kimi-linear": "its tensors are not read; use the safetensors",
     "gemma3n": "its tensors are not read; use the safetensors",
     "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
     "minicpm3": "its tensors are not read; use the safetensors",
-    "mamba": "its tensors are not read; use the safetensors",
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
     "exaone": "EXAONE 4 is served, as 'exaone4'",
 }

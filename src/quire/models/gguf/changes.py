@@ -11,7 +11,36 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.core.errors import ModelError
+from quire.models.gguf.file import GGUF
+from quire.models.gguf.keys import layers
+from quire.models.gguf.metadata import NUMBERS, check
+
+_XIELU = ("alpha_n", "alpha_p", "beta", "eps")
 Change = Callable[[str, mx.array, dict[str, Any]], mx.array]
+
+
+def no_parameters(gguf: GGUF) -> dict[str, mx.array]:
+    return {}
+
+
+def activations(gguf: GGUF) -> dict[str, mx.array]:
+    """Return the parameters of Apertus's activations, of which the metadata have one a layer.
+
+    Raises:
+        ModelError: a list is missing or has another length.
+    """
+    found: dict[str, mx.array] = {}
+    for name in _XIELU:
+        key, count = f"xielu.{name}", layers(gguf)
+        given = gguf.metadata.get(key)
+        listed = given if isinstance(given, list) else [given] * count
+        check(gguf.files[0], key, listed, NUMBERS)
+        if len(listed) != count:
+            raise ModelError(f"{gguf.files[0]}: {key} has {len(listed)} numbers, not {count}")
+        for index, number in enumerate(listed):
+            found[f"model.layers.{index}.mlp.act_fn.{name}"] = mx.array([float(number)])
+    return found
 
 
 def unchanged(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
@@ -42,6 +71,13 @@ def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
     if name.endswith(".A_log"):
         return mx.log(-array.astype(mx.float32))
     return channels_last(name, array, config)
+
+
+def channel_delta(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Kimi's delta rules: convolutions `[1, channels, 1, kernel]`, rates on several axes."""
+    if ".self_attn." in name and name.endswith("_conv1d.weight"):
+        return array.reshape(-1, array.shape[-1], 1)
+    return delta_net(name, array.flatten() if name.endswith(".A_log") else array, config)
 
 
 def state_space(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:

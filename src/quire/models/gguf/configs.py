@@ -192,6 +192,44 @@ def exaone4(gguf: GGUF) -> Config:
     return {"model_type": "exaone4"} | layer_types(gguf, 4)
 
 
+def exaone_moe(gguf: GGUF) -> Config:
+    mixture = routed(gguf)
+    shared = {"num_shared_experts": mixture["n_shared_experts"]}
+    count = {"num_experts": mixture["n_routed_experts"]}
+    return mixture | shared | count | {"model_type": "exaone_moe"} | layer_types(gguf, 4)
+
+
+def afmoe(gguf: GGUF) -> Config:
+    mixture = routed(gguf)
+    more = {
+        "model_type": "afmoe",
+        "num_experts": mixture["n_routed_experts"],
+        "num_shared_experts": mixture["n_shared_experts"],
+        "num_dense_layers": mixture["first_k_dense_replace"],
+        "route_norm": bool(mixture["norm_topk_prob"]),
+        "route_scale": mixture["routed_scaling_factor"],
+        "mup_enabled": True,
+    }
+    return experts(gguf) | more | layer_types(gguf, 4)
+
+
+def cohere2_moe(gguf: GGUF) -> Config:
+    mixture = routed(gguf)
+    more = {
+        "model_type": "cohere2_moe",
+        "num_experts": mixture["n_routed_experts"],
+        "num_shared_experts": mixture["n_shared_experts"],
+        "intermediate_size": mixture["moe_intermediate_size"],
+        "prefix_dense_intermediate_size": max(all_of(gguf, "feed_forward_length")),
+        "expert_selection_fn": "softmax" if gguf.get("expert_gating_func") == 1 else "sigmoid",
+        "rms_norm_eps": gguf.get("attention.layer_norm_rms_epsilon"),
+        "logit_scale": gguf.need("logit_scale"),
+    }
+    kept = {key: mixture[key] for key in ("first_k_dense_replace", "num_experts_per_tok")}
+    flag = {"norm_topk_prob": bool(mixture["norm_topk_prob"])}
+    return kept | flag | more | layer_types(gguf, 4)
+
+
 def ernie(gguf: GGUF) -> Config:
     return {"model_type": "ernie4_5", "use_bias": has(gguf, "attn_q.bias")}
 
@@ -231,18 +269,25 @@ def minimax_m2(gguf: GGUF) -> Config:
     }
 
 
-def deepseek2(gguf: GGUF) -> Config:
-    sigmoid = gguf.get("expert_gating_func") == 2 or has(gguf, "exp_probs_b.bias")
+def latent(gguf: GGUF) -> Config:
+    """Latent attention, whose heads the file may count as one that is as wide as the latents."""
     rotated = gguf.need("rope.dimension_count")
-    more = {
-        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+    wide, values = (
+        gguf.get(f"attention.{part}_length_mla") or gguf.need(f"attention.{part}_length")
+        for part in ("key", "value")
+    )
+    return {
         "q_lora_rank": gguf.get("attention.q_lora_rank"),
         "kv_lora_rank": gguf.need("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": gguf.get("attention.key_length_mla", gguf.need("attention.key_length"))
-        - rotated,
-        "v_head_dim": gguf.get("attention.value_length_mla", gguf.need("attention.value_length")),
+        "qk_nope_head_dim": wide - rotated,
+        "v_head_dim": values,
     }
+
+
+def deepseek2(gguf: GGUF) -> Config:
+    sigmoid = gguf.get("expert_gating_func") == 2 or has(gguf, "exp_probs_b.bias")
+    more = {"model_type": "deepseek_v3" if sigmoid else "deepseek_v2"} | latent(gguf)
     mixture = routed(gguf)
     if not sigmoid and mixture["n_group"] > 1:
         more["topk_method"] = "group_limited_greedy"

@@ -7,9 +7,9 @@ A layer is what its tensors say it is. Sizes of a state space have the same keys
 from __future__ import annotations
 
 from quire.core.errors import ModelError
-from quire.models.gguf.configs import granite
+from quire.models.gguf.configs import granite, latent
 from quire.models.gguf.file import GGUF
-from quire.models.gguf.keys import Config, experts, has, layers, routed
+from quire.models.gguf.keys import Config, all_of, experts, has, layers, one_of, routed
 from quire.models.settings import FULL, LINEAR
 
 MAMBA = {
@@ -32,6 +32,16 @@ NEMOTRON_H = MAMBA2 | {
     "attn_norm": "norm",
     "ffn_latent_down": "mlp.fc1_latent_proj",
     "ffn_latent_up": "mlp.fc2_latent_proj",
+}
+
+
+KIMI_LINEAR = {
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
 }
 
 
@@ -100,6 +110,22 @@ def _own_mamba2(gguf: GGUF) -> Config:
     }
 
 
+def mamba(gguf: GGUF) -> Config:
+    """Mamba's first state spaces, or Falcon Mamba's, which normalise steps and vectors."""
+    eps = gguf.need("attention.layer_norm_rms_epsilon")
+    return {
+        "model_type": "falcon_mamba" if gguf.get("ssm.dt_b_c_rms") else "mamba",
+        "intermediate_size": gguf.need("ssm.inner_size"),
+        "state_size": gguf.need("ssm.state_size"),
+        "time_step_rank": gguf.need("ssm.time_step_rank"),
+        "conv_kernel": gguf.need("ssm.conv_kernel"),
+        "use_conv_bias": has(gguf, "ssm_conv1d.bias"),
+        "use_bias": has(gguf, "ssm_in.bias"),
+        "layer_norm_epsilon": eps,
+        "mixer_rms_eps": eps,
+    }
+
+
 def mamba2(gguf: GGUF) -> Config:
     heads, inner = gguf.need("ssm.time_step_rank"), gguf.need("ssm.inner_size")
     return _own_mamba2(gguf) | {
@@ -146,6 +172,28 @@ def _kind(gguf: GGUF, found: tuple[bool, ...]) -> str:
     if len(kinds) != 1:
         raise ModelError(f"{gguf.files[0]}: a layer of {' and '.join(kinds) or 'nothing'}")
     return kinds[0]
+
+
+def kimi_linear(gguf: GGUF) -> Config:
+    """Layers that have keys and values attend, the others are delta rules of channels."""
+    count, mixture = layers(gguf), routed(gguf)
+    attends = [bool(heads) for heads in all_of(gguf, "attention.head_count_kv")]
+    attends = (attends * count)[:count] if len(attends) == 1 else attends[:count]
+    linear = [index + 1 for index, each in enumerate(attends) if not each]
+    delta = {
+        "full_attn_layers": [index + 1 for index, each in enumerate(attends) if each],
+        "kda_layers": linear,
+        "num_heads": _width(gguf, "ssm_beta"),
+        "head_dim": gguf.need("kda.head_dim"),
+        "short_conv_kernel_size": gguf.need("ssm.conv_kernel"),
+    }
+    more = {
+        "model_type": "kimi_linear",
+        "num_key_value_heads": one_of(gguf, "attention.head_count"),
+        "norm_topk_prob": True,
+        "linear_attn_config": delta,
+    }
+    return mixture | latent(gguf) | more
 
 
 def jamba(gguf: GGUF) -> Config:

@@ -49,7 +49,7 @@ class GGUFWeights:
         """
         architecture, count = architecture_of(self.gguf), layers(self.gguf)
         unpacked: Counter[str] = Counter()
-        ready: dict[str, mx.array] = {}
+        ready = architecture.parameters(self.gguf)
         for name, rows in lazy_rows(self.gguf).items():
             layer = layer_of(name)
             if name.startswith(ROTATIONS) or (layer is not None and layer >= count):

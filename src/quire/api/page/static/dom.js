@@ -9,7 +9,9 @@ export function h(tag, props = {}, ...children) {
     else if (["value", "checked", "disabled", "hidden", "open", "textContent"].includes(name)) node[name] = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  for (const child of children.flat(Infinity)) { // one by one: there may be more than a call takes arguments
+    if (child !== null && child !== undefined && child !== false) node.append(child);
+  }
   return node;
 }
 

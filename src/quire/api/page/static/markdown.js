@@ -4,10 +4,11 @@ import { Highlighted } from "./code.js";
 import { $, copyButton, h } from "./dom.js";
 
 const DEEPEST = 12;
+const LONGEST_LABEL = 2000;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/s;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)(.*)$/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)(.*)$/s;
 const QUOTE = /^ {0,3}> ?/;
 const AUTOLINK = /https?:\/\/[^\s<>"'`]+/y;
 const WORD = /[\p{L}\p{N}_]/u;
@@ -85,7 +86,7 @@ function block(lines, at, depth) {
   const heading = HEADING.exec(line);
   if (heading) {
     const level = Math.min(6, heading[1].length + 2);
-    return [at + 1, fixed(() => h(`h${level}`, {}, inline(heading[2].replace(/ +#+ *$/, ""))))];
+    return [at + 1, fixed(() => h(`h${level}`, {}, inline(withoutMarks(heading[2]))))];
   }
   if (RULE.test(line)) return [at + 1, fixed(() => h("hr"))];
   if (depth < DEEPEST) {
@@ -236,12 +237,25 @@ function spanAt(text, at, depth, missing) {
   return marked(text, at, depth, missing);
 }
 
-/** A web address without the punctuation behind it; in linear time, which a regular expression with `$` does not take. */
+// What models write may be long and hostile. A regular expression that repeats before `$` takes quadratic time; these do not.
+
+/** A web address without the punctuation behind it. */
 function withoutEnd(url) {
   let end = url.length;
   while (end > 0 && ".,;:!?)]*_".includes(url[end - 1])) end -= 1;
   return url.slice(0, end);
 }
+
+/** A heading without the marks that close it. */
+function withoutMarks(text) {
+  const trimmed = text.trimEnd();
+  let end = trimmed.length;
+  while (trimmed[end - 1] === "#") end -= 1;
+  return end < trimmed.length && trimmed[end - 1] === " " ? trimmed.slice(0, end).trimEnd() : trimmed;
+}
+
+/** Code without the one blank at either end that sets it off from its marks. */
+const unpadded = (text) => (text.startsWith(" ") && text.endsWith(" ") && text.trim() ? text.slice(1, -1) : text);
 
 function codeSpan(text, at, missing) {
   let end = at;
@@ -257,19 +271,20 @@ function codeSpan(text, at, missing) {
     missing.add(ticks);
     return null;
   }
-  return [close + ticks.length, h("code", {}, text.slice(end, close).replace(/^ (.*\S.*) $/, "$1"))];
+  return [close + ticks.length, h("code", {}, unpadded(text.slice(end, close)))];
 }
 
 function bracket(text, at, depth, missing) {
   if (missing.has("](")) return null;
   const begin = text.indexOf("[", at) + 1;
-  const middle = text.indexOf("](", begin);
-  if (middle < 0) {
+  const length = text.slice(begin, begin + LONGEST_LABEL + 2).indexOf("](");
+  if (length < 0) return null;
+  const middle = begin + length;
+  const end = text.indexOf(")", middle);
+  if (end < 0) {
     missing.add("](");
     return null;
   }
-  const end = text.indexOf(")", middle);
-  if (end < 0 || middle - begin > 2000) return null;
   const url = text.slice(middle + 2, end).trim().split(/\s/)[0].replace(/^<|>$/g, "");
   const label = text.slice(begin, middle);
   const picture = text[at] === "!";

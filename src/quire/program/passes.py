@@ -1,0 +1,361 @@
+"""Small passes from programs to programs: what can be computed once, and what one kernel computes.
+
+A pass keeps what a program computes; `replay` shows it (tests/program/test_passes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from quire.program.primitives import ELEMENTWISE, VIEWS, compute
+from quire.program.values import (
+    FUSED,
+    Constant,
+    Form,
+    Node,
+    Program,
+    Size,
+    depends_on_sizes,
+)
+
+PRODUCTS = frozenset({"linear", "packed_linear"})
+_RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
+_READ_THROUGH = _RESHAPES | {"Broadcast", "Slice", "Split"}
+_KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
+
+
+def fold_constants(program: Program) -> Program:
+    """Compute once what depends on weights alone."""
+    constants, nodes = dict(program.constants), list[Node]()
+    for node in program.nodes:
+        shapes = tuple(program.values[id].shape for id in node.outputs)
+        if (
+            node.is_operation
+            or not constants.keys() >= set(node.inputs)
+            or depends_on_sizes((node.arguments, *shapes))
+        ):
+            nodes.append(node)
+            continue
+        inputs = [constants[id].array for id in node.inputs]
+        dtypes = [program.values[id].dtype for id in node.outputs]
+        made = compute(node.kind, inputs, node.arguments, shapes[0], dtypes)  # type: ignore[arg-type]
+        names = ", ".join(name for id in node.inputs if (name := constants[id].name))
+        label = f"{node.kind}({names})" if names else ""
+        constants |= {id: Constant(label, y) for id, y in zip(node.outputs, made, strict=True)}
+    return _pruned(replace(program, constants=constants, nodes=tuple(nodes)))
+
+
+def drop_idle_views(program: Program) -> Program:
+    """Remove views and casts that change nothing, and what nobody reads."""
+    alias: dict[int, int] = {}
+    kept: list[Node] = []
+    for node in program.nodes:
+        node = replace(node, inputs=tuple(alias.get(id, id) for id in node.inputs))
+        if _changes_nothing(program, node):
+            alias[node.outputs[0]] = node.inputs[0]
+        else:
+            kept.append(node)
+    outputs = tuple(alias.get(id, id) for id in program.outputs)
+    return _pruned(replace(program, nodes=tuple(kept), outputs=outputs))
+
+
+def _changes_nothing(program: Program, node: Node) -> bool:
+    if node.kind not in {*VIEWS, "AsType"} or len(node.outputs) != 1:
+        return False
+    if program.values[node.inputs[0]] != program.values[node.outputs[0]]:
+        return False
+    if node.kind == "Transpose":
+        return bool(node.arguments[0] == tuple(sorted(node.arguments[0])))
+    return node.kind != "Slice" or all(step == 1 for step in node.arguments[2])
+
+
+def _pruned(program: Program) -> Program:
+    """Remove nodes whose outputs nobody reads, unless they write to pools."""
+    read = set(program.outputs)
+    nodes: list[Node] = []
+    for node in reversed(program.nodes):
+        if read & set(node.outputs) or _writes(node):
+            read |= set(node.inputs)
+            if node.kind == FUSED:
+                read |= {id for each in node.arguments for id in each.inputs}
+            nodes.append(node)
+    constants = {id: each for id, each in program.constants.items() if id in read}
+    return replace(program, nodes=tuple(reversed(nodes)), constants=constants)
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node, or one in it, reads or writes pools."""
+    return node.kind in _KEEPS_ORDER or (
+        node.kind == FUSED and any(each.kind in _KEEPS_ORDER for each in node.arguments)
+    )
+
+
+class Uses:
+    """Who computes and who reads each value, through reshapes."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.makers = {id: node for node in program.nodes for id in node.outputs}
+        self._readers: dict[int, list[Node]] = {}
+        for node in program.nodes:
+            for id in node.inputs:
+                self._readers.setdefault(id, []).append(node)
+
+    def source(self, id: int) -> int:
+        """Return the value of which this one is a reshape, perhaps of a reshape."""
+        while (maker := self.makers.get(id)) is not None and maker.kind in _RESHAPES:
+            id = maker.inputs[0]
+        return id
+
+    def maker(self, id: int | None) -> Node | None:
+        """Return the node that computes a value, or that which it is a reshape of."""
+        return None if id is None else self.makers.get(self.source(id))
+
+    def readers(self, id: int) -> list[Node]:
+        """Return the nodes that read a value or a reshape of it."""
+        found: list[Node] = []
+        for node in self._readers.get(id, ()):
+            if node.kind in _RESHAPES:
+                found += self.readers(node.outputs[0])
+            else:
+                found.append(node)
+        return found
+
+    def is_output(self, id: int) -> bool:
+        """Whether a value or a reshape of it is an output of the program."""
+        outputs = set(map(self.source, self._program.outputs))
+        return self.source(id) in outputs
+
+    def only_reader(self, id: int) -> Node | None:
+        """Return the one node that reads a value; None if there are others."""
+        readers = self.readers(id)
+        return readers[0] if len(readers) == 1 and not self.is_output(id) else None
+
+
+def fuse(program: Program, groups: Sequence[tuple[str, Sequence[Node]]]) -> Program:
+    """Put groups of nodes in the places of their last ones, each as one fused node.
+
+    The views through which a group's nodes read go into it, and stay outside where others read
+    them.
+
+    Args:
+        groups: what a group is called, and its nodes; no node is in two. Nothing outside of a
+            group may both depend on it and be needed by it.
+    """
+    uses = Uses(program)
+    place = {id(node): number for number, node in enumerate(program.nodes)}
+    member = {id(node): number for number, (_, nodes) in enumerate(groups) for node in nodes}
+    fused: dict[int, Node] = {}
+    for number, (what, nodes) in enumerate(groups):
+        fused[number] = _fused(program, uses, what, sorted(nodes, key=lambda n: place[id(n)]))
+    order: list[Node] = []
+    for node in program.nodes:
+        number = member.get(id(node), -1)
+        if number < 0:
+            order.append(node)
+        elif number in fused and node is max(groups[number][1], key=lambda n: place[id(n)]):
+            order.append(fused[number])
+    return _pruned(_in_order(replace(program, nodes=tuple(order))))
+
+
+def _fused(program: Program, uses: Uses, what: str, nodes: Sequence[Node]) -> Node:
+    made = {id for node in nodes for id in node.outputs}
+    views: dict[int, Node] = {}
+    pending = [id for node in nodes for id in node.inputs]
+    while pending:  # the views through which the group reads
+        maker = uses.makers.get(pending.pop())
+        if maker is not None and maker.kind in _READ_THROUGH and maker.outputs[0] not in views:
+            views |= dict.fromkeys(maker.outputs, maker)
+            pending += maker.inputs
+    place = {id(node): number for number, node in enumerate(program.nodes)}
+    between = {id(view): view for view in views.values()}
+    body = sorted([*nodes, *between.values()], key=lambda n: place[id(n)])
+    inside = {id(node) for node in nodes}
+    own = made | views.keys()
+    read = dict.fromkeys(id for node in body for id in node.inputs if id not in own)
+    given = tuple(
+        value
+        for node in nodes
+        for value in node.outputs
+        if uses.is_output(value) or any(id(r) not in inside for r in uses.readers(value))
+    )
+    inputs = tuple(id for id in read if id not in program.constants)
+    return Node(FUSED, inputs, given, arguments=tuple(body), attributes={"what": what})
+
+
+def _in_order(program: Program) -> Program:
+    """Sort nodes so that each comes behind what it reads, otherwise as they are."""
+    ready = {*program.constants, *program.fields.values()}
+    waiting, nodes = list(program.nodes), list[Node]()
+    while waiting:
+        node = next((each for each in waiting if ready >= set(each.inputs)), None)
+        assert node is not None, "fused nodes need each other"
+        waiting.remove(node)
+        nodes.append(node)
+        ready |= set(node.outputs)
+    return replace(program, nodes=tuple(nodes))
+
+
+# -- what one kernel computes ----------------------------------------------------------------------
+
+
+def join_products(program: Program) -> Program:
+    """Fuse products of the same rows, and a gate with the two products that it joins."""
+    uses, groups, taken = Uses(program), list[tuple[str, list[Node]]](), set[int]()
+    for node in program.nodes:
+        if node.kind != "gated":
+            continue
+        both = [uses.maker(node.input(role)) for role in ("x", "y")]
+        if all(
+            each is not None
+            and each.kind in PRODUCTS
+            and each.inputs == both[0].inputs  # type: ignore[union-attr]
+            and uses.only_reader(each.outputs[0]) is node
+            for each in both
+        ):
+            nodes = [each for each in both if each is not None]
+            groups.append(("gated products", [*nodes, node]))
+            taken |= {id(each) for each in nodes}
+    alike: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
+    for node in program.nodes:
+        if node.kind in PRODUCTS and id(node) not in taken:
+            alike.setdefault((node.kind, node.inputs), []).append(node)
+    groups += [("products", nodes) for nodes in alike.values() if len(nodes) > 1]
+    return fuse(program, groups)
+
+
+def join_heads(program: Program) -> Program:
+    """Fuse attention with the norms and rotations of heads that nobody else reads."""
+    uses, groups = Uses(program), list[tuple[str, list[Node]]]()
+    for node in program.nodes:
+        if node.kind == "attend":
+            before = [
+                *_prepares_heads(program, uses, node.input("q"), ("rotate", "rms_norm")),
+                *_prepares_heads(program, uses, node.input("k"), ("rotate", "rms_norm")),
+                *_prepares_heads(program, uses, node.input("v"), ("rms_norm",)),
+            ]
+            groups.append(("attention", [*before, node]))
+    return fuse(program, groups)
+
+
+def _prepares_heads(
+    program: Program, uses: Uses, value: int | None, kinds: Sequence[str]
+) -> list[Node]:
+    """Return the nodes of these kinds, the last one first, that make heads and nothing else."""
+    found: list[Node] = []
+    for kind in kinds:
+        maker = uses.maker(value)
+        if value is None or maker is None or maker.kind != kind:
+            continue
+        head_dim = program.values[value].shape[-1]
+        by_head = program.values[maker.outputs[0]].shape[-1] == head_dim
+        if not by_head or uses.only_reader(maker.outputs[0]) is None:
+            break
+        found.append(maker)
+        value = maker.input("x")
+    return found
+
+
+_OF_ROWS = frozenset({*ELEMENTWISE, "rms_norm", "layer_norm", "activate", "gated"} - {"Arange"})
+_NORMS = frozenset({"rms_norm", "layer_norm"})
+
+
+def join_rows(program: Program) -> Program:
+    """Fuse what a kernel with one row a thread block computes: elements, gates and norms.
+
+    All values of a region have the same number of elements a step, and its norms one width.
+    """
+    uses = Uses(program)
+    region: dict[int, list[Node]] = {}
+    after = _followers(program)
+    for node in program.nodes:
+        if node.kind not in _OF_ROWS or _elements(program, node) is None:
+            continue
+        region[id(node)] = [node]
+        for value in node.inputs:
+            maker = uses.maker(value)
+            if maker is None or id(maker) not in region:
+                continue
+            a, b = region[id(maker)], region[id(node)]
+            if a is b or not _compatible(program, [*a, *b]) or _between(a, b, after):
+                continue
+            merged = a + b
+            region.update({id(each): merged for each in merged})
+    distinct = {id(nodes): nodes for nodes in region.values()}
+    return fuse(program, [("rows", nodes) for nodes in distinct.values()])
+
+
+def _elements(program: Program, node: Node) -> tuple[Size, ...] | None:
+    """Return the sizes whose product is the number of elements of a node's output, sorted; None
+    where a kernel of rows does not compute the node."""
+    shape = program.values[node.outputs[0]].shape
+    if (
+        not shape
+        or not isinstance(shape[0], Form)
+        or not all(isinstance(n, int) for n in shape[1:])
+    ):
+        return None
+    return shape[0], prod(n for n in shape[1:] if isinstance(n, int))
+
+
+def _compatible(program: Program, nodes: Iterable[Node]) -> bool:
+    widths, elements = set[Size](), set[tuple[Size, ...] | None]()
+    for node in nodes:
+        elements.add(_elements(program, node))
+        if node.kind in _NORMS:
+            widths.add(program.values[node.outputs[0]].shape[-1])
+    return len(elements) == 1 and len(widths) <= 1
+
+
+def _followers(program: Program) -> Mapping[int, list[Node]]:
+    """Return the nodes that read what each node computes, by the node's identity."""
+    maker = {id: node for node in program.nodes for id in node.outputs}
+    after: dict[int, list[Node]] = {}
+    last: Node | None = None
+    for node in program.nodes:
+        for value in node.inputs:
+            if value in maker:
+                after.setdefault(id(maker[value]), []).append(node)
+        if _writes(node):
+            if last is not None:
+                after.setdefault(id(last), []).append(node)
+            last = node
+    return after
+
+
+def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node]]) -> bool:
+    """Whether a node outside of two groups depends on one of them and is needed by the other."""
+    inside = {id(each) for each in (*a, *b)}
+
+    def leads_back(start: Sequence[Node]) -> bool:
+        pending = [n for each in start for n in after.get(id(each), ()) if id(n) not in inside]
+        seen = set[int]()
+        while pending:
+            node = pending.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            for each in after.get(id(node), ()):
+                if id(each) in inside:
+                    return True
+                pending.append(each)
+        return False
+
+    return leads_back(a) or leads_back(b)
+
+
+def prepared(program: Program) -> Program:
+    """Run all passes."""
+    passes: Sequence[Callable[[Program], Program]] = (
+        drop_idle_views,
+        fold_constants,
+        drop_idle_views,
+        join_products,
+        join_heads,
+        join_rows,
+    )
+    for each in passes:
+        program = each(program)
+    return program

@@ -1,0 +1,166 @@
+"""One model of a server, loaded or not, and a request's hold on it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from quire.core.config import ModelConfig
+from quire.core.info import ModelInfo
+from quire.core.messages import Progress
+from quire.serving.jobs import Jobs
+from quire.serving.service import Service
+from quire.serving.streams import Observer
+from quire.serving.tasks import close_all
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that can answer.
+
+    Attributes:
+        broken: set when its engine cannot go on; None if nobody says so.
+    """
+
+    service: Service
+    jobs: Jobs | None = None
+    broken: asyncio.Event | None = None
+
+    async def close(self) -> None:
+        """Ends its processes; what is in flight fails."""
+        jobs = () if self.jobs is None else (self.jobs.close(),)
+        await close_all(self.service.close(), *jobs)
+
+
+class Model:
+    """One model of a server. `Models` alone changes it.
+
+    Attributes:
+        loaded: None unless it can answer.
+        held: requests that hold it, by the API key that asked.
+        asked: requests that will hold it as soon as it is loaded, by the API key that asked.
+        callers: API keys that have held it since it was loaded.
+        progress: how far its loading has come; None where it is not loaded now, or does not say.
+        problem: why it could not be loaded, or broke down, the last time; None if all went well.
+        leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.loaded: Loaded | None = None
+        self.held: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        self.callers: set[str] = set()
+        self.progress: Progress | None = None
+        self.problem: str | None = None
+        self.leaving = False
+        self.used_at = -math.inf
+        self.idle_unload_s = config.idle_unload_s
+        self.opening: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.watch: asyncio.Task[None] | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._info: ModelInfo | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.config.name
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request need not wait for it."""
+        return self.loaded is not None and not self.leaving
+
+    @property
+    def users(self) -> int:
+        """Requests that hold it."""
+        return self.held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that will hold it as soon as it is loaded."""
+        return self.asked.total()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any request holds it, or waits for it."""
+        return self.users > 0 or self.waiting > 0
+
+    @property
+    def state(self) -> str:
+        """`loaded`, `unloading`, `loading`, `failed` or `unloaded`."""
+        if self.loaded is not None:
+            return "unloading" if self.leaving else "loaded"
+        if self.opening is not None:
+            return "loading"
+        return "unloaded" if self.problem is None else "failed"
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What is served, as it was when last loaded; None before that."""
+        if self.loaded is not None:
+            self._info = self.loaded.service.info
+        return self._info
+
+    @property
+    def expires_s(self) -> float | None:
+        """Seconds until it is unloaded, unless a request comes; None is not by itself."""
+        if self.timer is None or self.loaded is None:
+            return None
+        return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
+
+    @contextmanager
+    def asking(self, caller: str) -> Iterator[None]:
+        """Counts a request that waits for it."""
+        self.asked[caller] += 1
+        try:
+            yield
+        finally:
+            self.asked -= Counter({caller: 1})  # keeps no key that does not wait
+
+    def show_progress(self, progress: Progress | None) -> None:
+        """An `OnProgress` for its loading."""
+        self.progress = progress
+
+    def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
+        """Asks for an observer of each choice, if it is loaded; see `Models.observe`."""
+        if self.loaded is not None:
+            name = self.name
+            self.loaded.service.observe(lambda caller, tokens: observer(caller, tokens, name))
+
+    def stop_timer(self) -> None:
+        """It is not unloaded by time."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Lease:
+    """One request's hold on a loaded model: until it is released, the model stays."""
+
+    def __init__(
+        self, model: Model, loaded: Loaded, caller: str, released: Callable[[Model, str], None]
+    ) -> None:
+        self.model = model
+        self.loaded = loaded
+        self._caller = caller
+        self._released: Callable[[Model, str], None] | None = released
+
+    def keep(self, seconds: float) -> bool:
+        """Says how long the model stays after its last request; whether that has an effect."""
+        if self.model.config.pinned:
+            return False
+        self.model.idle_unload_s = seconds if math.isfinite(seconds) else None
+        return True
+
+    def release(self) -> None:
+        """May be called again."""
+        if (released := self._released) is not None:
+            self._released = None
+            released(self.model, self._caller)

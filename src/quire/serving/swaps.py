@@ -1,0 +1,147 @@
+"""When one model makes another leave, and which API keys pay for it.
+
+A model in use is not taken away at once. It stays open for a while, and goes as soon as nobody
+holds it; then it takes nobody in for a while, so that it empties; then it is open again, for longer
+each time. So a long stream, or a busy key, neither keeps the next model away for ever nor shuts
+others out of the one that is loaded. It all ends as soon as nobody waits for the next model.
+
+A swap takes time of all whose model goes. The API keys that asked for it cause no other one before
+they have left the others in peace for several times as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from quire.core.errors import LoadingStopped, NoRoom
+from quire.serving.model import Model
+
+log = logging.getLogger("quire.models")
+
+OPEN_S = (5.0, 30.0, 120.0)
+"""Seconds in which a model that is to go still takes requests in, attempt by attempt; the last one
+repeats."""
+CLOSED_S = 20.0
+"""Seconds in which it takes none, so that it empties."""
+REST = 8.0
+"""How many times as long as a swap took its askers cause no other, where keys share a model."""
+_LONGEST_REST_S = 120.0
+_LOOK_S = 0.1
+
+
+class Debts:
+    """What API keys owe for swaps that they caused. Pure Python."""
+
+    def __init__(self) -> None:
+        self._ready_at: dict[str, float] = {}
+
+    def wait_s(self, askers: Collection[str], users: Iterable[str], now: float) -> float:
+        """Return the seconds until `askers` may make a model leave that `users` have used.
+
+        A model that nobody else has used goes at once.
+        """
+        if not set(users) - set(askers):
+            return 0.0
+        ready_at = min((self._ready_at.get(each, now) for each in askers), default=now)
+        return max(0.0, ready_at - now)
+
+    def caused(self, askers: Iterable[str], took_s: float, now: float) -> None:
+        """Note a swap that took so long, for those who asked for it."""
+        for each in askers:
+            self._ready_at[each] = now + min(REST * took_s, _LONGEST_REST_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A loading that has to wait: until `ready`, or so many seconds, or until nobody wants it."""
+
+    model: Model
+    seconds: float
+    ready: Callable[[], bool]
+
+    async def wait(self) -> None:
+        """Returns when it is worth another attempt."""
+        await _until(lambda: not self.model.waiting or self.ready(), self.seconds)
+
+
+class Evictions:
+    """Makes room for models. Belongs to `Models`, which loads one at a time.
+
+    Args:
+        unload: unloads a model as soon as nobody holds it.
+    """
+
+    def __init__(self, models: Sequence[Model], unload: Callable[[Model], Awaitable[None]]) -> None:
+        self._models = models
+        self._unload = unload
+        self._debts = Debts()
+        self._swaps: dict[str, tuple[set[str], float]] = {}
+        """Who asked for the swap that makes room for a model, and when it began."""
+
+    async def make_room(self, model: Model, lacking: NoRoom, attempt: int) -> Postponed | None:
+        """Unloads the model that was used least recently.
+
+        Args:
+            attempt: how often this was postponed for the same loading.
+
+        Returns:
+            When to try again, if none may go yet.
+
+        Raises:
+            NoRoom: none that is loaded may ever go.
+            LoadingStopped: nobody waits for `model`.
+        """
+        rest = [each for each in self._models if each.loaded and not each.config.pinned]
+        if not rest:
+            raise lacking
+        oldest = min(rest, key=lambda each: (each.wanted, each.used_at))
+        clock = asyncio.get_running_loop().time
+        if (rest_s := self._debts.wait_s(model.asked, oldest.callers, clock())) > 0:
+            return Postponed(model, rest_s, lambda: False)
+        began = clock()
+        if oldest.users and (attempt == 0 or not await _empties(oldest, model)):
+            check_wanted(model)
+            return Postponed(model, _open_s(attempt), lambda: not oldest.users)
+        check_wanted(model)
+        log.info("%s makes room for %s: %s", oldest.name, model.name, lacking)
+        if set(oldest.callers) - set(model.asked):
+            self._swaps[model.name] = (set(model.asked), began)
+        await self._unload(oldest)
+        return None
+
+    def ended(self, model: Model) -> None:
+        """The loading of `model` is over: whoever asked for a swap owes what it took."""
+        if (swap := self._swaps.pop(model.name, None)) is not None:
+            now = asyncio.get_running_loop().time()
+            self._debts.caused(swap[0], now - swap[1], now)
+
+
+def check_wanted(model: Model) -> None:
+    """Raises `LoadingStopped` if nobody waits for the model."""
+    if not model.waiting:
+        raise LoadingStopped(f"Nobody waits for '{model.name}' any more.")
+
+
+def _open_s(attempt: int) -> float:
+    return OPEN_S[min(attempt, len(OPEN_S) - 1)]
+
+
+async def _empties(leaving: Model, model: Model) -> bool:
+    """Takes no requests in for a while; whether nobody holds the model then."""
+    leaving.leaving = True
+    try:
+        await _until(lambda: not (leaving.users and model.waiting), CLOSED_S)
+    finally:
+        leaving.leaving = False
+    return not leaving.users
+
+
+async def _until(holds: Callable[[], bool], seconds: float) -> None:
+    """Waits until `holds()`, for so long at most."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    while not holds() and clock() < deadline:
+        await asyncio.sleep(min(_LOOK_S, deadline - clock()))
