@@ -177,7 +177,7 @@ def test_what_others_ask_is_not_counted(child: Child) -> None:
             return model["requests"], [each["id"] for each in view["streams"]]
 
         before = a.get("/metrics", headers={"accept": "application/json"}).json()["ended"]
-        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        body = {"prompt": "x", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
         with b.stream("POST", "/v1/completions", json=body) as answer:
             next(answer.iter_raw())
             assert seen(b)[0] == 1

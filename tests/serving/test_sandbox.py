@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from quire.core.errors import EngineFailure, RequestError
 from quire.core.request import NO_BEGINNING
 from quire.demo import MODEL_DIR
 from quire.serving.answer_grammar import AnswerFormat, GrammarRequest
+from quire.serving.model_files import check_unchanged, stamp_of
 from quire.serving.sandbox import BuilderOpening, GrammarSandbox
 from quire.text.dialects import Tool
 from tests.support.waiting import wait_until
@@ -180,6 +182,24 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_schema(tmp_path: Path)
     async def play() -> None:
         made = GrammarSandbox(BuilderOpening(tmp_path, "gemma4", 3072))
         with pytest.raises(EngineFailure, match=r"can be started: .* has no tokenizer\.json"):
+            await made.build(wanted({"type": "null"}))
+        await made.close()
+
+    asyncio.run(play())
+
+
+def test_files_that_were_exchanged_under_the_server_are_named(tmp_path: Path) -> None:
+    """Another tokenizer than the engine's would make grammars of other tokens."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, folder)
+    stamp = stamp_of(folder)
+    check_unchanged(folder, stamp)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+
+    async def play() -> None:
+        made = GrammarSandbox(BuilderOpening(folder, "gemma4", 3072, stamp))
+        with pytest.raises(EngineFailure, match=r"tokenizer\.json changed since .*; unload it"):
             await made.build(wanted({"type": "null"}))
         await made.close()
 

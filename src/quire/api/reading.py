@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 from quire.api.responses.stored_item import StoredItem
@@ -17,6 +18,7 @@ from quire.core.request import Request
 from quire.media.processors.base import FileKey, Parts
 from quire.serving.assembly import assemble
 from quire.serving.job_messages import Asker
+from quire.serving.model_files import Stamp, check_unchanged
 from quire.serving.ticket import Ticket
 
 _DECODERS = ("av", "pypdfium2")
@@ -30,13 +32,16 @@ class ReadingContext:
     Attributes:
         name: what clients call the model.
         config: with the signing key that the server has.
+        stamp: the model's files, as the server has read them; None is not compared.
     """
 
     info: ModelInfo
     name: str
     config: ServerConfig
+    stamp: Stamp | None = None
 
     def __call__(self, ask: Asker) -> Context:
+        check_unchanged(Path(self.info.path), self.stamp)
         service = assemble(_NoEngine(self.info), self.name, self.config)
         service.prompts.media.share(_ServersFiles(ask))
         for decoder in _DECODERS:  # here once, else anew in each job that needs one

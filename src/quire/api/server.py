@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 
@@ -30,6 +31,7 @@ from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.job_messages import JobLimits
 from quire.serving.jobs import Jobs
 from quire.serving.model import Loaded
+from quire.serving.model_files import stamp_of
 from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait, to_the_end
 
@@ -175,7 +177,8 @@ async def _open(
         log.exception("%s cannot be read", model_config.name)
         why = f"a file cannot be understood ({type(error).__name__}: {error})"
         raise ModelError(f"{client.info.path}: {why}") from error
-    reading = ReadingContext(client.info, model_config.name, config)
+    stamp = stamp_of(Path(client.info.path))
+    reading = ReadingContext(client.info, model_config.name, config, stamp)
     jobs = Jobs(reading, _job_limits(config), config.log_level, config.log_format)
     jobs.open_soon()
     return Loaded(service, jobs, client.broken)

@@ -14,6 +14,7 @@ from quire.media.processors import MediaProcessor, open_processors
 from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
 from quire.serving.media import MediaLoader
+from quire.serving.model_files import stamp_of
 from quire.serving.prompts import Prompts
 from quire.serving.sampling_defaults import overridden, recommended
 from quire.serving.sandbox import BuilderOpening, GrammarSandbox
@@ -87,6 +88,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
             `config.dialect` names none.
     """
     folder = Path(client.info.path)
+    stamp = stamp_of(folder)
     tokenizer = Tokenizer.open(folder)
     template = ChatTemplate.open(folder, tokenizer.special_tokens)
     dialect = choose_dialect(template.source, client.info.model_type, config.dialect)
@@ -109,7 +111,8 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         ),
         drop_volatile=config.drop_volatile_headers,
     )
-    sandbox = GrammarSandbox(BuilderOpening(folder, dialect.name, client.info.vocab_size))
+    opening = BuilderOpening(folder, dialect.name, client.info.vocab_size, stamp)
+    sandbox = GrammarSandbox(opening)
     constraints = Constraints(dialect, vocabulary, prompts, sandbox)
     submission = Submission(
         client,

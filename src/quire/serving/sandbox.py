@@ -19,6 +19,7 @@ from quire.core.lru import LruCache
 from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
 from quire.serving.job_messages import TOO_COSTLY, Asker, JobLimits
 from quire.serving.jobs import Jobs
+from quire.serving.model_files import Stamp, check_unchanged
 
 if TYPE_CHECKING:
     from quire.serving.grammar_builder import GrammarBuilder
@@ -32,16 +33,22 @@ _KEPT_CHARACTERS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuilderOpening:
-    """Makes what jobs share, in their process; see `Jobs`."""
+    """Makes what jobs share, in their process; see `Jobs`.
+
+    Attributes:
+        stamp: the model's files, as the server has read them; None is not compared.
+    """
 
     folder: Path
     dialect: str
     vocab_size: int
+    stamp: Stamp | None = None
 
     def __call__(self, ask: Asker) -> GrammarBuilder:
         # Here, since the HTTP side never loads the compiler.
         from quire.serving.grammar_builder import GrammarBuilder
 
+        check_unchanged(self.folder, self.stamp)
         return GrammarBuilder(self.folder, self.dialect, self.vocab_size)
 
 

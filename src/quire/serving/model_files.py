@@ -1,0 +1,42 @@
+"""Whether a model's small files are still those that its server read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.core.errors import ModelError
+
+Stamp = frozenset[tuple[str, int, int, int]]
+"""Name, size, time of change (ns) and inode of each file."""
+
+_READ = {".json", ".jinja", ".model", ".txt"}
+"""Endings of what processes of requests read; weights are the engine's alone."""
+
+
+def stamp_of(folder: Path) -> Stamp:
+    """Return what shows that a file of the folder was exchanged."""
+    found = set()
+    for path in folder.iterdir():
+        if path.suffix in _READ:
+            stat = path.stat()
+            found.add((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    return frozenset(found)
+
+
+def check_unchanged(folder: Path, stamp: Stamp | None) -> None:
+    """Raise `ModelError` if files were exchanged under a server that has read others.
+
+    Prompts and grammars would be made with another tokenizer than the engine's.
+    """
+    if stamp is None:
+        return
+    try:
+        now = stamp_of(folder)
+    except OSError as error:
+        raise ModelError(f"{folder}: {error.strerror}") from error
+    if changed := sorted({name for name, *_ in now ^ stamp}):
+        names = ", ".join(changed)
+        raise ModelError(
+            f"{folder}: {names} changed since the model was loaded; unload it, so that it is "
+            "loaded anew"
+        )
