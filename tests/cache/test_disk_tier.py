@@ -203,3 +203,24 @@ def test_a_file_that_is_locked_at_the_start_is_opened_later(
     wait_until(lambda: b"before" in disk)
     assert same(read(disk, b"before")[b"before"], page(1))
     disk.close()
+
+
+def test_permissions_that_are_lost_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tier(tmp_path)
+    disk.spill(b"before", page(1))
+    assert disk.drain(HANG_S)
+
+    def lost(path: Path, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", lost)  # whoever runs the tests may be root
+        assert not read(disk, b"before")
+    assert disk.failure is not None
+    assert "Permission denied" in disk.failure
+    disk.close()
+    disk = tier(tmp_path)
+    assert same(read(disk, b"before")[b"before"], page(1))
+    disk.close()

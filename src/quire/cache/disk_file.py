@@ -219,9 +219,13 @@ class DiskFile:
 
     def _check_alive(self) -> None:
         """The file is still the one that was opened: a folder may be deleted or unmounted."""
-        with suppress(OSError):
+        try:
             if self._inode is None or self._path.stat().st_ino == self._inode:
                 return
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # such as permissions that were lost
+            raise StoreError(f"{self._path}: {error.strerror}") from error
         raise StoreError(f"{self._path} has vanished")
 
 
