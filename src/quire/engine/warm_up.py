@@ -78,8 +78,8 @@ def warm_up(
 def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
     """Measure steps that read 2, 8, 32, 64, 128, ... prompt tokens, up to one of `step_ms`.
 
-    Each is run twice alone and twice beside a stream, and the quicker run counts. So the first
-    burst of requests after a start is read like any other.
+    Each is run twice alone and twice beside a stream, and the quicker run counts. Thanks to this
+    the first burst of requests after a start is read like any other.
     """
     engine = _own_engine(loaded, config)
     vocabulary = loaded.model.vocab_size

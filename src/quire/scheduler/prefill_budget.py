@@ -3,9 +3,10 @@
 The rule. Every step that generates grants prompts an allowance: `stall_factor - 1` times what the
 step takes without them, once for each prompt that waits beyond the first. A step reads as many
 tokens as fit into the allowance and into `step_s`. If launching such a step has a fixed cost, it
-reads so many that they are worth it. What a step takes beyond its allowance is owed: the next steps
-only generate until their allowances have paid for it. Where nobody generates, a step reads what
-fits into `step_s`.
+reads so many that they are worth it. Where nobody generates, a step reads what fits into `step_s`.
+
+An account holds the allowances to what steps really took. While it is overdrawn, steps only
+generate until their allowances have paid for it; a few allowances may be saved.
 
 How long steps take is looked up in tables (`MeasuredSteps`).
 """
@@ -101,7 +102,7 @@ class PrefillBudget:
         self._max_rows = max_rows
         self.times = times or MeasuredSteps()
         self._owed_s = 0.0
-        """What prompts took beyond their allowances; below 0 what they left of these."""
+        """The account: what prompts took beyond their allowances; below 0 what is saved."""
         self._expected: deque[_Expected] = deque(maxlen=_UNSEEN)
         self._reads_in_a_row = 0
 
