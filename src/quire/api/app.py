@@ -25,6 +25,7 @@ from quire.api.shared.access import IGNORED_HEADER, Access, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
 from quire.api.shared.errors import ErrorMiddleware, RunFailed, handle
+from quire.api.shared.kept_streams import HEADER, CallerStreams, KeepsStream
 from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
@@ -50,7 +51,12 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     metrics, seal = CallerMetrics(known), Seal(config.signing_key)
     server = ServerContext(models, config, slots, metrics, seal, stores.reading)
     models.observe(metrics.observer)
-    slotted = [Middleware(Slotted, slots=slots), Middleware(HoldsModel)]
+    streams = CallerStreams(known, config.keep_streams_s)
+    slotted = [
+        Middleware(KeepsStream, streams=streams),
+        Middleware(Slotted, slots=slots),
+        Middleware(HoldsModel),
+    ]
     names = [name for model in models for name in model.config.names]
     endpoints = Endpoints(
         Chat(server),
@@ -58,6 +64,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Messages(server),
         Responses(server, stores),
         Utilities(server),
+        streams,
         OpenApi(OPERATIONS, names).get,
     )
     routes = [
@@ -129,6 +136,7 @@ def _middleware(
                     "x-quire-cache-reuse",
                     IGNORED_HEADER.decode(),
                     "x-quire-unenforced",
+                    HEADER,
                 ],
             )
         )

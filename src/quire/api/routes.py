@@ -17,6 +17,7 @@ from quire.api.responses.endpoint import Responses
 from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.responses.schema import ResponsesRequest
+from quire.api.shared.kept_streams import CallerStreams, StreamQuery
 from quire.api.shared.schema import Wire
 from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest, Utilities
 
@@ -38,6 +39,7 @@ class Endpoints:
     messages: Messages
     responses: Responses
     utilities: Utilities
+    streams: CallerStreams
     document: Endpoint
 
 
@@ -156,6 +158,22 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete",
         "/v1/responses/{id}",
         "Forgets a response",
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.streams.resume,
+        "get",
+        "/streams/{id}",
+        "Takes up a stream that its request named with x-quire-stream",
+        answers=(EVENTS,),
+        query=StreamQuery,
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.streams.stop,
+        "delete",
+        "/streams/{id}",
+        "Stops a stream that its request named with x-quire-stream",
         statuses=(404,),
     ),
     Operation(lambda e: e.utilities.models, "get", "/v1/models", "The models that are served"),

@@ -87,6 +87,13 @@ class LimitOptions(Options):
     stored_responses: Count = Field(
         _SERVER.stored_responses, description="answers of /v1/responses kept for each API key"
     )
+    keep_streams: Annotated[float, Flag("SECONDS")] = Field(
+        _SERVER.keep_streams_s,
+        ge=0,
+        le=86400,
+        description="that a stream named with x-quire-stream goes on without a reader, and is kept "
+        "after its end; 0 keeps none",
+    )
 
 
 class ServerOptions(
@@ -146,6 +153,7 @@ class ServerOptions(
             metrics_key=key_in(self.metrics_key_file, "--metrics-key-file"),
             signing_key=key_in(self.signing_key_file, "--signing-key-file"),
             stored_responses=self.stored_responses,
+            keep_streams_s=self.keep_streams,
             page=not self.no_page,
             otlp_endpoint=self.otlp_endpoint,
             log_level=self.log_level,

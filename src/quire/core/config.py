@@ -128,6 +128,8 @@ class ServerConfig:
             that no reasoning from before a restart is accepted.
         stored_responses: how many answers of /v1/responses are kept for later reference.
         stored_response_bytes: what they may take together, with the conversations they ended.
+        keep_streams_s: how long a stream that its request named goes on without a reader, and is
+            kept after its end; 0 keeps none.
         sampling_defaults: whose hold for what a request does not name: those that the model's
             `generation_config.json` recommends, or OpenAI's.
         sampling_overrides: the operator's, by the name of the parameter.
@@ -165,6 +167,7 @@ class ServerConfig:
     signing_key: str | None = None
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
+    keep_streams_s: float = 300.0
     sampling_defaults: Literal["model", "openai"] = "model"
     sampling_overrides: Mapping[str, float] = field(default_factory=dict)
     page: bool = True
