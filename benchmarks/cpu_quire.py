@@ -8,7 +8,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import open_device
 from quire.engine.engine import Engine
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 
 
 def add(engine: Engine, number: int, length: int, tokens: int) -> None:

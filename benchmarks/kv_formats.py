@@ -24,7 +24,7 @@ from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
 from quire.engine.engine import Engine
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 
 FORMATS = (
     "plain",

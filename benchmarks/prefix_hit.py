@@ -19,7 +19,7 @@ from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
 from quire.engine.engine import Engine
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 
 _WARM_RUNS = 5
 

@@ -27,7 +27,7 @@ from quire.media.kinds import KINDS, Kind, MediaInput
 from quire.media.processors.base import MediaPart, MediaProcessor, Parts, Placeholders
 from quire.media.source import Detail, FileLimits, MediaLimits, refusal
 from quire.models.base import MediaEncoder
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.text.dialects import DIALECTS, choose_dialect
 from quire.text.dialects.base import Dialect, Vocabulary
 from quire.text.dialects.machine import Layout, Machine

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from quire.demo import MODEL_DIR
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import solo_logits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -22,7 +22,7 @@ from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.serving.engine_client import ProcessEngine
 from tests.support.everyday import everyday
 from tests.support.opened import Open, opener

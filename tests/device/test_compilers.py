@@ -15,7 +15,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import SamplingParams
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.support.parity import Company, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
 

@@ -15,7 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import Request
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.crossing import CONFIG, MARK, picture
 from tests.support.parity import (
     SCENARIOS,

@@ -15,7 +15,7 @@ from quire.core.media import MediaItem, Pieces, PlacedMedia
 from quire.core.request import FinishReason, Request, SamplingParams
 from quire.engine.engine import Engine
 from quire.models.base import CutEncoder, Encoding
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from quire.scheduler.encoding_cost import EncodingCost
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget

@@ -16,7 +16,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import Embed, Request
 from quire.device.device import current_device
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.families import CONFIGS
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
 from tests.support.tiny_models import tiny_model, write_model

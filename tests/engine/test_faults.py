@@ -13,7 +13,7 @@ from quire.core.errors import EngineFailure
 from quire.core.request import FinishReason, GrammarSpec, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.engine.runner import LaunchedStep
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.parity import Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 

@@ -18,13 +18,13 @@ from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import Request
 from quire.engine import runner
-from quire.models.gemma4_vision import (
+from quire.models.vision.gemma4 import (
     Gemma4VisionArguments,
     Gemma4VisionEncoder,
     Projector,
     VisionTower,
 )
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.engine.test_image_parity import FAMILIES, requests
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model, write_model

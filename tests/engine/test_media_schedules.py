@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.kv_choice import parse_format
 from quire.core.media import MediaItem
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from tests.engine.test_seeing_parity import CONFIGS as SEEING
 from tests.engine.test_seeing_parity import FILMS, SHAPES, film, picture
 from tests.engine.test_sound_parity import FAMILIES as HEARING

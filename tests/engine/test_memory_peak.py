@@ -12,7 +12,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.tiny_models import llama_config, write_model
 
 PLAIN, PACKED = KVFormat(), KVFormat("page", 4, 4)

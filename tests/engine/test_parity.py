@@ -16,7 +16,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.device.device import current_device
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
 

@@ -15,7 +15,7 @@ from quire.attention.reference import ReferenceBackend
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.engine import runner
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.support.emulated_metal import emulate, why_not
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model

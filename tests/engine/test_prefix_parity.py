@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import Request
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.parity import Company, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
 

@@ -11,7 +11,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request
 from quire.engine.engine import Engine
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.tiny_models import gemma4_config, write_model
 
 PROMPT = tuple(3 + number % 50 for number in range(236))

@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import Output, Request, SamplingParams, TokenLogprobs
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.parity import Company
 from tests.support.tiny_models import tiny_model
 

@@ -19,7 +19,7 @@ from quire.engine.decode.whole import Computed
 from quire.engine.inputs import StepInputs
 from quire.engine.runner import Runner
 from quire.models.base import LanguageModel
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import (
     BlockCopy,

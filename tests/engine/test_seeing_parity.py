@@ -15,8 +15,8 @@ import pytest
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import Request
-from quire.models.loader import LoadedModel
 from quire.models.registry import build
+from quire.models.weights.loader import LoadedModel
 from tests.engine.test_image_parity import FAMILIES
 from tests.support.parity import (
     SCENARIOS,

@@ -17,7 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.parity import (
     SCENARIOS,

@@ -12,7 +12,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from tests.support.everyday import everyday
 from tests.support.opened import Open
 from tests.support.parity import Company, Generated, assert_same, prompts

@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import FinishReason, Request, SamplingParams
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
 from tests.support.parity import Company, alone, prompts
 from tests.support.tiny_models import tiny_model

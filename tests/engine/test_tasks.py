@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import Embed, FinishReason, Output, Request, Score, Task
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from tests.models.solo import SoloStep, solo_logits
 from tests.support.everyday import everyday
 from tests.support.opened import Open

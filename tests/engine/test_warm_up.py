@@ -13,7 +13,7 @@ from quire.device.kept import Kept
 from quire.engine import warm_up as module
 from quire.engine.engine import Engine
 from quire.engine.warm_up import measure_steps, warm_up
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.scheduler import Scheduler
 from tests.support.tiny_models import tiny_model

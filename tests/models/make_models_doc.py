@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.models.gguf.architectures import ARCHITECTURES
 from quire.models.registry import FAMILIES
+from quire.models.weights.gguf.architectures import ARCHITECTURES
 from quire.text.dialects import DIALECTS
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM

@@ -11,9 +11,9 @@ import mlx.nn as nn
 import pytest
 
 from quire.core.errors import ModelError, RequestError
+from quire.models.audio.gemma4 import Gemma4AudioArguments
 from quire.models.base import MediaEncoder
-from quire.models.gemma4_audio import Gemma4AudioArguments
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support.tiny_models import MEL_BINS, gemma4_audio_config, random_weights, sound
 

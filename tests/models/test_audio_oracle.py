@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, picture, solo_logits
 from tests.support import tiny_models
 from tests.support.agreement import differ

@@ -12,8 +12,8 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.models import registry
-from quire.models.loader import context_length, trained_length
 from quire.models.settings import Settings
+from quire.models.weights.loader import context_length, trained_length
 from tests.support.registered import CONFIGS
 
 Config = dict[str, Any]

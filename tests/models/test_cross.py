@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import RequestError
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.crossing import CONFIG, PATCH, PROMPTS
 from tests.support.parity import Company, prompts
 from tests.support.tiny_models import random_weights

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire.core.media import CLIP_COLOURS, MediaItem, PlacedMedia
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded
 from tests.support.agreement import differ
 from tests.support.crossing import CONFIG, PATCH, PROMPTS, SIDE, picture

@@ -13,7 +13,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import Request
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS
 from tests.support.parity import TOLERANCE, Company, Generated, prompts

@@ -14,8 +14,8 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
-from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import FAMILIES
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.engine.test_parity import Opened
 from tests.support.parity import (
     SCENARIOS,

@@ -8,8 +8,8 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.models.decoder import DecoderModel
-from quire.models.loader import context_length, trained_length
 from quire.models.registry import build
+from quire.models.weights.loader import context_length, trained_length
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.family_shapes import FULL
 

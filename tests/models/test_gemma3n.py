@@ -16,8 +16,8 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import LanguageModel
-from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ

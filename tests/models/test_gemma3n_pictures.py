@@ -13,8 +13,8 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem
-from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support.agreement import differ
 from tests.support.gemma3n import gemma3n_config, gemma3n_seeing_config

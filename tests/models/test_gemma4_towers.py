@@ -15,7 +15,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.core.media import MediaItem
 from quire.models.base import MediaEncoder
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import encoded, picture
 from tests.support.tiny_models import (
     gemma4_audio_config,

@@ -12,8 +12,8 @@ import pytest
 from quire.cache.specs import FullKV, WindowKV
 from quire.core.errors import ModelError, RequestError
 from quire.models.base import LanguageModel
-from quire.models.loader import open_model
 from quire.models.registry import build
+from quire.models.weights.loader import open_model
 from tests.models.solo import picture, solo_logits
 from tests.support.tiny_models import prompt_with, random_weights
 from tests.support.unified import unified_config, wave

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import greedy_choices, image_features, picture, solo_logits
 from tests.support import tiny_models
 from tests.support.tiny_models import CONFIGS, WINDOW, tiny_model

@@ -15,7 +15,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours, MediaItem
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support.agreement import differ
 from tests.support.hybrid import CONFIG, LARGE, PATCH, PROMPTS, SMALL, picture

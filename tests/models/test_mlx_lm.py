@@ -15,7 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from quire.core.config import EngineConfig
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.family_shapes import FULL, LINEAR, SLIDING

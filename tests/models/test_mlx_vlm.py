@@ -23,8 +23,8 @@ from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.request import Request
 from quire.media.processors import open_processors
 from quire.media.source import Detail
-from quire.models.fused_vision import places
-from quire.models.loader import LoadedModel, open_model
+from quire.models.vision.fused import places
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, solo_logits
 from tests.support import fused, moondream, perception
 from tests.support.agreement import differ

@@ -13,7 +13,7 @@ from quire.core.config import EngineConfig
 from quire.device.device import current_device
 from quire.engine.inputs import StepInputs
 from quire.engine.runner import Runner
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.test_family_parity import with_published_names
 from tests.support import registered, tiny_models
 from tests.support.parity import Company, prompts

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import greedy_choices, solo_logits
 
 pytestmark = pytest.mark.oracle

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from quire.models.base import named_parameters
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.tiny_models import write_model
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import picture, solo_logits
 from tests.support.seeing import CONFIGS, PROMPTS
 from tests.support.tiny_models import gemma4_audio_config, gemma4_config, gemma4_ple_config

@@ -13,8 +13,8 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
-from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ

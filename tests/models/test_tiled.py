@@ -12,8 +12,8 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.models.base import LanguageModel
-from quire.models.loader import open_model
 from quire.models.registry import build
+from quire.models.weights.loader import open_model
 from tests.models.solo import solo_logits
 from tests.support.tiled import CONFIGS, TILE_BYTES, cases
 from tests.support.tiny_models import random_weights

@@ -10,10 +10,10 @@ import mlx.core as mx
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.models import encoder_attention
 from quire.models.base import MediaEncoder
-from quire.models.gemma4_vision import Gemma4VisionArguments
-from quire.models.loader import open_model
+from quire.models.layers import encoder_attention
+from quire.models.vision.gemma4 import Gemma4VisionArguments
+from quire.models.weights.loader import open_model
 from tests.models.solo import image_features, picture, solo_logits
 from tests.support.tiny_models import gemma4_vision_config, random_weights
 

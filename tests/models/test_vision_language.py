@@ -14,8 +14,8 @@ import pytest
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import PlacedMedia
 from quire.models.base import LanguageModel
-from quire.models.loader import context_length, open_model
-from quire.models.names import renamed
+from quire.models.weights.loader import context_length, open_model
+from quire.models.weights.names import renamed
 from tests.models.solo import encoded, solo_logits
 from tests.support.seeing import CONFIGS, MERGE, PATCH, PROMPTS, film, picture, prompt, speech
 from tests.support.tiny_models import GLM_NORMS, random_weights, write_model

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from quire.core.media import MediaItem, PlacedMedia
-from quire.models.loader import LoadedModel, open_model
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.vision_language import TextPositionsModel
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support.agreement import differ
 from tests.support.parity import TOLERANCE, answered

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire.core.media import MediaItem
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 from tests.models.solo import image_features, picture, solo_logits
 from tests.support import tiny_models
 from tests.support.agreement import differ

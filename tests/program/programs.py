@@ -14,7 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.models.base import LanguageModel, Step
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.program.replay import replay
 from quire.program.trace import StepPrograms, trace
 from quire.program.tracing import Variant

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.tiny_models import tiny_model
 
 Open = Callable[[str], LoadedModel]

@@ -19,7 +19,7 @@ from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.engine.engine import Engine, no_proposer
 from quire.engine.runner import SampledRow
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.sequence import Proposer
 from tests.support.tiny_models import write_model
 

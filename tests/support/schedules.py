@@ -12,7 +12,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import Request, SamplingParams
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from tests.support.parity import TOLERANCE, Company, Generated, alone, with_media
 
 _TOKENS = 10

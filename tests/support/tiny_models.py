@@ -15,8 +15,8 @@ import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import named_parameters
-from quire.models.names import renamed
 from quire.models.registry import build
+from quire.models.weights.names import renamed
 
 VOCABULARY = 256
 WINDOW = 32

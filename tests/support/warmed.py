@@ -22,8 +22,8 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams, Score, Task, ThinkingBudget
 from quire.engine.engine import Engine
 from quire.engine.warm_up import warm_up
-from quire.models.loader import LoadedModel
 from quire.models.registry import build
+from quire.models.weights.loader import LoadedModel
 from tests.engine.decode.recorded import opened
 from tests.engine.decode.test_recording import FAMILIES
 from tests.support.blank_card import open_blank_card

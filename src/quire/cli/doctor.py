@@ -85,7 +85,7 @@ class DoctorCommand(ProcessorOptions, TableOptions, Command):
 def _program(model: str | None) -> str:
     """Return the programs of a model's steps as text."""
     from quire.device.device import open_device
-    from quire.models.loader import open_model
+    from quire.models.weights.loader import open_model
     from quire.program.trace import trace
 
     open_device("auto")
@@ -164,7 +164,7 @@ def _products(instructions: str, threads: int) -> Iterator[Finding]:
 
 def _model(name: str | None) -> Iterator[Finding]:
     from quire.cli.models import inspect, inspect_gguf
-    from quire.models.gguf.folder import find_gguf
+    from quire.models.weights.gguf.folder import find_gguf
 
     folder = Path(place(name)).expanduser()
     try:

@@ -30,7 +30,7 @@ class PullCommand(Command):
         Raises:
             QuireError: one cannot be had.
         """
-        from quire.models.hub import find_folder
+        from quire.models.weights.hub import find_folder
 
         for name in self.names:
             print(f"{name}: {find_folder(name)}")

@@ -28,7 +28,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.device import open_device
 from quire.device.dtypes import DTYPES
 from quire.engine.inputs import StepInputs
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import BlockIds, Placement, ScheduledSequence, StepPlan
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from quire.engine.engine import Engine
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import choose_dialect
 from quire.text.dialects.base import Dialect, Tool, Vocabulary

@@ -58,12 +58,12 @@ class Found:
 def inspect(folder: Path, name: str, where: str) -> Found:
     """What a model folder says about itself, from its configuration and its tensors' headers."""
     # Imported late, since they load MLX: `quire --help` need not wait for it.
-    from quire.models.gptq_awq import read_method
-    from quire.models.loader import context_length
-    from quire.models.other_tokenizers import tokenizer_of
-    from quire.models.quantization import check_config, foreign_method, packed_otherwise
     from quire.models.registry import build
-    from quire.models.safetensors import find_shards, read_header
+    from quire.models.tokenizers.conversion import tokenizer_of
+    from quire.models.weights.gptq_awq import read_method
+    from quire.models.weights.loader import context_length
+    from quire.models.weights.quantization import check_config, foreign_method, packed_otherwise
+    from quire.models.weights.safetensors import find_shards, read_header
 
     config: dict[str, Any] = {}
     parameters = size = 0
@@ -104,11 +104,11 @@ def inspect(folder: Path, name: str, where: str) -> Found:
 
 def inspect_gguf(file: Path, name: str, where: str) -> Found:
     """What a GGUF file says about itself. Its parts count with it."""
-    from quire.models.gguf.architectures import config_of
-    from quire.models.gguf.file import GGUF, read_gguf
-    from quire.models.gguf.tokenizer import tokenizer_files
-    from quire.models.loader import context_length
     from quire.models.registry import build
+    from quire.models.weights.gguf.architectures import config_of
+    from quire.models.weights.gguf.file import GGUF, read_gguf
+    from quire.models.weights.gguf.tokenizer import tokenizer_files
+    from quire.models.weights.loader import context_length
 
     gguf: GGUF | None = None
     config: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def in_hub_cache() -> Iterator[Found]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    from quire.models.gguf.folder import is_model
+    from quire.models.weights.gguf.folder import is_model
 
     try:
         repositories = scan_cache_dir().repos
@@ -201,7 +201,7 @@ def in_folder(root: Path) -> Iterator[Found]:
     Raises:
         ModelError: there is no such folder.
     """
-    from quire.models.gguf.folder import is_model
+    from quire.models.weights.gguf.folder import is_model
 
     if not root.is_dir():
         raise ModelError(f"--dir {root}: no such folder")

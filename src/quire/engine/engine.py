@@ -32,7 +32,7 @@ from quire.engine.invariance import check_format, check_request, limited
 from quire.engine.known import check_known
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.positions import TokenPositions

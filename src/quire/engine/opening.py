@@ -12,7 +12,7 @@ from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
 from quire.engine.memory import weight_limit
 from quire.engine.warm_up import measure_steps, warm_up
-from quire.models.loader import open_model
+from quire.models.weights.loader import open_model
 
 log = logging.getLogger("quire.engine")
 

@@ -20,7 +20,7 @@ from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.kept import Claim, Fact, kept
 from quire.engine.engine import Engine
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from quire.scheduler.prefill_budget import MeasuredSteps
 
 log = logging.getLogger("quire.engine")

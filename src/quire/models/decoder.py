@@ -12,10 +12,10 @@ from quire.cache.specs import LayerSpec
 from quire.models.base import LanguageModel, Module, Step, named_parameters
 from quire.models.decoder_stack import decoder_stack
 from quire.models.description import Description, Layer, Placement, Rotation
-from quire.models.layers import embed, project_logits
-from quire.models.names import Names, translate
-from quire.models.rope import Rope, Rotate
+from quire.models.layers.common import embed, project_logits
+from quire.models.layers.rope import Rope, Rotate
 from quire.models.stack import Stack
+from quire.models.weights.names import Names, translate
 
 log = logging.getLogger("quire.models")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.models.attention import Attention, Over
 from quire.models.description import Description, Layer, Placement, Rotation
-from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture
-from quire.models.norm import RMSNorm
-from quire.models.rope import Rope
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.attention import Attention, Over
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+from quire.models.layers.norm import RMSNorm
+from quire.models.layers.rope import Rope
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.stack import (
     Stack,
     StackAttention,

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from quire.cache.specs import LayerSpec
 from quire.models.base import Module
-from quire.models.norm import LayerNorm, RMSNorm, UnweightedNorm
-from quire.models.rope import RopeParameters
+from quire.models.layers.norm import LayerNorm, RMSNorm, UnweightedNorm
+from quire.models.layers.rope import RopeParameters
 
 Rotation = tuple[int, RopeParameters]
 """Size of a head, and how it is rotated."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.models.gemma4_arguments import Gemma4Arguments
-from quire.models.rope import Rope
+from quire.models.families.gemma4_arguments import Gemma4Arguments
+from quire.models.layers.rope import Rope
 from quire.models.settings import FULL
 from quire.models.stack import (
     Stack,

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.core.values import Values, require
-from quire.models.rope import RopeParameters, rope_type
+from quire.models.layers.rope import RopeParameters, rope_type
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.device.weights import ExpertMatrices, PackedWeight, Packing
-from quire.models.rope import Rope
+from quire.models.layers.rope import Rope
 
 
 class UnsupportedModel(Exception):

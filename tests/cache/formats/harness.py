@@ -13,7 +13,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request, SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.runner import SampledRow
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 
 TOLERANCE = 1e-4
 

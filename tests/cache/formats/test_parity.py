@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.core.kv_format import KVFormat
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.cache.formats.harness import TOLERANCE, Answers, Bench, difference, requests
 from tests.support.tiny_models import tiny_model
 

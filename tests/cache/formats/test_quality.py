@@ -18,7 +18,7 @@ from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.families import CONFIGS as FAMILY_CONFIGS

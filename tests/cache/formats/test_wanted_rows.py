@@ -10,7 +10,7 @@ import pytest
 from quire.core.kv_format import KVFormat
 from quire.engine.inputs import StepInputs
 from quire.models.base import Step
-from quire.models.loader import LoadedModel, open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.cache.formats.harness import TOLERANCE, Bench, difference, requests
 from tests.support.tiny_models import tiny_model
 

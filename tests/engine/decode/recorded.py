@@ -20,7 +20,7 @@ from quire.device.operations import Operations
 from quire.engine import runner
 from quire.engine.decode.whole import WholeDecode
 from quire.models.base import named_parameters
-from quire.models.loader import LoadedModel
+from quire.models.weights.loader import LoadedModel
 from tests.engine.decode.test_recording import FAMILIES, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
 

@@ -29,9 +29,9 @@ from quire.engine.decode.served import MOST_ROWS, UnsupportedStack, check_stack,
 from quire.engine.decode.whole import in_one_block, write_group, write_positions
 from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 from quire.models.base import LanguageModel, named_parameters
-from quire.models.quantization import pack_like
 from quire.models.registry import build
 from quire.models.stack import UnsupportedModel
+from quire.models.weights.quantization import pack_like
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled

@@ -15,10 +15,10 @@ from quire.models.families.common import (
     rms,
     softmax_mixture,
 )
-from quire.models.mamba import Mamba
-from quire.models.names import Names
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.mamba import Mamba
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 _PARTS = {
     "feed_forward": "mlp",

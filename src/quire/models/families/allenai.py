@@ -7,7 +7,6 @@ from functools import partial
 
 import mlx.core as mx
 
-from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer, Norm, Placement
 from quire.models.families.common import (
@@ -21,8 +20,9 @@ from quire.models.families.common import (
     softmax_mixture,
     uniform_layers,
 )
-from quire.models.names import Names, Weights, float_type
+from quire.models.layers.attention import Over, QKNorm
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names, Weights, float_type
 
 
 def olmo(s: Settings) -> LanguageModel:

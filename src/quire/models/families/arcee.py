@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import OutputGate, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer, Placement
 from quire.models.families.common import (
@@ -20,9 +19,10 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.names import Names
-from quire.models.routers import SigmoidRouter
+from quire.models.layers.attention import OutputGate, QKNorm
+from quire.models.layers.routers import SigmoidRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names
 
 
 def arcee(s: Settings) -> LanguageModel:

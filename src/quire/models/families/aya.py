@@ -11,8 +11,8 @@ from quire.models.families.vision import (
     vision_transformer,
     without_vision,
 )
-from quire.models.projectors import LayersProjector
 from quire.models.settings import Settings
+from quire.models.vision.projectors import LayersProjector
 
 
 def aya_vision(s: Settings) -> LanguageModel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
@@ -16,9 +15,10 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.names import Names, Weights
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.attention import Attention
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights
 
 
 def ernie4_5(s: Settings) -> LanguageModel:

@@ -11,7 +11,6 @@ from quire.core.media import CLIP_COLOURS
 from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
-from quire.models.ernie_vision import PAIR, ErnieTower, SpatialMerging
 from quire.models.families.common import (
     Family,
     activation,
@@ -25,14 +24,15 @@ from quire.models.families.common import (
 from quire.models.families.qwen import with_axes
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, siglip
-from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture
-from quire.models.moe_by_token import MixtureByToken
-from quire.models.names import Names, Weights, renamed
-from quire.models.paddle_vision import PaddleMerging, PictureTower
-from quire.models.qwen_vision import QwenVision, Table
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+from quire.models.layers.moe_by_token import MixtureByToken
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
+from quire.models.vision.ernie import PAIR, ErnieTower, SpatialMerging
+from quire.models.vision.paddle import PaddleMerging, PictureTower
+from quire.models.vision.qwen import QwenVision, Table
+from quire.models.weights.names import Names, Weights, renamed
 
 
 def paddleocr_vl(s: Settings) -> LanguageModel:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
 from quire.models.families.common import Family, activation, attention, decoder, uniform_layers
-from quire.models.feed_forward import MLP
-from quire.models.names import Names
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def starcoder2(s: Settings) -> LanguageModel:

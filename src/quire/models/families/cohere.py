@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from quire.device.mixture import Router
-from quire.models.attention import Attention, Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Mixer, Norm, Placement
 from quire.models.families.common import (
@@ -21,10 +20,11 @@ from quire.models.families.common import (
     softmax_mixture,
     uniform_layers,
 )
-from quire.models.moe import Mixture
-from quire.models.names import Names
-from quire.models.routers import SigmoidRouter, SoftmaxRouter
+from quire.models.layers.attention import Attention, Over, QKNorm
+from quire.models.layers.moe import Mixture
+from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names
 
 
 def cohere(s: Settings) -> LanguageModel:

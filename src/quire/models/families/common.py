@@ -8,16 +8,16 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.core.values import LARGEST, require
-from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, FeedForward, Layer, Mixer, Norm
-from quire.models.feed_forward import MLP
-from quire.models.layers import ACTIVATIONS
-from quire.models.moe import Mixture
-from quire.models.names import Names, Weights
-from quire.models.routers import SigmoidRouter, SoftmaxRouter
+from quire.models.layers.attention import Attention
+from quire.models.layers.common import ACTIVATIONS
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names, Weights
 
 
 @dataclass(frozen=True)

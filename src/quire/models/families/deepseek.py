@@ -23,12 +23,12 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.indexer import Indexer
-from quire.models.latent_attention import LatentAttention
-from quire.models.names import Names
-from quire.models.rope import RopeParameters
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.indexer import Indexer
+from quire.models.layers.latent_attention import LatentAttention
+from quire.models.layers.rope import RopeParameters
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def deepseek_v2(s: Settings) -> LanguageModel:

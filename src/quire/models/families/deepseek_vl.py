@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import mlx.core as mx
 
 from quire.core.media import CLIP_COLOURS
-from quire.models import original_names
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
@@ -19,13 +18,14 @@ from quire.models.families.vision import (
     visual_names,
     without_vision,
 )
-from quire.models.feed_forward import MLP
-from quire.models.hybrid_vision import HybridEncoder, HybridVision
-from quire.models.names import Weights
-from quire.models.projectors import LayersProjector
-from quire.models.sam import Sam
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
-from quire.models.vit import VisionTransformer
+from quire.models.vision.hybrid import HybridEncoder, HybridVision
+from quire.models.vision.projectors import LayersProjector
+from quire.models.vision.sam import Sam
+from quire.models.vision.vit import VisionTransformer
+from quire.models.weights import original_names
+from quire.models.weights.names import Weights
 
 _PARTS = {
     "vision_model.": "vision_tower.",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.description import Norm, Placement
 from quire.models.families.common import Family, activation, attention, decoder, uniform_layers
-from quire.models.feed_forward import MLP
-from quire.models.names import Names, Weights
+from quire.models.layers.attention import Attention
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights
 
 _MASKS = re.compile(r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)")
 """Constants that old files carry along."""

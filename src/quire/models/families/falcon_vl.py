@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.media import PlacedMedia
-from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm
 from quire.models.families.common import Family, described, gate_up, query_key_value, uniform_layers
-from quire.models.feed_forward import MLP
-from quire.models.fused_vision import PatchEncoder, PatchRotaryAttention, positions
-from quire.models.names import Names, Weights
-from quire.models.rope import RopeParameters
+from quire.models.layers.attention import QKNorm
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.rope import RopeParameters
 from quire.models.settings import Settings
+from quire.models.vision.fused import PatchEncoder, PatchRotaryAttention, positions
+from quire.models.weights.names import Names, Weights
 
 _KEYS = {
     "dim": "hidden_size",

@@ -15,10 +15,10 @@ from quire.models.families.zhipu import (
     glm4_moe_names,
     glm4_names,
 )
-from quire.models.feed_forward import MLP
-from quire.models.glm_vision import GlmMerging
-from quire.models.qwen_vision import QwenVision, Table
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
+from quire.models.vision.glm import GlmMerging
+from quire.models.vision.qwen import QwenVision, Table
 
 
 def glm4v(s: Settings) -> LanguageModel:

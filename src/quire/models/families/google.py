@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Mixer, Norm, Placement
 from quire.models.families.common import (
@@ -24,14 +23,15 @@ from quire.models.families.common import (
     uniform_layers,
     windows,
 )
+from quire.models.families.gemma3n import Gemma3n
+from quire.models.families.gemma4 import Gemma4
+from quire.models.families.gemma4_unified import Gemma4Unified
 from quire.models.families.vision import tiled_vision_model, vision_transformer, without_vision
-from quire.models.feed_forward import MLP
-from quire.models.gemma3n import Gemma3n
-from quire.models.gemma4 import Gemma4
-from quire.models.gemma4_unified import Gemma4Unified
-from quire.models.names import Names
-from quire.models.projectors import PoolingProjector
+from quire.models.layers.attention import Attention, QKNorm
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.vision.projectors import PoolingProjector
+from quire.models.weights.names import Names
 
 _NAMES = Names(less_one=("norm.weight",))
 

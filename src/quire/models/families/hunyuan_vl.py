@@ -24,17 +24,17 @@ from quire.models.families.common import (
 from quire.models.families.qwen import with_axes
 from quire.models.families.qwen_vl import joined
 from quire.models.families.tencent import NAMES, hunyuan_attention
-from quire.models.feed_forward import MLP
-from quire.models.hunyuan_vision import (
+from quire.models.layers.feed_forward import MLP
+from quire.models.settings import Settings
+from quire.models.vision.hunyuan import (
     HunyuanMerging,
     HunyuanPictureEncoder,
     HunyuanTower,
     placed_by_picture,
 )
-from quire.models.names import Weights, renamed
-from quire.models.qwen_vision import QwenVision, Table
-from quire.models.settings import Settings
-from quire.models.vision_language import VisionLanguageModel
+from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.vision_language import VisionLanguageModel
+from quire.models.weights.names import Weights, renamed
 
 
 def hunyuan_vl(s: Settings) -> LanguageModel:

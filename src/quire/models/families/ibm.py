@@ -20,11 +20,11 @@ from quire.models.families.common import (
     uniform_layers,
 )
 from quire.models.families.mamba import hybrid_mamba2
-from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture
-from quire.models.names import Names, Weights
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights
 
 
 def granite(s: Settings) -> LanguageModel:

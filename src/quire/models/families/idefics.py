@@ -12,9 +12,9 @@ from quire.models.families.vision import (
     vision_transformer,
     without_vision,
 )
-from quire.models.names import Weights
-from quire.models.projectors import LinearProjector
 from quire.models.settings import Settings
+from quire.models.vision.projectors import LinearProjector
+from quire.models.weights.names import Weights
 
 _TOWERS = ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision", SIGLIP)
 """What checkpoints call the encoder. It finds places for pictures of any shape, which for its tiles

@@ -26,10 +26,10 @@ from quire.models.families.common import (
 )
 from quire.models.families.deepseek import latent_attention
 from quire.models.families.moonshot import PUBLISHED_KEYS, delta_tensors
-from quire.models.kimi_delta import KimiDelta
-from quire.models.latent_attention import LatentAttention
-from quire.models.names import Names, Weights
+from quire.models.layers.kimi_delta import KimiDelta
+from quire.models.layers.latent_attention import LatentAttention
 from quire.models.settings import FULL, LINEAR, Settings
+from quire.models.weights.names import Names, Weights
 
 
 def bailing_moe(s: Settings) -> LanguageModel:

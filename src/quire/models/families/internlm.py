@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family, attention, decoder, mlp, rms, uniform_layers
-from quire.models.names import Names, Weights, renamed
+from quire.models.layers.attention import Attention
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights, renamed
 
 
 def internlm2(s: Settings) -> LanguageModel:

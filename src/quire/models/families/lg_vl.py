@@ -8,10 +8,10 @@ from quire.models.base import LanguageModel
 from quire.models.families.common import Family, text_of
 from quire.models.families.lg import exaone4_described
 from quire.models.families.qwen_vl import vision_2_5, vision_language_model
-from quire.models.names import Names
-from quire.models.qwen_vision import QwenVision
 from quire.models.settings import Settings
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.qwen import QwenVision
+from quire.models.vision.vision_language import TextPositionsModel
+from quire.models.weights.names import Names
 
 
 def exaone4_5(s: Settings) -> LanguageModel:

@@ -11,11 +11,11 @@ from quire.models.families.common import Family
 from quire.models.families.mistral_vl import PIXTRAL_PARTS, pixtral
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.vision import decoder_of
-from quire.models.names import Weights
-from quire.models.paddle_vision import PictureTower
-from quire.models.pixtral import PixtralMerging
 from quire.models.settings import Settings
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.paddle import PictureTower
+from quire.models.vision.pixtral import PixtralMerging
+from quire.models.vision.vision_language import TextPositionsModel
+from quire.models.weights.names import Weights
 
 
 class LightOnModel(TextPositionsModel):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import OutputGate, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer, Mixer, Norm, Placement
 from quire.models.families.common import (
@@ -16,11 +15,12 @@ from quire.models.families.common import (
     softmax_mixture,
     with_dense,
 )
-from quire.models.feed_forward import MLP
-from quire.models.names import Names
-from quire.models.routers import SigmoidRouter
+from quire.models.layers.attention import OutputGate, QKNorm
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.routers import SigmoidRouter
+from quire.models.layers.short_conv import ShortConv
 from quire.models.settings import FULL, SLIDING, Settings
-from quire.models.short_conv import ShortConv
+from quire.models.weights.names import Names
 
 CONV = "conv"
 

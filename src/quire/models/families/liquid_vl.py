@@ -14,13 +14,13 @@ from quire.models.families.common import Family, projector_activation
 from quire.models.families.liquid import CONV, lfm2, lfm2_moe, lfm3
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, siglip
-from quire.models.feed_forward import MLP
-from quire.models.lfm_vision import LayersMerging, LfmTower
-from quire.models.paddle_vision import PictureTower
-from quire.models.projectors import LayersProjector
-from quire.models.qwen_vision import QwenVision, Table
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import FULL, Settings
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.lfm import LayersMerging, LfmTower
+from quire.models.vision.paddle import PictureTower
+from quire.models.vision.projectors import LayersProjector
+from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.vision_language import TextPositionsModel
 
 _DECODERS = {"lfm2": lfm2, "lfm2_moe": lfm2_moe}
 _TOWERS = ("siglip2_vision_model", "lfm2_vl")

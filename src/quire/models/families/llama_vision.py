@@ -11,14 +11,14 @@ import mlx.nn as nn
 from quire.core.errors import ModelError
 from quire.core.media import CrossMedia, PlacedMedia
 from quire.models.base import LanguageModel, MediaEncoder, Module
-from quire.models.cross_attention import CrossAttention
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Layer, Norm, Placement
 from quire.models.families.common import Family, activation, attention, described, mlp, rms
-from quire.models.feed_forward import MLP
-from quire.models.llama_vision import LlamaPictureEncoder, LlamaVision, VisionTower
-from quire.models.names import Names, Weights, renamed
+from quire.models.layers.cross_attention import CrossAttention
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
+from quire.models.vision.llama import LlamaPictureEncoder, LlamaVision, VisionTower
+from quire.models.weights.names import Names, Weights, renamed
 
 _MARKS = 8
 """Rows of the embedding table behind the vocabulary's: the picture's mark is the first."""

@@ -14,9 +14,9 @@ from quire.models.families.vision import (
     vision_transformer,
     without_vision,
 )
-from quire.models.packing import AnyResolution, HalvedFrames, InOrder, Packing
-from quire.models.projectors import LayersProjector
 from quire.models.settings import Settings
+from quire.models.vision.packing import AnyResolution, HalvedFrames, InOrder, Packing
+from quire.models.vision.projectors import LayersProjector
 
 
 def llava(s: Settings) -> LanguageModel:

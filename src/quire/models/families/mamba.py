@@ -8,10 +8,10 @@ from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
 from quire.models.families.common import Family, channels_last, decoder
-from quire.models.mamba import Mamba
-from quire.models.mamba2 import Mamba2
-from quire.models.names import Names
+from quire.models.layers.mamba import Mamba
+from quire.models.layers.mamba2 import Mamba2
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def mamba2(s: Settings) -> LanguageModel:

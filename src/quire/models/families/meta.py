@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.models.attention import Attention, QKNorm, Temperature
 from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import (
@@ -20,11 +19,12 @@ from quire.models.families.common import (
     uniform_layers,
     windows,
 )
-from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture
-from quire.models.names import Names, Weights
-from quire.models.routers import SigmoidRouter
+from quire.models.layers.attention import Attention, QKNorm, Temperature
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+from quire.models.layers.routers import SigmoidRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names, Weights
 
 CHUNKED = "chunked_attention"
 

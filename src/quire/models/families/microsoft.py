@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Norm, Placement
 from quire.models.families.common import (
@@ -17,10 +16,11 @@ from quire.models.families.common import (
     softmax_mixture,
     uniform_layers,
 )
-from quire.models.feed_forward import MLP
-from quire.models.names import Names
-from quire.models.routers import SparseMixer
+from quire.models.layers.attention import QKNorm
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.routers import SparseMixer
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def phi(s: Settings) -> LanguageModel:

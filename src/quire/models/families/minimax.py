@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
@@ -12,9 +11,10 @@ from quire.models.families.common import (
     softmax_mixture,
     uniform_layers,
 )
-from quire.models.names import Names
-from quire.models.routers import SigmoidRouter
+from quire.models.layers.attention import Over, QKNorm
+from quire.models.layers.routers import SigmoidRouter
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def minimax_m2(s: Settings) -> LanguageModel:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from quire.core.values import require
-from quire.models.attention import Temperature
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
@@ -21,9 +20,10 @@ from quire.models.families.common import (
     windows,
 )
 from quire.models.families.deepseek import latent_attention, latent_decoder
-from quire.models.names import Names
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.attention import Temperature
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names
 
 _UNUSED = ("vision_tower.", "multi_modal_projector.", "vision_encoder.", "patch_merger.")
 

@@ -12,11 +12,11 @@ from quire.models.families.common import Family, activation, projector_activatio
 from quire.models.families.mistral import mistral3_text
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.vision import decoder_of
-from quire.models.feed_forward import MLP
-from quire.models.phi_vision import MLPMerging
-from quire.models.pixtral import PixtralMerging, PixtralModel
-from quire.models.qwen_vision import Merging, QwenVision
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
+from quire.models.vision.phi import MLPMerging
+from quire.models.vision.pixtral import PixtralMerging, PixtralModel
+from quire.models.vision.qwen import Merging, QwenVision
 
 
 def mistral3(s: Settings) -> LanguageModel:

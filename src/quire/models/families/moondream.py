@@ -19,15 +19,15 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture
-from quire.models.moondream import MoondreamVision, OverlappingTiles, TauAttention
-from quire.models.names import Names, Weights, float_type, renamed
-from quire.models.rope import RopeParameters
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+from quire.models.layers.rope import RopeParameters
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
-from quire.models.tiles import TileEncoder
-from quire.models.vit import VisionTransformer
+from quire.models.vision.moondream import MoondreamVision, OverlappingTiles, TauAttention
+from quire.models.vision.tiles import TileEncoder
+from quire.models.vision.vit import VisionTransformer
+from quire.models.weights.names import Names, Weights, float_type, renamed
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 2048,

@@ -31,14 +31,14 @@ from quire.models.families.common import (
 )
 from quire.models.families.deepseek import deepseek_v3_described, latent_attention
 from quire.models.families.qwen_vl import vision_language_model
-from quire.models.feed_forward import MLP
-from quire.models.kimi_delta import KimiDelta
-from quire.models.latent_attention import LatentAttention
-from quire.models.names import Names, Weights, renamed
-from quire.models.paddle_vision import PaddleMerging, PictureTower
-from quire.models.qwen_vision import QwenVision, Table
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.kimi_delta import KimiDelta
+from quire.models.layers.latent_attention import LatentAttention
 from quire.models.settings import FULL, LINEAR, Settings
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.paddle import PaddleMerging, PictureTower
+from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.vision_language import TextPositionsModel
+from quire.models.weights.names import Names, Weights, renamed
 
 PUBLISHED_KEYS = {
     "num_experts": "n_routed_experts",

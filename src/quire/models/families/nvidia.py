@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from quire.core.values import require
-from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
 from quire.models.families.common import (
@@ -21,11 +20,12 @@ from quire.models.families.common import (
     uniform_layers,
 )
 from quire.models.families.mamba import step_limits
-from quire.models.feed_forward import MLP
-from quire.models.mamba2 import Mamba2
-from quire.models.moe import Mixture
-from quire.models.names import Names
+from quire.models.layers.attention import Attention
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.mamba2 import Mamba2
+from quire.models.layers.moe import Mixture
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def nemotron(s: Settings) -> LanguageModel:

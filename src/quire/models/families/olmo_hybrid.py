@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Placement
 from quire.models.families.common import (
@@ -15,10 +14,11 @@ from quire.models.families.common import (
     mlp,
     rms,
 )
-from quire.models.gated_delta import GatedDelta
-from quire.models.names import Names, Weights
-from quire.models.quantization import unpacked
+from quire.models.layers.attention import Over, QKNorm
+from quire.models.layers.gated_delta import GatedDelta
 from quire.models.settings import FULL, LINEAR, Settings
+from quire.models.weights.names import Names, Weights
+from quire.models.weights.quantization import unpacked
 
 
 def olmo_hybrid(s: Settings) -> LanguageModel:

@@ -14,9 +14,9 @@ from quire.models.families.common import (
     softmax_mixture,
     windows,
 )
-from quire.models.names import Names, Weights
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names, Weights
 
 
 def gpt_oss(s: Settings) -> LanguageModel:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family, attention, decoder, mlp, uniform_layers
 from quire.models.families.deepseek import latent_attention
-from quire.models.names import Names
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def minicpm(s: Settings) -> LanguageModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.errors import ModelError
-from quire.models import original_names
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
 from quire.models.families.common import Family, projector_activation
@@ -16,10 +15,11 @@ from quire.models.families.vision import (
     vision_transformer,
     without_vision,
 )
-from quire.models.names import Weights
-from quire.models.packing import InOrder
-from quire.models.projectors import LayersProjector
 from quire.models.settings import Settings
+from quire.models.vision.packing import InOrder
+from quire.models.vision.projectors import LayersProjector
+from quire.models.weights import original_names
+from quire.models.weights.names import Weights
 
 
 def internvl_chat(s: Settings) -> LanguageModel:

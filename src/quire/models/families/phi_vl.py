@@ -11,11 +11,11 @@ from quire.models.families.common import Family
 from quire.models.families.microsoft import phi3
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
-from quire.models.paddle_vision import PictureTower
-from quire.models.phi_vision import MLPMerging
-from quire.models.qwen_vision import QwenVision, Table
 from quire.models.settings import Settings
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.paddle import PictureTower
+from quire.models.vision.phi import MLPMerging
+from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.vision_language import TextPositionsModel
 
 
 def phi4_siglip(s: Settings) -> LanguageModel:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from quire.core.errors import ModelError
 from quire.core.values import require
-from quire.models.attention import Attention, OutputGate, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import (
@@ -20,9 +19,10 @@ from quire.models.families.common import (
     softmax_mixture,
     with_dense,
 )
-from quire.models.names import Names
-from quire.models.routers import SigmoidRouter
+from quire.models.layers.attention import Attention, OutputGate, QKNorm
+from quire.models.layers.routers import SigmoidRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names
 
 
 def laguna(s: Settings) -> LanguageModel:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer, Mixer
 from quire.models.families.common import (
@@ -22,10 +21,11 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.gated_delta import GatedDelta
-from quire.models.names import Names, Weights
-from quire.models.routers import SoftmaxRouter
+from quire.models.layers.attention import Attention, QKNorm
+from quire.models.layers.gated_delta import GatedDelta
+from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, LINEAR, SLIDING, Settings
+from quire.models.weights.names import Names, Weights
 
 
 def qwen2(s: Settings) -> LanguageModel:

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS
 from quire.core.values import require
+from quire.models.audio.qwen import AudioTower, QwenAudio
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm
@@ -25,12 +26,15 @@ from quire.models.families.qwen import (
     qwen3_moe_layers,
     with_axes,
 )
-from quire.models.feed_forward import MLP
-from quire.models.names import Names, Weights, renamed
-from quire.models.qwen_audio import AudioTower, QwenAudio
-from quire.models.qwen_vision import QwenVision, Table, VisionTower
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
-from quire.models.vision_language import VISUAL, AudioVisionLanguageModel, VisionLanguageModel
+from quire.models.vision.qwen import QwenVision, Table, VisionTower
+from quire.models.vision.vision_language import (
+    VISUAL,
+    AudioVisionLanguageModel,
+    VisionLanguageModel,
+)
+from quire.models.weights.names import Names, Weights, renamed
 
 Vision = Callable[[Settings, int], QwenVision]
 """From the keys of `vision_config`, and the decoder's width."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer
 from quire.models.families.common import (
@@ -18,8 +17,9 @@ from quire.models.families.common import (
     sigmoid_mixture,
     with_dense,
 )
-from quire.models.names import Names
+from quire.models.layers.attention import QKNorm
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names
 
 
 def dots1(s: Settings) -> LanguageModel:

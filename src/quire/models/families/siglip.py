@@ -8,9 +8,9 @@ from typing import Any
 from quire.core.media import EVEN_COLOURS
 from quire.models.description import Norm
 from quire.models.families.common import activation
-from quire.models.feed_forward import MLP
-from quire.models.qwen_vision import QwenVision
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
+from quire.models.vision.qwen import QwenVision
 
 
 def siglip(v: Settings, width: int, *, patch: int, **changes: Any) -> QwenVision:

@@ -6,12 +6,12 @@ import re
 
 import mlx.core as mx
 
-from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Norm, Placement
 from quire.models.families.common import Family, attention, decoder, mlp, uniform_layers
-from quire.models.names import Names, Weights
+from quire.models.layers.attention import Over, QKNorm
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights
 
 _HEAD = re.compile(r"(.*\.)([qk])_layernorm\.norms\.(\d+)\.weight")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from quire.models.attention import Attention, OutputGate, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer
 from quire.models.families.common import Family, attention, decoder, mlp, rms, softmax_mixture
-from quire.models.names import Names, Weights
-from quire.models.rope import RopeParameters
-from quire.models.routers import SigmoidRouter
+from quire.models.layers.attention import Attention, OutputGate, QKNorm
+from quire.models.layers.rope import RopeParameters
+from quire.models.layers.routers import SigmoidRouter
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names, Weights
 
 
 def step3p5(s: Settings) -> LanguageModel:

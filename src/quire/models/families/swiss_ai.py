@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family, attention, decoder, rms, uniform_layers
-from quire.models.feed_forward import XieluMLP
-from quire.models.names import Names, Weights
+from quire.models.layers.attention import QKNorm
+from quire.models.layers.feed_forward import XieluMLP
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights
 
 
 def apertus(s: Settings) -> LanguageModel:

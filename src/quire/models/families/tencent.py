@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
@@ -15,9 +14,10 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.names import Names
-from quire.models.routers import SigmoidRouter, SoftmaxRouter
+from quire.models.layers.attention import Attention, QKNorm
+from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 NAMES = Names(
     renamed={

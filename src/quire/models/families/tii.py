@@ -8,9 +8,9 @@ from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import Family, attention, channels_last, decoder, mlp, rms
 from quire.models.families.mamba import hybrid_mamba2
-from quire.models.mamba2 import Mamba2
-from quire.models.names import Names, Weights
+from quire.models.layers.mamba2 import Mamba2
 from quire.models.settings import Settings
+from quire.models.weights.names import Names, Weights
 
 _PARTS = {
     "feed_forward": "mlp",

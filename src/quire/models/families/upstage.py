@@ -12,8 +12,8 @@ from quire.models.families.common import (
     sigmoid_mixture,
     uniform_layers,
 )
-from quire.models.names import Names
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def solar_open(s: Settings) -> LanguageModel:

@@ -23,13 +23,13 @@ from quire.models.families.microsoft import phi3
 from quire.models.families.mistral import mistral
 from quire.models.families.openai import gpt_oss
 from quire.models.families.qwen import qwen2, qwen3, qwen3_moe
-from quire.models.feed_forward import MLP
-from quire.models.names import Weights, renamed
-from quire.models.packing import InOrder, Packing
-from quire.models.projectors import Projector
+from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
-from quire.models.tiles import TILES, TiledModel
-from quire.models.vit import VisionTransformer
+from quire.models.vision.packing import InOrder, Packing
+from quire.models.vision.projectors import Projector
+from quire.models.vision.tiles import TILES, TiledModel
+from quire.models.vision.vit import VisionTransformer
+from quire.models.weights.names import Weights, renamed
 
 SIGLIP, CLIP, INTERNVIT = "siglip_vision_model", "clip_vision_model", "internvl_vision"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.description import Mixer
 from quire.models.families.common import (
@@ -19,9 +18,10 @@ from quire.models.families.common import (
     sigmoid_mixture,
     with_dense,
 )
-from quire.models.names import Names
-from quire.models.rope import RopeParameters
+from quire.models.layers.attention import Attention
+from quire.models.layers.rope import RopeParameters
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.weights.names import Names
 
 
 def mimo_v2_flash(s: Settings) -> LanguageModel:

@@ -11,11 +11,11 @@ from quire.models.families.common import Family, described, mlp, uniform_layers
 from quire.models.families.deepseek import latent_attention
 from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
-from quire.models.names import Names
-from quire.models.paddle_vision import PaddleMerging, PictureTower
-from quire.models.qwen_vision import QwenVision
 from quire.models.settings import Settings
-from quire.models.vision_language import TextPositionsModel
+from quire.models.vision.paddle import PaddleMerging, PictureTower
+from quire.models.vision.qwen import QwenVision
+from quire.models.vision.vision_language import TextPositionsModel
+from quire.models.weights.names import Names
 
 
 def youtu(s: Settings) -> LanguageModel:

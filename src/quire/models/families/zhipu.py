@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Placement
@@ -21,8 +20,9 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
-from quire.models.names import Names
+from quire.models.layers.attention import Attention, QKNorm
 from quire.models.settings import Settings
+from quire.models.weights.names import Names
 
 
 def glm(s: Settings) -> LanguageModel:

@@ -1,0 +1,366 @@
+"""Gemma 4 in all its shapes: E2B, E4B, 26B-A4B, 31B (Google's model cards).
+
+The text decoder is here, the encoders are in `gemma4_vision` and `gemma4_audio`.
+
+What sets the decoder apart: sliding and full layers with head sizes and RoPE of their own; full
+layers that may use one projection for keys and values; late layers that read the keys and values of
+an earlier one; an embedding of each token for each layer; a mixture of experts beside the dense
+block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import LayerSpec
+from quire.device.activations import Gating
+from quire.device.device import current_device
+from quire.device.weights import HeadPart
+from quire.models.audio.gemma4 import (
+    AudioTower,
+    Gemma4AudioArguments,
+    Gemma4AudioEncoder,
+    channels_last,
+)
+from quire.models.base import LanguageModel, MediaEncoder, Module, Step
+from quire.models.families.gemma4_arguments import Gemma4Arguments
+from quire.models.gemma4_stack import gemma4_stack
+from quire.models.layers.clipped import CLIP_BOUNDS, Projector
+from quire.models.layers.common import GATES, GatedMLP, embed, project_logits
+from quire.models.layers.linear import matrix_of
+from quire.models.layers.moe import Experts, stack_experts
+from quire.models.layers.norm import RMSNorm
+from quire.models.layers.rope import Rope, Rotate
+from quire.models.layers.routers import SoftmaxRouter
+from quire.models.settings import FULL, SLIDING
+from quire.models.stack import Stack
+from quire.models.vision.gemma4 import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
+
+# Encoders and projectors of the multimodal checkpoint.
+_VISION = ("vision_tower.", "embed_vision.")
+_AUDIO = ("audio_tower.", "embed_audio.")
+
+
+class Attention(Module):
+    """Queries and keys are normalised by head, and values too, so the logits need no scale."""
+
+    def __init__(self, args: Gemma4Arguments, layer: int) -> None:
+        super().__init__()
+        full = args.layer_types[layer] == FULL
+        bias, self._eps, self._layer = args.attention_bias, args.rms_norm_eps, layer
+        self._heads = args.num_attention_heads
+        self._kv_heads = args.num_global_key_value_heads if full else args.num_key_value_heads
+        self._head_dim = args.global_head_dim if full else args.head_dim
+        self._writes = layer < args.first_shared
+        self._one_projection = args.attention_k_eq_v and full
+        self.q_proj = nn.Linear(args.hidden_size, self._heads * self._head_dim, bias=bias)
+        self.q_norm = RMSNorm(self._head_dim, eps=self._eps)
+        if self._writes:
+            width = self._kv_heads * self._head_dim
+            self.k_proj = nn.Linear(args.hidden_size, width, bias=bias)
+            self.k_norm = RMSNorm(self._head_dim, eps=self._eps)
+            if not self._one_projection:
+                self.v_proj = nn.Linear(args.hidden_size, width, bias=bias)
+        self._parts: tuple[HeadPart, ...] = ()
+        """Queries, keys and values, once they have been asked for."""
+        self.o_proj = nn.Linear(self._heads * self._head_dim, args.hidden_size, bias=bias)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        if not self._parts:
+            self._parts = self._described()
+        q, *written = current_device().operations.heads(x, self._parts, self._eps, rotate)
+        k, v = written if written else (None, None)
+        out = step.attend(self._layer, q, k, v, scale=1.0)  # [T, heads, head_dim]
+        y: mx.array = self.o_proj(out.reshape(len(x), -1))
+        return y
+
+    def _described(self) -> tuple[HeadPart, ...]:
+        normed = partial(HeadPart, normed=True)
+        q = normed(matrix_of(self.q_proj), self._heads, self.q_norm.weight, rotated=True)
+        if not self._writes:
+            return (q,)
+        own = None if self._one_projection else matrix_of(self.v_proj)
+        k = normed(matrix_of(self.k_proj), self._kv_heads, self.k_norm.weight, rotated=True)
+        return q, k, normed(own, self._kv_heads)
+
+
+class Router(Module):
+    """Chooses experts for each row and says how much of each to take."""
+
+    def __init__(self, args: Gemma4Arguments) -> None:
+        super().__init__()
+        self._eps = args.rms_norm_eps
+        self._router = SoftmaxRouter(args.top_k_experts, normalise=True)
+        self._root = args.hidden_size**-0.5
+        self.proj = nn.Linear(args.hidden_size, args.num_experts, bias=False)
+        self.scale = mx.ones(args.hidden_size)
+        self.per_expert_scale = mx.ones(args.num_experts)
+        self._norm = self.scale, self.scale * self._root
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
+        if self._norm[0] is not self.scale:  # it was loaded since
+            self._norm = self.scale, self.scale * self._root
+        operations = current_device().operations
+        logits = self.proj(operations.rms_norm(x, self._norm[1], self._eps)).astype(mx.float32)
+        return operations.route(logits, None, self.per_expert_scale, self._router)
+
+
+class DecoderLayer(Module):
+    """Attention and feed-forward between norms on both sides; then the layer's own embedding."""
+
+    def __init__(self, args: Gemma4Arguments, index: int) -> None:
+        super().__init__()
+        hidden, eps = args.hidden_size, args.rms_norm_eps
+        wide = args.use_double_wide_mlp and index >= args.first_shared
+        self.self_attn = Attention(args, index)
+        self.mlp = GatedMLP(
+            hidden, args.intermediate_size * (2 if wide else 1), args.hidden_activation
+        )
+        self.input_layernorm = RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps=eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps=eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps=eps)
+        self.layer_scalar = mx.ones(1)
+        self._moe = args.enable_moe_block
+        if self._moe:
+            self.router = Router(args)
+            gating = Gating(args.hidden_activation)
+            self.experts = Experts(args.num_experts, hidden, args.moe_intermediate_size, gating)
+            self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps=eps)
+            self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
+        own = args.hidden_size_per_layer_input
+        if own:
+            self.per_layer_input_gate = nn.Linear(hidden, own, bias=False)
+            self.per_layer_projection = nn.Linear(own, hidden, bias=False)
+            self.post_per_layer_input_norm = RMSNorm(hidden, eps=eps)
+            self._gate = GATES[args.hidden_activation]
+
+    def __call__(self, x: mx.array, own: mx.array | None, step: Step, rotate: Rotate) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
+        y = self.self_attn(self.input_layernorm(x), step, rotate)
+        x = self.post_attention_layernorm.added(x, y)
+        y = self._feed_forward(x)
+        if own is None:
+            return self.post_feedforward_layernorm.added(x, y, self.layer_scalar)
+        x = self.post_feedforward_layernorm.added(x, y)
+        y = self.per_layer_projection(self._gate(self.per_layer_input_gate(x), own))
+        return self.post_per_layer_input_norm.added(x, y, self.layer_scalar)
+
+    def _feed_forward(self, x: mx.array) -> mx.array:
+        y: mx.array = self.mlp(self.pre_feedforward_layernorm(x))
+        if not self._moe:
+            return y
+        chosen, weights = self.router(x)
+        mixed = self.experts(self.pre_feedforward_layernorm_2(x), chosen, weights)
+        y = self.post_feedforward_layernorm_1(y)
+        y += self.post_feedforward_layernorm_2(mixed)
+        return y
+
+
+class Decoder(Module):
+    """Everything but the head, named as the text-only checkpoints name it: `model.`"""
+
+    def __init__(self, args: Gemma4Arguments) -> None:
+        super().__init__()
+        self._args = args
+        self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [self._layer(args, index) for index in range(args.num_hidden_layers)]
+        self.norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        dims = {SLIDING: args.head_dim, FULL: args.global_head_dim}
+        self._ropes = [(kind, Rope(dims[kind], rope)) for kind, rope in sorted(args.rope.items())]
+        own = args.hidden_size_per_layer_input
+        if own:
+            packed = args.num_hidden_layers * own
+            self.embed_tokens_per_layer = nn.Embedding(args.vocab_size_per_layer_input, packed)
+            self.per_layer_model_projection = nn.Linear(args.hidden_size, packed, bias=False)
+            self.per_layer_projection_norm = RMSNorm(own, eps=args.rms_norm_eps)
+
+    def __call__(self, step: Step) -> mx.array:
+        """Normalised hidden states `[T, hidden]`."""
+        args = self._args
+        tokens = self._looked_up(step)
+        x = self._embedded(tokens)
+        if step.media is not None:
+            x = step.media.placed(x)
+        rotations = self._rotations(step)
+        own = self._own_embeddings(x, tokens)
+        x = self._opened(x)
+        parts = self._parts(own)
+        for index, layer in enumerate(self.layers):
+            # Layers that share others' keys keep nothing: most of a prompt need not go through.
+            if index == args.first_shared and (wanted := step.only_wanted()) is not None:
+                step, rows = wanted
+                x, rotations = x[rows], self._rotations(step)
+                parts = self._parts(None if own is None else own[rows])
+            x = layer(x, parts[index], step, rotations[args.layer_types[index]])
+        y: mx.array = self.norm(self._closed(x))
+        return y
+
+    def _layer(self, args: Gemma4Arguments, index: int) -> Module:
+        """One layer."""
+        return DecoderLayer(args, index)
+
+    def _embedded(self, tokens: mx.array) -> mx.array:
+        """`[T]` -> `[T, hidden]`."""
+        dtype = self.norm.weight.dtype
+        x = embed(self.embed_tokens, tokens, dtype)
+        return x * float(self._args.hidden_size**0.5)
+
+    def _opened(self, x: mx.array) -> mx.array:
+        """Embeddings `[T, hidden]` to what goes through the layers."""
+        return x
+
+    def _closed(self, x: mx.array) -> mx.array:
+        """What comes out of the layers to hidden states `[T, hidden]`."""
+        return x
+
+    @property
+    def ropes(self) -> Mapping[str, Rope]:
+        """By the kind of layer."""
+        return dict(self._ropes)
+
+    def _looked_up(self, step: Step) -> mx.array:
+        """The tokens `[T]` whose embeddings are read: padding stands in for what marks media."""
+        if step.media is None:
+            return step.tokens
+        padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)
+        return mx.put_along_axis(step.tokens, step.media.rows, padding, axis=0)
+
+    def _rotations(self, step: Step) -> dict[str, Rotate]:
+        """By the kind of layer."""
+        return {kind: rope(step.positions) for kind, rope in self._ropes}
+
+    def _parts(self, own: mx.array | None) -> list[mx.array | None]:
+        """Each layer's part of `_own_embeddings`."""
+        count = len(self.layers)
+        return [None] * count if own is None else list(mx.split(own, count, axis=-1))
+
+    def _own_embeddings(self, x: mx.array, tokens: mx.array) -> mx.array | None:
+        """The layers' embeddings of the tokens, mixed with a projection of `x`.
+
+        `[T, layers * own]`, or None for models without.
+        """
+        args = self._args
+        own, layers = args.hidden_size_per_layer_input, args.num_hidden_layers
+        if not own:
+            return None
+        if args.vocab_size_per_layer_input < args.vocab_size:  # tokens of media have none
+            tokens = mx.where(tokens < args.vocab_size_per_layer_input, tokens, 0)
+        looked_up = embed(self.embed_tokens_per_layer, tokens, x.dtype) * own**0.5
+        projected = self.per_layer_model_projection(x) * args.hidden_size**-0.5
+        projected = self.per_layer_projection_norm(projected.reshape(-1, layers, own))
+        mixed: mx.array = (projected.reshape(-1, layers * own) + looked_up) * 2.0**-0.5
+        return mixed
+
+
+class Gemma4(LanguageModel):
+    """The text decoder with its head, and the encoders that the checkpoint has."""
+
+    def __init__(
+        self,
+        args: Gemma4Arguments,
+        vision: Gemma4VisionArguments | None = None,
+        audio: Gemma4AudioArguments | None = None,
+    ) -> None:
+        super().__init__()
+        self.args = args
+        self.model = self._decoder(args)
+        self.lm_head = (
+            None
+            if args.tie_word_embeddings
+            else nn.Linear(args.hidden_size, args.vocab_size, bias=False)
+        )
+        self.vision_tower = self.embed_vision = self.audio_tower = self.embed_audio = None
+        if vision is not None:
+            self.vision_tower = VisionTower(vision)
+            self.embed_vision = Projector(vision.hidden_size, args.hidden_size, vision.rms_norm_eps)
+        if audio is not None:
+            self.audio_tower = AudioTower(audio)
+            self.embed_audio = Projector(
+                audio.output_proj_dims, args.hidden_size, audio.rms_norm_eps
+            )
+        self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
+
+    def _decoder(self, args: Gemma4Arguments) -> Decoder:
+        """Everything but the head."""
+        return Decoder(args)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(
+            Gemma4Arguments.from_config(config),
+            Gemma4VisionArguments.from_config(config),
+            Gemma4AudioArguments.from_config(config),
+        )
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        found: dict[str, MediaEncoder] = {}
+        if self.vision_tower is not None and self.embed_vision is not None:
+            vision = Gemma4VisionEncoder(self.vision_tower, self.embed_vision)
+            found |= {"image": vision, "video": vision}  # a video's items are its frames
+        if self.audio_tower is not None and self.embed_audio is not None:
+            found["audio"] = Gemma4AudioEncoder(self.audio_tower, self.embed_audio)
+        return found
+
+    @property
+    def layout(self) -> tuple[LayerSpec, ...]:
+        return self._layout
+
+    @property
+    def vocab_size(self) -> int:
+        return self.args.vocab_size
+
+    def __call__(self, step: Step) -> mx.array:
+        return self.model(step)
+
+    def stack(self) -> Stack:
+        return gemma4_stack(self.args, self.model, self.lm_head, self.model.ropes)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        cap = self.args.final_logit_softcapping
+        return project_logits(hidden, self.model.embed_tokens, self.lm_head, cap)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        renamed = {}
+        for name, array in weights.items():
+            plain = name.removeprefix("model.").removeprefix("language_model.")
+            if self._is_unused(plain):
+                continue
+            if plain.startswith(_AUDIO):
+                renamed[plain] = channels_last(plain, array)
+            elif plain.startswith(("lm_head.", *_VISION)):
+                renamed[plain] = array
+            else:
+                renamed["model." + plain.removeprefix("model.")] = array
+        # Text-only conversions keep the configuration of the encoders that they left out.
+        if not any(name.startswith(_VISION) for name in renamed):
+            self.vision_tower = self.embed_vision = None
+        if not any(name.startswith(_AUDIO) for name in renamed):
+            self.audio_tower = self.embed_audio = None
+        return stack_experts(renamed)
+
+    def _is_unused(self, name: str) -> bool:
+        """Tensors that checkpoints carry although nothing reads them."""
+        if name.startswith("lm_head."):
+            return self.lm_head is None
+        if name.startswith((*_VISION, *_AUDIO)):
+            sees = name.startswith(_VISION)
+            if (self.embed_vision if sees else self.embed_audio) is None:
+                return True
+            tower = self.vision_tower if sees else self.audio_tower
+            bound = name.endswith(CLIP_BOUNDS)
+            return bound and not (tower is not None and tower.args.use_clipped_linears)
+        parts = name.removeprefix("model.").split(".")
+        if len(parts) < 4 or parts[0] != "layers" or parts[2] != "self_attn":
+            return False
+        shared = int(parts[1]) >= self.args.first_shared
+        return shared and parts[3] in ("k_proj", "v_proj", "k_norm", "v_norm")

@@ -1,0 +1,1 @@
+"""Layers that families compose: attention, norms, rotations, experts, recurrences."""

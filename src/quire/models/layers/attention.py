@@ -1,0 +1,266 @@
+"""Softmax attention as decoders have it, described and computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
+from quire.core.errors import ModelError
+from quire.device.device import current_device
+from quire.device.weights import HeadPart
+from quire.models.base import Module, Step
+from quire.models.description import Norm, Rotation
+from quire.models.layers.linear import matrix_of
+from quire.models.layers.rope import RopeParameters, Rotate
+
+_QK_NORMS = ("q_norm", "k_norm")
+
+
+class Over(Enum):
+    """What a norm of queries and keys spans, and how many weights it has."""
+
+    HEAD = "a head, with one weight for all heads"
+    EACH_HEAD = "a head, with a weight for each head"
+    ALL_HEADS = "all heads at once"
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """Queries and keys are normalised, before or after they are rotated."""
+
+    norm: Norm
+    over: Over = Over.HEAD
+    after_rotation: bool = False
+
+    def module(self, heads: int, head_dim: int) -> Module:
+        """For so many heads."""
+        shapes = {
+            Over.HEAD: (head_dim,),
+            Over.EACH_HEAD: (heads, head_dim),
+            Over.ALL_HEADS: (heads * head_dim,),
+        }
+        return self.norm.module(*shapes[self.over])
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries grow with their position, step by step (arXiv:2501.19399).
+
+    Attributes:
+        slope: of the growth over the logarithm of the number of the step, counted from one.
+        step: positions of one step.
+        shift: added to a position.
+    """
+
+    slope: float
+    step: int
+    shift: int = 0
+
+    def of(self, positions: mx.array) -> mx.array:
+        """What multiplies the queries at `[T]` positions, `[T, 1, 1]`."""
+        steps = ((positions + self.shift) // self.step).astype(mx.float32)
+        return (1.0 + self.slope * mx.log1p(steps))[:, None, None]
+
+
+@dataclass(frozen=True)
+class OutputGate:
+    """A projection of its own weighs what attention gives (arXiv:2505.06708).
+
+    Attributes:
+        by_head: a weight for each head, not one for each of its values.
+        softplus: of the weights, which are sigmoids otherwise.
+    """
+
+    by_head: bool = False
+    softplus: bool = False
+
+    def module(self, hidden_size: int, heads: int, value_dim: int) -> nn.Linear:
+        """From the rows that attention reads; see `of` for the weights."""
+        return nn.Linear(hidden_size, heads * (1 if self.by_head else value_dim), bias=False)
+
+    def of(self, projected: mx.array, heads: int) -> mx.array:
+        """The weights, `[T, heads, 1 or value_dim]`."""
+        split = projected.reshape(len(projected), heads, -1)
+        if not self.softplus:
+            return mx.sigmoid(split)
+        return mx.logaddexp(split.astype(mx.float32), 0.0).astype(split.dtype)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention (arXiv:2305.13245).
+
+    Attributes:
+        scale: multiplies the logits.
+        rope: None leaves queries and keys as they are.
+        window: tokens that a query sees, itself included; None is all.
+        chunk: queries see what is in their chunk of so many tokens; None is all.
+        output_gate: the queries' projection carries, head by head, a gate for the output.
+        own_gate: a gate for the output has its own projection.
+        value_dim: size of a head's value, where it is not that of its key.
+        value_scale: multiplies the values.
+        softcap: bounds the logits by a hyperbolic tangent.
+        sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
+        clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
+        temperature: multiplies queries by their position; None leaves them.
+        bidirectional_media: rows of one image see each other.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeParameters | None
+    window: int | None = None
+    chunk: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: QKNorm | None = None
+    output_gate: bool = False
+    own_gate: OutputGate | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    clip: float | None = None
+    temperature: Temperature | None = None
+    bidirectional_media: bool = False
+    value_dim: int = 0
+    value_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ModelError(
+                f"config.json: {self.heads} attention heads are no multiple of {self.kv_heads} of "
+                "keys and values"
+            )
+
+    @property
+    def attribute(self) -> str:
+        return "self_attn"
+
+    @property
+    def rotation(self) -> Rotation | None:
+        return None if self.rope is None else (self.head_dim, self.rope)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        heads, dim, value_dim = self.kv_heads, self.head_dim, self.value_dim
+        if self.chunk is not None:
+            return ChunkedKV(heads, dim, self.chunk, value_dim=value_dim)
+        if self.window is None:
+            return FullKV(heads, dim, self.bidirectional_media, value_dim=value_dim)
+        return WindowKV(heads, dim, self.window, self.bidirectional_media, value_dim=value_dim)
+
+    @property
+    def plain_heads(self) -> bool:
+        """Whether queries, keys and values are products, normed by head if at all, then rotated."""
+        norm = self.qk_norm
+        by_head = norm is None or (
+            norm.over is Over.HEAD and not norm.after_rotation and not norm.norm.centred
+        )
+        return by_head and self.clip is None and not self.output_gate
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return SelfAttention(self, hidden_size, layer)
+
+
+class SelfAttention(Module):
+    """Computes an `Attention`."""
+
+    def __init__(self, kind: Attention, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+        value_dim = kind.value_dim or kind.head_dim
+        gated = 2 if kind.output_gate else 1
+        self.q_proj = nn.Linear(hidden_size, gated * width, bias=kind.qkv_bias)
+        self.k_proj = nn.Linear(hidden_size, kv_width, bias=kind.qkv_bias)
+        self.v_proj = nn.Linear(hidden_size, kind.kv_heads * value_dim, bias=kind.qkv_bias)
+        self.o_proj = nn.Linear(kind.heads * value_dim, hidden_size, bias=kind.out_bias)
+        if kind.qk_norm is not None:
+            self.q_norm = kind.qk_norm.module(kind.heads, kind.head_dim)
+            self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
+        if kind.sinks:
+            self.sinks = mx.zeros(kind.heads)
+        if kind.own_gate is not None:
+            self.g_proj = kind.own_gate.module(hidden_size, kind.heads, value_dim)
+        self._parts: tuple[HeadPart, ...] = ()
+        """Queries, keys and values, where nothing else is done to them; once asked for."""
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        kind, rows = self._kind, x.shape[0]
+        gate = None
+        if kind.plain_heads:
+            q, k, v = self._at_once(x, rotate)
+        else:
+            q, k, v = self._projected(x, step)
+            if kind.output_gate:
+                q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
+            q, k = self._prepared(q, k, rotate)
+            v = self._values(v)
+        if kind.temperature is not None:
+            q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
+        sinks = self.get("sinks")
+        if kind.value_scale != 1:
+            v = v * kind.value_scale
+        # [T, heads, value_dim]
+        out = step.attend(self._layer, q, k, v, scale=kind.scale, softcap=kind.softcap, sinks=sinks)
+        if gate is not None:
+            out = out * mx.sigmoid(gate)
+        if kind.own_gate is not None:
+            out = out * kind.own_gate.of(self.g_proj(x), kind.heads)
+        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        return y
+
+    def _at_once(self, x: mx.array, rotate: Rotate | None) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values by head, normalised and rotated: `[T, heads, head_dim]`."""
+        norm = self._kind.qk_norm
+        if not self._parts:
+            self._parts = self._described()
+        eps = 0.0 if norm is None else norm.norm.eps
+        q, k, v = current_device().operations.heads(x, self._parts, eps, rotate)
+        return q, k, v
+
+    def _described(self) -> tuple[HeadPart, ...]:
+        kind, normed = self._kind, self._kind.qk_norm is not None
+        rotated = partial(HeadPart, normed=normed, rotated=True)
+        q_norm, k_norm = (self[name].get("weight") if normed else None for name in _QK_NORMS)
+        return (
+            rotated(matrix_of(self.q_proj), kind.heads, q_norm),
+            rotated(matrix_of(self.k_proj), kind.kv_heads, k_norm),
+            HeadPart(matrix_of(self.v_proj), kind.kv_heads),
+        )
+
+    def _projected(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values, all heads side by side: `[T, width]`."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+    def _prepared(
+        self, q: mx.array, k: mx.array, rotate: Rotate | None
+    ) -> tuple[mx.array, mx.array]:
+        """Queries and keys by head, normalised and rotated: `[T, heads, head_dim]`."""
+        kind, norm, rows = self._kind, self._kind.qk_norm, q.shape[0]
+        if norm is not None and norm.over is Over.ALL_HEADS:
+            q, k, norm = self.q_norm(q), self.k_norm(k), None
+        q = self._clipped(q).reshape(rows, kind.heads, kind.head_dim)
+        k = self._clipped(k).reshape(rows, kind.kv_heads, kind.head_dim)
+        if norm is not None and not norm.after_rotation:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        if norm is not None and norm.after_rotation:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k
+
+    def _values(self, v: mx.array) -> mx.array:
+        """By head: `[T, heads, value_dim]`."""
+        return self._clipped(v).reshape(len(v), self._kind.kv_heads, -1)
+
+    def _clipped(self, x: mx.array) -> mx.array:
+        clip = self._kind.clip
+        return x if clip is None else mx.clip(x, -clip, clip)

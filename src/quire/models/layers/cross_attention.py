@@ -1,0 +1,71 @@
+"""Attention of a decoder's rows over an encoder's (arXiv:1706.03762, section 3.2.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import CrossKV
+from quire.models.base import Module, Step
+from quire.models.description import Norm, Rotation
+from quire.models.layers.rope import Rotate
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Rows see the media that they look at, all of it; nothing is rotated.
+
+    Attributes:
+        norm: of queries and keys, by head.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm: Norm
+
+    @property
+    def attribute(self) -> str:
+        return "cross_attn"
+
+    @property
+    def rotation(self) -> Rotation | None:
+        return None
+
+    @property
+    def spec(self) -> CrossKV:
+        return CrossKV(self.kv_heads, self.head_dim)
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return CrossAttentionBlock(self, hidden_size, layer)
+
+
+class CrossAttentionBlock(Module):
+    """Computes a `CrossAttention`."""
+
+    def __init__(self, kind: CrossAttention, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+        self.q_proj = nn.Linear(hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+        self.q_norm = kind.norm.module(kind.head_dim)
+        self.k_norm = kind.norm.module(kind.head_dim)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`; zeros for rows that look at nothing."""
+        kind, rows = self._kind, x.shape[0]
+        q = self.q_norm(self.q_proj(x).reshape(rows, kind.heads, kind.head_dim))
+        k = v = None
+        if step.cross is not None and step.cross.states is not None:
+            states = step.cross.states.astype(x.dtype)
+            shape = states.shape[0], kind.kv_heads, kind.head_dim
+            k = self.k_norm(self.k_proj(states).reshape(shape))
+            v = self.v_proj(states).reshape(shape)
+        out = step.attend(self._layer, q, k, v, scale=kind.head_dim**-0.5)
+        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        return y

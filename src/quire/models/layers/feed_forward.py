@@ -1,0 +1,99 @@
+"""Dense feed-forward blocks, described and computed; experts are in `moe`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.models.base import Module
+from quire.models.layers.common import ACTIVATIONS, GatedMLP
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Two layers and an activation, or three with a gate (arXiv:2002.05202).
+
+    Attributes:
+        width: values between the layers.
+        limit: bounds both factors of a gate, see `Gating`; 0 leaves them.
+    """
+
+    width: int
+    activation: str
+    gated: bool = True
+    bias: bool = False
+    limit: float = 0.0
+
+    def module(self, hidden_size: int) -> Module:
+        if not self.gated:
+            return PlainMLP(hidden_size, self.width, self.activation, self.bias)
+        return GatedMLP(hidden_size, self.width, self.activation, self.bias, self.limit)
+
+
+@dataclass(frozen=True)
+class XieluMLP:
+    """Two layers and an activation that is learned (xIELU, arXiv:2411.13010)."""
+
+    width: int
+
+    def module(self, hidden_size: int) -> Module:
+        return LearnedMLP(hidden_size, self.width)
+
+
+class LearnedMLP(Module):
+    """Computes a `XieluMLP`."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, width, bias=False)
+        self.down_proj = nn.Linear(width, hidden_size, bias=False)
+        self.act_fn = Xielu()
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        y: mx.array = self.down_proj(self.act_fn(self.up_proj(x)))
+        return y
+
+
+class Xielu(Module):
+    """A parabola above zero, an exponential below.
+
+    Parameters, `[1]` each: `alpha_p` and `alpha_n`, the curvatures above and below, through
+    softplus; `beta`, the slope at zero; `eps`, below zero, where the exponential is cut.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = mx.zeros(1), mx.zeros(1)
+        self.beta, self.eps = mx.full(1, 0.5), mx.full(1, -1e-6)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Any shape, each element for itself."""
+        wide = x.astype(mx.float32)
+        names = ("alpha_p", "alpha_n", "beta", "eps")
+        above, below, slope, eps = (self[name].astype(mx.float32) for name in names)
+        above, below = mx.logaddexp(above, 0.0), slope + mx.logaddexp(below, 0.0)
+        curved = mx.where(
+            wide > 0,
+            above * mx.square(wide),
+            below * (mx.expm1(mx.minimum(wide, eps)) - wide),
+        )
+        y: mx.array = (curved + slope * wide).astype(x.dtype)
+        return y
+
+
+class PlainMLP(Module):
+    """`down(act(up(x)))`."""
+
+    def __init__(self, hidden_size: int, width: int, activation: str, bias: bool = False) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, width, bias=bias)
+        self.down_proj = nn.Linear(width, hidden_size, bias=bias)
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        y: mx.array = self.down_proj(self._activation(self.up_proj(x)))
+        return y

@@ -1,0 +1,95 @@
+"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464) and the layer around it in Qwen3.5.
+
+A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
+and each token replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.device.recurrence import DeltaGates
+from quire.models.base import Module, Step
+from quire.models.layers.causal_conv import CausalConv
+from quire.models.layers.common import GATES
+from quire.models.layers.norm import RMSNorm
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """A gated delta net.
+
+    Attributes:
+        kernel: how many tokens the convolution sees, the current one included.
+        eps: of the norm of the output.
+        most_correction: what the share of a value that is corrected approaches. Beyond 1 the state
+            may change its sign (arXiv:2411.12537).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    eps: float
+    most_correction: float = 1.0
+
+    @property
+    def attribute(self) -> str:
+        return "linear_attn"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the recurrence."""
+
+    @property
+    def channels(self) -> int:
+        """Channels that the convolution mixes in time: queries, keys, values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def spec(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs, and a matrix a value head."""
+        return RecurrentState(
+            (
+                ("conv", (self.kernel - 1, self.channels), ""),
+                ("delta", (self.value_heads, self.value_dim, self.key_dim), "float32"),
+            )
+        )
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return GatedDeltaNet(self, hidden_size, layer)
+
+
+class GatedDeltaNet(Module):
+    """Computes a `GatedDelta`: what the matrix says of the query, gates writing and forgetting."""
+
+    def __init__(self, shape: GatedDelta, hidden: int, layer: int) -> None:
+        super().__init__()
+        self._shape, self._layer = shape, layer
+        values = shape.value_heads * shape.value_dim
+        self.in_proj_qkv = nn.Linear(hidden, shape.channels, bias=False)
+        self.in_proj_z = nn.Linear(hidden, values, bias=False)
+        self.in_proj_b = nn.Linear(hidden, shape.value_heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden, shape.value_heads, bias=False)
+        self.conv1d = CausalConv(shape.channels, shape.kernel)
+        self.dt_bias = mx.ones(shape.value_heads)
+        self.A_log = mx.zeros(shape.value_heads)
+        self.norm = RMSNorm(shape.value_dim, eps=shape.eps)
+        self.out_proj = nn.Linear(values, hidden, bias=False)
+
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        shape, layer = self._shape, self._layer
+        mixed = self.conv1d(self.in_proj_qkv(x), step, layer, silu=True)
+        gates = DeltaGates(
+            self.in_proj_a(x), self.in_proj_b(x), self.A_log, self.dt_bias, shape.most_correction
+        )
+        y = self.norm(step.delta_rule(layer, mixed, gates, shape.key_heads)).flatten(1)
+        y = GATES["silu"](self.in_proj_z(x).astype(mx.float32), y)
+        out: mx.array = self.out_proj(y.astype(x.dtype))
+        return out

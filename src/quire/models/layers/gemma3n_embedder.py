@@ -1,0 +1,76 @@
+"""What Gemma 3n's encoders share: their way into the decoder's width, and tokens of their own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.models.base import Module
+from quire.models.layers.common import embed
+from quire.models.layers.norm import RMSNorm, unweighted_norm
+
+
+class OwnVocabulary(Protocol):
+    """An encoder's arguments as its embedder reads them.
+
+    Attributes:
+        hidden_size: of the encoder's rows.
+        text_hidden_size: of the decoder's.
+        vocab_size, vocab_offset: of the tokens that are embedded here, and the first one's id.
+    """
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def text_hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def vocab_offset(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+class Embedder(Module):
+    """An encoder's rows, and tokens of its own, in the decoder's width; `embed_audio.`."""
+
+    def __init__(self, args: OwnVocabulary) -> None:
+        super().__init__()
+        width, eps = args.hidden_size, args.rms_norm_eps
+        self.args = args
+        self.embedding = nn.Embedding(args.vocab_size, width)
+        self.hard_embedding_norm = RMSNorm(width, eps=eps)
+        self.soft_embedding_norm = RMSNorm(width, eps=eps)
+        self.embedding_projection = nn.Linear(width, args.text_hidden_size, bias=False)
+        self._norm = unweighted_norm(eps)
+
+    def soft(self, rows: mx.array) -> mx.array:
+        """`[rows, hidden_size]` -> `[rows, text_hidden_size]`."""
+        return self._norm(self.embedding_projection(self.soft_embedding_norm(rows)))
+
+    def hard(self, tokens: mx.array) -> mx.array:
+        """Tokens' ids, less `vocab_offset`, `[T]` -> `[T, text_hidden_size]`."""
+        dtype = self.hard_embedding_norm.weight.dtype
+        rows = self.hard_embedding_norm(embed(self.embedding, tokens, dtype))
+        return self._norm(self.embedding_projection(rows))
+
+
+class OwnTokens:
+    """The embeddings of tokens that an encoder has of its own, such as the one that ends sounds."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._table: mx.array | None = None
+
+    def placed(self, x: mx.array, tokens: mx.array) -> mx.array:
+        """Embeddings of all tokens `[T, hidden]`, with these in their places."""
+        args = self._embedder.args
+        if self._table is None:  # of weights that never change
+            self._table = self._embedder.hard(mx.arange(args.vocab_size))
+            mx.eval(self._table)
+        own = tokens - args.vocab_offset
+        rows = self._table[mx.clip(own, 0, args.vocab_size - 1)]
+        known = (own >= 0) & (own < args.vocab_size)
+        return mx.where(known[:, None], rows.astype(x.dtype), x)

@@ -1,0 +1,74 @@
+"""The lightning indexer, which chooses keys for attention (DeepSeek V3.2, arXiv:2512.02556).
+
+What the published code does besides, a Hadamard transform of queries and keys and their rounding to
+FP8, changes no score but by that rounding, and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.models.base import Module, Step
+from quire.models.layers.norm import LayerNorm
+from quire.models.layers.rope import Rotate
+
+_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Scores keys of its own, one a token, by queries of several heads.
+
+    Attributes:
+        dim: size of a query and of a key, of which the first `rotated_dim` elements know order.
+        halves: a pair that is rotated is an element of the first half and one of the second, where
+            the rotation takes neighbours.
+        limit: keys that it chooses for a query.
+    """
+
+    heads: int
+    dim: int
+    rotated_dim: int
+    halves: bool
+    limit: int
+
+
+class KeyIndexer(Module):
+    """Computes an `Indexer`.
+
+    Args:
+        layer: index into the model's layout of what the layer keeps.
+    """
+
+    def __init__(self, kind: Indexer, hidden_size: int, query_dim: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        self._scale = (kind.heads * kind.dim) ** -0.5
+        self.wq_b = nn.Linear(query_dim, kind.heads * kind.dim, bias=False)
+        self.wk = nn.Linear(hidden_size, kind.dim, bias=False)
+        self.k_norm = LayerNorm((kind.dim,), _NORM_EPS, bias=True)
+        self.weights_proj = nn.Linear(hidden_size, kind.heads, bias=False)
+
+    def __call__(self, x: mx.array, latent: mx.array, step: Step, rotate: Rotate) -> None:
+        """Has the step choose keys for each row.
+
+        Args:
+            x: `[T, hidden]`.
+            latent: `[T, query_dim]`, that of the queries of attention.
+        """
+        kind = self._kind
+        q = self._rotated(self.wq_b(latent).reshape(-1, kind.heads, kind.dim), rotate)
+        k = self._rotated(self.k_norm(self.wk(x))[:, None], rotate)[:, 0]
+        weights = self.weights_proj(x).astype(mx.float32) * self._scale
+        step.choose(self._layer, q, k, weights, kind.limit)
+
+    def _rotated(self, x: mx.array, rotate: Rotate) -> mx.array:
+        """`[T, heads, dim]` -> the same."""
+        rotated, plain = mx.split(x, [self._kind.rotated_dim], axis=-1)
+        if self._kind.halves:
+            # Pairs side by side. They stay there: the order of elements changes no score.
+            rotated = mx.unflatten(rotated, -1, (2, -1)).swapaxes(-1, -2).flatten(-2)
+        return mx.concatenate([rotate(rotated), plain], axis=-1)

@@ -1,0 +1,116 @@
+"""Kimi Delta Attention (arXiv:2510.26692): a gated delta net whose channels forget by themselves.
+
+A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
+and each token replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.device.recurrence import DeltaGates
+from quire.models.base import Module, Step
+from quire.models.layers.causal_conv import CausalConv
+from quire.models.layers.norm import RMSNorm
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """A delta net that forgets by channel.
+
+    Attributes:
+        head_dim: size of a head's query, key and value, and of what its gates are made from.
+        kernel: how many tokens the convolution sees, the current one included.
+        eps: of the norm of the output.
+        narrow_gates: gates are made in two products with `head_dim` values between, not in one.
+        most_forgotten: below zero; the logarithm of what a channel keeps at a token is this times a
+            sigmoid. None is minus a softplus, without bound.
+    """
+
+    heads: int
+    head_dim: int
+    kernel: int
+    eps: float
+    narrow_gates: bool = True
+    most_forgotten: float | None = None
+
+    @property
+    def attribute(self) -> str:
+        return "self_attn"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the recurrence."""
+
+    @property
+    def width(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def spec(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs, and a matrix a head."""
+        return RecurrentState(
+            (
+                ("conv", (self.kernel - 1, 3 * self.width), ""),
+                ("delta", (self.heads, self.head_dim, self.head_dim), "float32"),
+            )
+        )
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return KimiDeltaAttention(self, hidden_size, layer)
+
+
+class KimiDeltaAttention(Module):
+    """Computes a `KimiDelta`."""
+
+    def __init__(self, kind: KimiDelta, hidden: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        width = kind.width
+        self.q_proj = nn.Linear(hidden, width, bias=False)
+        self.k_proj = nn.Linear(hidden, width, bias=False)
+        self.v_proj = nn.Linear(hidden, width, bias=False)
+        self.conv1d = CausalConv(3 * width, kind.kernel)
+        if kind.narrow_gates:
+            self.f_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
+            self.f_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+            self.g_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
+            self.g_b_proj = nn.Linear(kind.head_dim, width, bias=False)
+        else:
+            self.f_proj = nn.Linear(hidden, width, bias=False)
+            self.g_proj = nn.Linear(hidden, width, bias=False)
+        self.dt_bias = mx.ones(width)
+        self.A_log = mx.zeros(kind.heads)
+        self.b_proj = nn.Linear(hidden, kind.heads, bias=False)
+        self.o_norm = RMSNorm(kind.head_dim, eps=kind.eps)
+        self.o_proj = nn.Linear(width, hidden, bias=False)
+
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        kind, layer, rows = self._kind, self._layer, x.shape[0]
+        qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        mixed = self.conv1d(qkv, step, layer, silu=True).astype(mx.float32)
+        gates = DeltaGates(
+            self._gate("f", x).reshape(rows, kind.heads, kind.head_dim),
+            self.b_proj(x).astype(mx.float32),
+            self.A_log,
+            self.dt_bias,
+            most_forgotten=kind.most_forgotten,
+        )
+        y = step.delta_rule(layer, mixed, gates, kind.heads)
+        y = self.o_norm(y).flatten(1) * mx.sigmoid(self._gate("g", x))
+        out: mx.array = self.o_proj(y.astype(x.dtype))
+        return out
+
+    def _gate(self, name: str, x: mx.array) -> mx.array:
+        """What forgets ("f") or goes out ("g"), before its sigmoid: float32 `[T, width]`."""
+        if self._kind.narrow_gates:
+            y: mx.array = self[f"{name}_b_proj"](self[f"{name}_a_proj"](x))
+        else:
+            y = self[f"{name}_proj"](x)
+        return y.astype(mx.float32)

@@ -1,0 +1,177 @@
+"""Multi-head latent attention (DeepSeek V2, arXiv:2405.04434), computed on what is cached.
+
+A token keeps one latent vector, from which each head makes its key and value by a matrix, and one
+rotated key for all heads. Here those matrices are applied to queries and outputs instead, so that
+attention has one key of latent and rotated part, and the latent as value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import AttentionSpec, FullKV
+from quire.device.device import current_device
+from quire.models.base import Module, Step
+from quire.models.description import Rotation
+from quire.models.layers.attention import Temperature
+from quire.models.layers.indexer import Indexer, KeyIndexer
+from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
+from quire.models.layers.norm import RMSNorm
+from quire.models.layers.rope import RopeParameters, Rotate
+from quire.models.weights.names import Weights
+from quire.models.weights.quantization import unpacked
+
+_NORM_EPS = 1e-6  # of the latents, whatever the other norms have
+_EXPANSION = re.compile(r"(.*\.self_attn)\.kv_b_proj\.weight")
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention over latents.
+
+    Attributes:
+        plain_dim, rotated_dim: the parts of a head's query and key that know no order, and that do.
+        value_dim: size of a head's value.
+        latent_dim: size of what is cached of keys and values, less the rotated part.
+        query_latent_dim: size of the queries' latent; None projects them directly.
+        scale: multiplies the logits.
+        rope: None leaves the rotated parts as they are.
+        bias: projections from the hidden size, and to it, have biases.
+        indexer: chooses the keys that each query attends to; None lets it attend to all, or to
+            those that the layer `chosen_by` chose. Needs a latent of the queries.
+        temperature: multiplies queries by their position; None leaves them.
+        head_gate: a gate weighs what each head gives.
+    """
+
+    heads: int
+    plain_dim: int
+    rotated_dim: int
+    value_dim: int
+    latent_dim: int
+    query_latent_dim: int | None
+    scale: float
+    rope: RopeParameters | None
+    bias: bool = False
+    indexer: Indexer | None = None
+    chosen_by: int | None = None
+    temperature: Temperature | None = None
+    head_gate: bool = False
+
+    @property
+    def attribute(self) -> str:
+        return "self_attn"
+
+    @property
+    def rotation(self) -> Rotation | None:
+        return None if self.rope is None else (self.rotated_dim, self.rope)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        size = self.latent_dim + self.rotated_dim
+        index_dim = 0 if self.indexer is None else self.indexer.dim
+        return FullKV(1, size, value_dim=self.latent_dim, value_in_key=True, index_dim=index_dim)
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return LatentSelfAttention(self, hidden_size, layer)
+
+    def absorbed(self, weights: Weights) -> Weights:
+        """Each head's matrices apart: for keys transposed as `embed_q`, for values `unembed_out`.
+
+        mlx-lm's newer conversions have them so.
+        """
+        ready = dict(weights)
+        for name in weights:
+            if match := _EXPANSION.fullmatch(name):
+                path = match[1]
+                matrix = unpacked(ready, f"{path}.kv_b_proj", self.latent_dim)
+                heads = matrix.reshape(self.heads, self.plain_dim + self.value_dim, -1)
+                keys, values = mx.split(heads, [self.plain_dim], axis=1)
+                ready[f"{path}.embed_q.weight"] = keys.swapaxes(-1, -2)
+                ready[f"{path}.unembed_out.weight"] = values
+        return ready
+
+
+class HeadLinear(ExpertLinear):
+    """One matrix a head, `[heads, out, in]`."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, heads, in]` -> `[T, heads, out]`."""
+        return current_device().operations.by_head(x, self.matrices)
+
+    def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedHeadLinear:
+        """The packed twin; `nn.quantize` looks for this method."""
+        heads, outputs, inputs = self.weight.shape
+        return PackedHeadLinear(heads, inputs, outputs, group_size, bits, mode)
+
+
+class PackedHeadLinear(PackedExpertLinear):
+    """`HeadLinear` over codes and scales."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, heads, in]` -> `[T, heads, out]`."""
+        return current_device().operations.by_head(x, self.matrices)
+
+
+def _unrotated(x: mx.array) -> mx.array:
+    return x
+
+
+class LatentSelfAttention(Module):
+    """Computes a `LatentAttention`."""
+
+    def __init__(self, kind: LatentAttention, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        self._chosen_by = kind.chosen_by if kind.indexer is None else layer
+        width = kind.heads * (kind.plain_dim + kind.rotated_dim)
+        rank, latent = kind.query_latent_dim, kind.latent_dim
+        if rank is None:
+            self.q_proj = nn.Linear(hidden_size, width, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden_size, rank, bias=kind.bias)
+            self.q_a_layernorm = RMSNorm(rank, eps=_NORM_EPS)
+            self.q_b_proj = nn.Linear(rank, width, bias=False)
+            if kind.indexer is not None:
+                self.indexer = KeyIndexer(kind.indexer, hidden_size, rank, layer)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden_size, latent + kind.rotated_dim, bias=kind.bias)
+        self.kv_a_layernorm = RMSNorm(latent, eps=_NORM_EPS)
+        self.embed_q = HeadLinear(kind.heads, kind.plain_dim, latent)
+        self.unembed_out = HeadLinear(kind.heads, latent, kind.value_dim)
+        if kind.head_gate:
+            self.g_proj = nn.Linear(hidden_size, kind.heads, bias=False)
+        self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        kind, rows = self._kind, x.shape[0]
+        if rotate is None:
+            rotate = _unrotated
+        q = self._queries(x, step, rotate).reshape(rows, kind.heads, -1)
+        plain, rotated = mx.split(q, [kind.plain_dim], axis=-1)
+        q = mx.concatenate([self.embed_q(plain), rotate(rotated)], axis=-1)
+        if kind.temperature is not None:
+            q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
+        latent, key = mx.split(self.kv_a_proj_with_mqa(x), [kind.latent_dim], axis=-1)
+        latent = self.kv_a_layernorm(latent)[:, None]  # [T, 1, latent_dim]
+        k = mx.concatenate([latent, rotate(key[:, None])], axis=-1)
+        out = step.attend(  # [T, heads, latent_dim]
+            self._layer, q, k, latent, scale=kind.scale, chosen_by=self._chosen_by
+        )
+        out = self.unembed_out(out)
+        if kind.head_gate:
+            out = out * mx.sigmoid(self.g_proj(x).astype(mx.float32)).astype(x.dtype)[..., None]
+        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        return y
+
+    def _queries(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+        """`[T, heads * (plain_dim + rotated_dim)]`. An indexer chooses their keys on the way."""
+        if self._kind.query_latent_dim is None:
+            return self.q_proj(x)
+        latent = self.q_a_layernorm(self.q_a_proj(x))
+        if "indexer" in self:
+            self.indexer(x, latent, step, rotate)
+        return self.q_b_proj(latent)

@@ -1,0 +1,136 @@
+"""Mamba 2's state space layer (arXiv:2405.21060).
+
+A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
+and each token replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.models.base import Module, Step
+from quire.models.layers.causal_conv import CausalConv
+from quire.models.layers.common import ACTIVATIONS
+from quire.models.layers.norm import unweighted_norm
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A state space layer.
+
+    Attributes:
+        state_dim: columns of a head's matrix, N in the paper.
+        groups: heads of one group share what is written and read by.
+        kernel: how many tokens the convolution sees, the current one included.
+        eps: of the norm of the output, which spans a group's heads; None is no norm.
+        norm_first: the output is normalised before its gate, not after.
+        out_bias: the last projection has a bias; None is as `bias`, which is of the first.
+        min_step, max_step: bounds of a token's step size.
+    """
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int
+    kernel: int
+    eps: float | None
+    norm_first: bool = False
+    conv_bias: bool = True
+    bias: bool = False
+    out_bias: bool | None = None
+    min_step: float = 0.0
+    max_step: float = float("inf")
+
+    @property
+    def attribute(self) -> str:
+        return "mamba"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the recurrence."""
+
+    @property
+    def width(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels that the convolution mixes in time: values, and both vectors of each group."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    @property
+    def spec(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs, and a matrix a head."""
+        return RecurrentState(
+            (
+                ("conv", (self.kernel - 1, self.channels), ""),
+                ("state", (self.heads, self.head_dim, self.state_dim), "float32"),
+            )
+        )
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return Mamba2Mixer(self, hidden_size, layer)
+
+
+class GroupNorm(Module):
+    """RMS norm of each of `groups` parts of the last axis. Parameter: weight `[dim]`."""
+
+    def __init__(self, dim: int, groups: int, eps: float) -> None:
+        super().__init__()
+        self.weight = mx.ones(dim)
+        self._groups = groups
+        self._norm = unweighted_norm(eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, dim]` -> the same."""
+        parts = x.reshape(x.shape[0], self._groups, -1)
+        return self._norm(parts).flatten(1, 2) * self.weight
+
+
+class Mamba2Mixer(Module):
+    """Computes a `Mamba2`."""
+
+    def __init__(self, kind: Mamba2, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        rows = kind.width + kind.channels + kind.heads
+        self.in_proj = nn.Linear(hidden_size, rows, bias=kind.bias)
+        self.conv1d = CausalConv(kind.channels, kind.kernel, kind.conv_bias)
+        self.dt_bias = mx.ones(kind.heads)
+        self.A_log = mx.zeros(kind.heads)
+        self.D = mx.ones(kind.heads)
+        if kind.eps is not None:
+            self.norm = GroupNorm(kind.width, kind.groups, kind.eps)
+        out_bias = kind.bias if kind.out_bias is None else kind.out_bias
+        self.out_proj = nn.Linear(kind.width, hidden_size, bias=out_bias)
+
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        kind, layer, rows = self._kind, self._layer, x.shape[0]
+        cuts = [kind.width, kind.width + kind.channels]
+        gate, mixed, steps = mx.split(self.in_proj(x), cuts, axis=-1)
+        steps = mx.logaddexp(steps.astype(mx.float32) + self.dt_bias, 0.0)
+        steps = mx.clip(steps, kind.min_step, kind.max_step)  # [T, heads]
+        wide = self.conv1d(mixed, step, layer, silu=True).astype(mx.float32)
+        cuts = [kind.width, kind.width + kind.groups * kind.state_dim]
+        values, keys, queries = mx.split(wide, cuts, axis=-1)
+        values = values.reshape(rows, kind.heads, kind.head_dim)
+        keys = keys.reshape(rows, kind.groups, kind.state_dim)
+        queries = queries.reshape(rows, kind.groups, kind.state_dim)
+        rates = -mx.exp(self.A_log.astype(mx.float32))
+        y = step.state_space(layer, values * steps[..., None], keys, queries, steps, rates)
+        y = (y + values * self.D[:, None]).flatten(1)
+        y = self._gated(y, ACTIVATIONS["silu"](gate.astype(mx.float32)))
+        out: mx.array = self.out_proj(y.astype(x.dtype))
+        return out
+
+    def _gated(self, y: mx.array, gate: mx.array) -> mx.array:
+        if self._kind.eps is None:
+            return y * gate
+        out: mx.array = self.norm(y) * gate if self._kind.norm_first else self.norm(y * gate)
+        return out

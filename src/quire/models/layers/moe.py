@@ -1,0 +1,243 @@
+"""Mixture of experts: each row passes through a few of many gated MLPs.
+
+The experts' matrices are stacked, `[experts, out, in]`, so that one gathered product serves all
+rows. Routers are in `routers`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.core.errors import ModelError
+from quire.device.activations import Gating
+from quire.device.device import current_device
+from quire.device.mixture import Router
+from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, Packing, PlainExperts
+from quire.models.base import Module
+from quire.models.layers.feed_forward import MLP
+
+
+class ExpertLinear(Module):
+    """One matrix an expert, `[experts, out, in]`, and perhaps a bias, `[experts, out]`."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = mx.zeros((experts, outputs, inputs))
+        if bias:
+            self.bias = mx.zeros((experts, outputs))
+
+    @property
+    def matrices(self) -> ExpertMatrices:
+        """As the device's operations take them."""
+        return ExpertMatrices(self.weight, self.get("bias"))
+
+    def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
+        """The packed twin; `nn.quantize` looks for this method."""
+        experts, outputs, inputs = self.weight.shape
+        packed = PackedExpertLinear(experts, inputs, outputs, group_size, bits, mode)
+        if "bias" in self:
+            packed.bias = self.bias
+        return packed
+
+
+class PackedExpertLinear(Module):
+    """`ExpertLinear` over codes and scales. Made empty: its tensors come from a checkpoint."""
+
+    def __init__(
+        self, experts: int, inputs: int, outputs: int, group_size: int, bits: int, mode: str
+    ) -> None:
+        super().__init__()
+        self._packing: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+        groups = (experts, outputs, inputs // group_size)
+        self.weight = mx.zeros((experts, outputs, inputs * bits // 32), dtype=mx.uint32)
+        self._affine = mode == "affine"
+        self.scales = mx.zeros(groups, dtype=mx.float32 if self._affine else mx.uint8)
+        if self._affine:
+            self.biases = mx.zeros(groups)
+
+    @property
+    def matrices(self) -> ExpertMatrices:
+        """As the device's operations take them."""
+        packing = Packing(**self._packing)
+        weight = PackedWeight(self.weight, self.scales, self.get("biases"), packing)
+        return ExpertMatrices(weight, self.get("bias"))
+
+
+class Experts(Module):
+    """Experts of a mixture, `count` gated MLPs."""
+
+    def __init__(
+        self, count: int, hidden: int, intermediate: int, gating: Gating, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate_proj = ExpertLinear(count, hidden, intermediate, bias)
+        self.up_proj = ExpertLinear(count, hidden, intermediate, bias)
+        self.down_proj = ExpertLinear(count, intermediate, hidden, bias)
+        self._gating = gating
+
+    def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """See `Operations.experts`."""
+        gate, up, down = (each.matrices for each in (self.gate_proj, self.up_proj, self.down_proj))
+        experts = GatedExperts(gate, up, down, self._gating)
+        return current_device().operations.experts(x, chosen, weights, experts)
+
+
+class UngatedExperts(Module):
+    """`down(act(up(x)))`, `count` of them."""
+
+    def __init__(self, count: int, hidden: int, intermediate: int, activation: str) -> None:
+        super().__init__()
+        self.up_proj = ExpertLinear(count, hidden, intermediate)
+        self.down_proj = ExpertLinear(count, intermediate, hidden)
+        self._activation = activation
+
+    def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """See `Operations.experts`."""
+        experts = PlainExperts(self.up_proj.matrices, self.down_proj.matrices, self._activation)
+        return current_device().operations.experts(x, chosen, weights, experts)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts, perhaps with one that every row passes through.
+
+    Attributes:
+        width: values between the layers of an expert.
+        shared_width: the same of the shared expert; 0 is none.
+        shared_gate: a gate weighs the shared expert's output.
+        shared_scale: multiplies the shared expert's output.
+        bias: the router and the experts' matrices have biases.
+        clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
+        limit, shared_limit: bound both factors of the experts' gates, and of the shared one's, see
+            `Gating`; 0 leaves them.
+        weighted_input: a row is weighted before its experts, not after.
+        gated: experts have a gate, the shared one too.
+        latent_dim: experts read and write so many values, which projections make of a row and turn
+            into one again; 0 is the row itself.
+        latent_bias: these projections have biases, and so has the shared expert.
+
+    Raises:
+        ModelError: a row would go to more experts than there are.
+    """
+
+    experts: int
+    width: int
+    activation: str
+    router: Router
+    shared_width: int = 0
+    shared_gate: bool = False
+    shared_scale: float = 1.0
+    bias: bool = False
+    clamp: tuple[float, float] | None = None
+    limit: float = 0.0
+    shared_limit: float = 0.0
+    weighted_input: bool = False
+    gated: bool = True
+    latent_dim: int = 0
+    latent_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.router.k > self.experts:
+            raise ModelError(
+                f"config.json: num_experts_per_tok = {self.router.k}, where a layer has "
+                f"{self.experts} experts"
+            )
+
+    def module(self, hidden_size: int) -> Module:
+        return SparseMoE(self, hidden_size)
+
+    def stacked(self, size: int) -> Module:
+        """The experts, which read and write `size` values."""
+        if not self.gated:
+            return UngatedExperts(self.experts, size, self.width, self.activation)
+        return Experts(self.experts, size, self.width, self._gating(), self.bias)
+
+    def _gating(self) -> Gating:
+        if self.clamp is not None:
+            alpha, limit = self.clamp
+            return Gating(self.activation, limit, alpha)
+        return Gating(self.activation, self.limit)
+
+
+class SparseMoE(Module):
+    """Computes a `Mixture`."""
+
+    def __init__(self, kind: Mixture, hidden_size: int) -> None:
+        super().__init__()
+        self._kind = kind
+        self.gate = nn.Linear(hidden_size, kind.experts, bias=kind.bias)
+        if kind.router.corrected:
+            self.e_score_correction_bias = mx.zeros(kind.experts)
+        latent = kind.latent_dim or hidden_size
+        if kind.latent_dim:
+            self.fc1_latent_proj = nn.Linear(hidden_size, latent, bias=kind.latent_bias)
+            self.fc2_latent_proj = nn.Linear(latent, hidden_size, bias=kind.latent_bias)
+        self.experts = kind.stacked(latent)
+        if kind.shared_width:
+            shared = MLP(
+                kind.shared_width, kind.activation, kind.gated, kind.latent_bias, kind.shared_limit
+            )
+            self.shared_expert = shared.module(hidden_size)
+        if kind.shared_gate:
+            self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        logits = self.gate(x).astype(mx.float32)
+        correction = self.get("e_score_correction_bias")
+        inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
+        operations, router = current_device().operations, self._kind.router
+        chosen, weights = operations.route(logits, correction, None, router)
+        if self._kind.weighted_input:
+            y = self._of_weighted(inner, chosen, weights)
+        else:
+            y = self.experts(inner, chosen, weights)
+        if self._kind.latent_dim:
+            y = self.fc2_latent_proj(y)
+        if not self._kind.shared_width:
+            return y
+        shared: mx.array = self.shared_expert(x)
+        if self._kind.shared_gate:
+            shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
+        return y + (shared if self._kind.shared_scale == 1 else shared * self._kind.shared_scale)
+
+    def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """The sum of what the chosen experts make of weighted rows: `[T, hidden]`."""
+        weighted = x[:, None] * weights.astype(x.dtype)[..., None]  # [T, k, hidden]
+        rows, chosen = weighted.flatten(0, 1), chosen.reshape(-1, 1)
+        y: mx.array = self.experts(rows, chosen, mx.ones(chosen.shape))
+        return y.reshape(weighted.shape).sum(axis=1)
+
+
+_NUMBERED = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
+
+
+def stack_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Brings every layout of experts that checkpoints use to `*.experts.{gate,up,down}_proj.*`.
+
+    Known are Hugging Face's, one tensor an expert (`experts.7.up_proj.weight`) or stacked with
+    gate and up in one (`experts.gate_up_proj`), and MLX's (`switch_mlp.`, `experts.switch_glu.`).
+    """
+    stacked: dict[str, mx.array] = {}
+    numbered: dict[str, dict[int, mx.array]] = {}
+    for name, array in weights.items():
+        if match := _NUMBERED.fullmatch(name):
+            base, number, part, kind = match.groups()
+            numbered.setdefault(f"{base}.{part}_proj.{kind}", {})[int(number)] = array
+        elif name.endswith(".experts.gate_up_proj"):
+            base = name.removesuffix(".gate_up_proj")
+            gate, up = mx.split(array, 2, axis=1)
+            stacked |= {f"{base}.gate_proj.weight": gate, f"{base}.up_proj.weight": up}
+        elif name.endswith((".experts.up_proj", ".experts.down_proj")):
+            stacked[f"{name}.weight"] = array
+        else:
+            name = name.replace(".experts.switch_glu.", ".experts.")
+            stacked[name.replace(".switch_mlp.", ".experts.")] = array
+    for name, parts in numbered.items():
+        stacked[name] = mx.stack([parts[number] for number in sorted(parts)])
+    return stacked

@@ -1,0 +1,52 @@
+"""Two mixtures of experts, of which a row's token chooses (ERNIE 4.5 VL's technical report)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.models.base import Module
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.moe import Mixture
+
+
+@dataclass(frozen=True)
+class MixtureByToken:
+    """Experts for rows of text and others for rows of media, and one that every row passes through.
+
+    Attributes:
+        tokens: those of media, and what stands around them.
+    """
+
+    text: Mixture
+    media: Mixture
+    tokens: tuple[int, ...]
+    shared: MLP | None
+
+    def module(self, hidden_size: int) -> Module:
+        return SparseMoEByToken(self, hidden_size)
+
+
+class SparseMoEByToken(Module):
+    """Computes a `MixtureByToken`.
+
+    A row's token decides alone, wherever it comes from: what the model generates between media is
+    of text, unless it generates a token of media.
+    How many rows are of media is not known before the step runs, so both mixtures compute all rows.
+    The experts for media are a third as wide as those for text.
+    """
+
+    def __init__(self, kind: MixtureByToken, hidden_size: int) -> None:
+        super().__init__()
+        self._tokens = mx.array(kind.tokens)
+        self.text_moe = kind.text.module(hidden_size)
+        self.vision_moe = kind.media.module(hidden_size)
+        if kind.shared is not None:
+            self.shared_expert = kind.shared.module(hidden_size)
+
+    def __call__(self, x: mx.array, tokens: mx.array) -> mx.array:
+        """`[T, hidden]` and int32 `[T]` -> `[T, hidden]`."""
+        media = mx.any(tokens[:, None] == self._tokens, axis=-1)[:, None]
+        y = mx.where(media, self.vision_moe(x), self.text_moe(x))
+        return y + self.shared_expert(x) if "shared_expert" in self else y

@@ -1,0 +1,60 @@
+"""LFM2's gated short convolution: a layer that mixes a token with the few before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.models.base import Module, Step
+from quire.models.layers.causal_conv import CausalConv
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A convolution between two gates.
+
+    Attributes:
+        channels: the hidden size.
+        kernel: how many tokens it sees, the current one included.
+        bias: the convolution and both projections have biases.
+    """
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def attribute(self) -> str:
+        return "conv"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the convolution."""
+
+    @property
+    def spec(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs."""
+        return RecurrentState((("conv", (self.kernel - 1, self.channels), ""),))
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return GatedShortConv(self, hidden_size, layer)
+
+
+class GatedShortConv(Module):
+    """Computes a `ShortConv`."""
+
+    def __init__(self, kind: ShortConv, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._layer = layer
+        self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=kind.bias)
+        self.conv = CausalConv(hidden_size, kind.kernel, kind.bias)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=kind.bias)
+
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        before, after, value = mx.split(self.in_proj(x), 3, axis=-1)
+        out: mx.array = self.out_proj(after * self.conv(before * value, step, self._layer))
+        return out

@@ -1,0 +1,1 @@
+"""Conversion of other tokenizer formats to `tokenizer.json`."""

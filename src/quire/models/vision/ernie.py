@@ -1,0 +1,75 @@
+"""ERNIE 4.5 VL's vision encoder: squares of patches, and pairs of frames, become rows.
+
+Frames go through the encoder one by one. A picture is taken for two equal frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.models.base import Encoding, Module
+from quire.models.description import Norm
+from quire.models.layers.common import ACTIVATIONS
+from quire.models.vision.qwen import Grid, Merger, QwenVision, VisionTower
+
+PAIR = 2
+"""Frames of a moment."""
+
+
+@dataclass(frozen=True)
+class SpatialMerging:
+    """By a norm, two layers over each square, and a norm; rows keep a square's width."""
+
+    def module(self, kind: QwenVision) -> Module:
+        return SpatialMerger(kind)
+
+
+class SpatialMerger(Merger):
+    """Computes a `SpatialMerging`."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__(kind)
+        self.linear_fc2 = nn.Linear(self._width, self._width)
+        self.ln = kind.norm.module(self._width)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, hidden]` -> `[N / merge ** 2, hidden * merge ** 2]`."""
+        y: mx.array = self.ln(super().__call__(x))
+        return y
+
+
+class TemporalMerger(Module):
+    """Pairs of rows at one place to a row of the decoder's width."""
+
+    def __init__(self, kind: QwenVision, norm: Norm) -> None:
+        super().__init__()
+        width = kind.hidden_size * kind.merge**2
+        self.linear_fc1 = nn.Linear(PAIR * width, width)
+        self.linear_fc2 = nn.Linear(width, width)
+        self.ln = kind.norm.module(width)
+        self.mlp = nn.Linear(width, kind.output_size)
+        self.after_norm = norm.module(kind.output_size)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, 2 * width]` -> `[N, output_size]`."""
+        y = self.ln(self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x))))
+        z: mx.array = self.after_norm(self.mlp(y))
+        return z
+
+
+class ErnieTower(VisionTower):
+    """The encoder; `norm` is the decoder's."""
+
+    def __init__(self, norm: Norm, kind: QwenVision) -> None:
+        super().__init__(kind)
+        self.temporal = TemporalMerger(kind, norm)
+
+    def encode(self, patches: mx.array, grid: Grid) -> Encoding:
+        """As `VisionTower`; the grid is of frames, one or pairs of them."""
+        (x,) = yield from super().encode(patches, grid)
+        frames = x.reshape(grid[0], -1, x.shape[-1])
+        first, second = frames[0::2], frames[int(grid[0] > 1) :: 2]
+        return (self.temporal(mx.concatenate([first, second], axis=-1).flatten(0, 1)),)

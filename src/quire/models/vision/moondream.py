@@ -1,0 +1,145 @@
+"""What only Moondream 3 has: a learned temperature, and pictures encoded whole and in tiles.
+
+Sources: the code that its publisher's checkpoints come with, and that of Moondream 2 for pictures
+(github.com/vikhyat/moondream).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from quire.models.base import Encoding, Module, Step
+from quire.models.layers.attention import Attention, SelfAttention
+from quire.models.layers.common import ACTIVATIONS, embed
+from quire.models.vision.packing import Shape
+from quire.models.vision.projectors import LayersProjector
+from quire.models.vision.tiles import TiledVision
+from quire.models.vision.vit import VisionTransformer
+
+
+@dataclass(frozen=True)
+class TauAttention(Attention):
+    """Attention whose queries and values are scaled by their content and position.
+
+    There are as many key heads as query heads.
+    """
+
+    @property
+    def plain_heads(self) -> bool:
+        return False
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return TauSelfAttention(self, hidden_size, layer)
+
+
+class Tau(Module):
+    """The factors of queries and values, one a head.
+
+    Parameters: `wq` and `wv`, `[heads, width]`, and `alpha`, `[heads]`.
+    """
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.wq, self.wv = mx.zeros((heads, width)), mx.zeros((heads, width))
+        self.alpha = mx.zeros((heads,))
+
+    def __call__(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """Queries, keys and values side by side, `[T, width]` -> `[T, heads]` for the two."""
+        slope = self.alpha * mx.log1p(positions.astype(mx.float32))[:, None]
+        by_place = (0.5 + mx.sigmoid(slope)).astype(x.dtype)
+        y = ACTIVATIONS["gelu"](x)
+        return mx.tanh(y @ self.wq.T) + by_place, mx.tanh(y @ self.wv.T) + by_place
+
+
+class TauSelfAttention(SelfAttention):
+    """Computes a `TauAttention`."""
+
+    def __init__(self, kind: TauAttention, hidden_size: int, layer: int) -> None:
+        super().__init__(kind, hidden_size, layer)
+        self.tau = Tau(kind.heads, (kind.heads + 2 * kind.kv_heads) * kind.head_dim)
+
+    def _projected(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        q, k, v = super()._projected(x, step)
+        of_queries, of_values = self.tau(mx.concatenate([q, k, v], axis=-1), step.positions)
+
+        def scaled(y: mx.array, factor: mx.array) -> mx.array:
+            return (y.reshape(*factor.shape, -1) * factor[..., None]).reshape(y.shape)
+
+        return scaled(q, of_queries), k, scaled(v, of_values)
+
+
+class MoondreamVision(TiledVision):
+    """A vision transformer, and a projector over rows of a picture seen whole and in parts.
+
+    Args:
+        inner: values between the projector's layers.
+        width: of the decoder.
+    """
+
+    def __init__(self, kind: VisionTransformer, inner: int, width: int) -> None:
+        projector = LayersProjector("gelu_pytorch_tanh", width=inner)
+        super().__init__(kind, projector, width, newline=False)
+        self.multi_modal_projector = projector.module(2 * kind.output_size, width)
+
+    def encode(self, pixels: mx.array) -> Encoding:
+        """As the base, but not projected: `[tiles, patches, hidden]`."""
+        return (yield from self.vision_tower.encode(pixels))
+
+
+class OverlappingTiles:
+    """A picture as one tile, and again in a grid of tiles that overlap, brought to the same size.
+
+    An item's shape is rows and columns of the grid. Its first row is the token that begins a text,
+    which a picture's rows see and are seen by.
+
+    Args:
+        margin: patches on each side of a tile that are its neighbour's, too.
+        table: the decoder's embeddings.
+        first: the token that begins a text.
+    """
+
+    newline = False
+
+    def __init__(
+        self, visual: MoondreamVision, margin: int, table: nn.Embedding, first: int
+    ) -> None:
+        self._visual, self._margin = visual, margin
+        self._table, self._first = table, first
+
+    def tiles(self, shape: Shape) -> int:
+        down, across = shape
+        return 1 + down * across if min(shape) > 0 else 0
+
+    def rows(self, shape: Shape, side: int) -> int:
+        return 1 + side**2
+
+    def __call__(self, tiles: mx.array, shape: Shape, newline: mx.array | None) -> mx.array:
+        (down, across), side = shape, self._visual.side
+        whole = tiles[0].reshape(side, side, -1)
+        grid = tiles[1:].reshape(down, across, side, side, -1).swapaxes(1, 2)
+        rows, columns = (pooling_matrix(count, side, self._margin) for count in shape)
+        grid = grid.reshape(down * side, across * side, -1).astype(mx.float32)
+        parts = mx.einsum("ai,bj,ijc->abc", rows, columns, grid).astype(whole.dtype)
+        both = mx.concatenate([whole, parts], axis=-1)[None]
+        (made,) = self._visual.multi_modal_projector(both)
+        return mx.concatenate([embed(self._table, mx.array([self._first]), made.dtype), made])
+
+
+def pooling_matrix(tiles: int, side: int, margin: int) -> mx.array:
+    """The weights that pool a line of overlapping tiles to `side` places, `[side, tiles * side]`.
+
+    Of two tiles that overlap, each gives the half that is nearer to its middle. A place is the mean
+    of the patches that it touches, as in PyTorch's adaptive pooling.
+    """
+    kept = np.arange(tiles * side).reshape(tiles, side)
+    ends = [0] + [margin] * (tiles - 1), [margin] * (tiles - 1) + [0]
+    line = np.concatenate([row[a : side - b] for row, a, b in zip(kept, *ends, strict=True)])
+    shares = np.zeros((side, tiles * side), np.float32)
+    for place in range(side):
+        first, last = place * len(line) // side, -(-(place + 1) * len(line) // side)
+        shares[place, line[first:last]] = 1 / (last - first)
+    return mx.array(shares)

@@ -1,0 +1,444 @@
+"""The vision encoder of Qwen2-VL (arXiv:2409.12191) and its heirs, GLM-4V's among them.
+
+A transformer over patches of a picture, or of a few frames of a video at a time. Frames do not see
+each other. RoPE turns one half of a head's pairs with a patch's row, the other with its column.
+Squares of patches are merged into rows of the decoder's width. So patches come square by square:
+the squares row by row, and the patches within a square row by row, too.
+
+Qwen2.5-VL's layers (arXiv:2502.13923) see windows of a picture, but for a few. Qwen3-VL has a table
+of places besides, stretched to the picture, and gives the outputs of some layers to the decoder,
+too (DeepStack, arXiv:2406.04334).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import Colours, Pieces
+from quire.models.base import CutEncoder, Encoding, MediaEncoder, Module
+from quire.models.description import Norm
+from quire.models.layers.common import ACTIVATIONS, embed
+from quire.models.layers.encoder_attention import Neighbours, Parts, Windows
+from quire.models.layers.feed_forward import MLP
+from quire.models.layers.rope import Rope, RopeParameters, Rotate
+
+_PATCHES_AT_ONCE = 1024
+"""Of a video's moments: products of fewer rows are slower by the row."""
+
+Grid = tuple[int, int, int]
+"""Moments, rows and columns of patches."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A learned place for each patch of a picture of `side * side` patches, stretched to others.
+
+    Attributes:
+        cubic: between places by cubic convolution, as pixels are resized; else linearly.
+        ends: the first patch has the first place, the last one the last; else the table is as large
+            as the picture, from edge to edge.
+        averaged: where the picture has fewer patches, each takes of all places that it covers, as
+            pixels do where a picture is shrunk.
+    """
+
+    side: int
+    cubic: bool = False
+    ends: bool = True
+    averaged: bool = False
+
+    def taps(
+        self, place: npt.NDArray[np.int64], count: int
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """Along one side of `count` patches: places in the table, and the share of each."""
+        if self.ends:
+            at = place * (self.side - 1) / max(count - 1, 1)
+        else:
+            at = (place + 0.5) * self.side / count - 0.5
+        first = np.floor(at).astype(np.int64)
+        if self.averaged:
+            return self._averaged(at, first, max(self.side / count, 1.0))
+        offsets = (-1, 0, 1, 2) if self.cubic else (0, 1)
+        share = _cubic_share if self.cubic else _linear_share
+        return [
+            (np.clip(first + offset, 0, self.side - 1), share(np.abs(at - first - offset)))
+            for offset in offsets
+        ]
+
+    def _averaged(
+        self, at: npt.NDArray[np.float64], first: npt.NDArray[np.int64], reach: float
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """The linear taps of places up to `reach` away; none are beyond the table's edge."""
+        most = math.ceil(reach)
+        places = first + np.arange(1 - most, most + 1)[:, None]
+        shares = np.maximum(_linear_share(np.abs(at - places) / reach), 0)
+        shares = np.where((places >= 0) & (places < self.side), shares, 0)
+        shares = shares / shares.sum(axis=0)
+        return list(zip(np.clip(places, 0, self.side - 1), shares, strict=True))
+
+
+def _linear_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return 1 - distance
+
+
+def _cubic_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Keys' cubic convolution with a = -0.75, as in PyTorch."""
+    near = (1.25 * distance - 2.25) * distance**2 + 1
+    far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, far)
+
+
+class Merging(Protocol):
+    """How squares of patches become rows of the decoder's width: a frozen dataclass."""
+
+    def module(self, kind: QwenVision) -> Module:
+        """Called with `[N, hidden]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainMerging:
+    """By a norm and two layers."""
+
+    def module(self, kind: QwenVision) -> Module:
+        return Merger(kind)
+
+
+@dataclass(frozen=True)
+class QwenVision:
+    """The encoder, described.
+
+    Attributes:
+        output_size: the decoder's width.
+        patch: pixels along each side of a patch.
+        frames: of a video in a patch; a picture is taken for as many.
+        merge: patches along each side of a square that becomes one row.
+        singles: frames of a video's moment that go through the layers one by one.
+        colours: what it takes for a colour.
+        merging: how a square becomes a row.
+        patch_bias: the first projection has one.
+        patch_norm: its output is normalised.
+        planes: it reads all of a patch's red, then green, then blue; else pixel by pixel.
+        kv_heads: heads of keys and values; 0 is as many as of queries.
+        attention_bias: attention's projections have one.
+        qk_norm: queries and keys are normalised by head.
+        rotated: queries and keys are, by row and column.
+        theta: base of that rotation.
+        taking_turns: rows and columns have every other of its speeds, not the same ones.
+        table: of places; None is none.
+        window: squares along each side of a window; 0 is no windows.
+        whole: layers that see all of a picture where there are windows.
+        levels: layers whose outputs are given to the decoder, too.
+        times: positions that a second of a video takes; 0 is one for each moment.
+        between: moments stay between whole positions where their times are.
+    """
+
+    depth: int
+    hidden_size: int
+    heads: int
+    mlp: MLP
+    norm: Norm
+    output_size: int
+    patch: int
+    frames: int
+    merge: int
+    colours: Colours
+    merging: Merging = PlainMerging()
+    patch_bias: bool = False
+    patch_norm: bool = False
+    planes: bool = False
+    singles: int = 1
+    kv_heads: int = 0
+    attention_bias: bool = True
+    qk_norm: bool = False
+    rotated: bool = True
+    theta: float = 1e4
+    taking_turns: bool = False
+    table: Table | None = None
+    window: int = 0
+    whole: tuple[int, ...] = ()
+    levels: tuple[int, ...] = ()
+    times: int = 0
+    between: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads or self.head_dim % 4:
+            raise ModelError(
+                f"config.json: {self.heads} heads of a vision encoder of width {self.hidden_size}: "
+                "a head's size is no multiple of 4"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ModelError(
+                f"config.json: {self.heads} heads of a vision encoder cannot share {self.kv_heads} "
+                "heads of keys"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch of one frame."""
+        return 3 * self.patch**2
+
+    def places(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
+        """The row and the column of each patch of a frame, `[2, rows * columns]`."""
+        m = self.merge
+        squares = np.indices((rows, columns)).reshape(2, rows // m, m, columns // m, m)
+        return squares.swapaxes(2, 3).reshape(2, -1)
+
+
+class PatchEmbed(Module):
+    """Colours of patches to hidden states."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self._kind = kind
+        values = kind.frames * kind.patch_values
+        self.proj = nn.Linear(values, kind.hidden_size, bias=kind.patch_bias)
+        if kind.patch_norm:
+            self.norm = kind.norm.module(kind.hidden_size)
+
+    def __call__(self, patches: mx.array, dtype: mx.Dtype) -> mx.array:
+        """uint8 `[N, frames * patch_values]`, frame after frame -> `[N, hidden]` of `dtype`."""
+        mean, std = (mx.array(each) for each in (self._kind.colours.mean, self._kind.colours.std))
+        colours = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
+        if self._kind.planes:
+            colours = colours.reshape(patches.shape[0], -1, 3).swapaxes(1, 2)
+        y: mx.array = self.proj(colours.astype(dtype).reshape(patches.shape))
+        return self.norm(y) if self._kind.patch_norm else y
+
+
+class SelfAttention(Module):
+    """Queries, keys and values by one projection."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self._kind = kind
+        bias, kv_heads = kind.attention_bias, kind.kv_heads or kind.heads
+        self._ends = [kind.heads, kind.heads + kv_heads]
+        width = (kind.heads + 2 * kv_heads) * kind.head_dim
+        self.qkv = nn.Linear(kind.hidden_size, width, bias=bias)
+        self.proj = nn.Linear(kind.hidden_size, kind.hidden_size, bias=bias)
+        if kind.qk_norm:
+            self.q_norm = kind.norm.module(kind.head_dim)
+            self.k_norm = kind.norm.module(kind.head_dim)
+
+    def __call__(self, x: mx.array, rotate: Rotate, seen: Neighbours) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        n, dim = x.shape[0], self._kind.head_dim
+        q, k, v = mx.split(self.qkv(x).reshape(n, -1, dim), self._ends, axis=1)
+        if self._kind.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = seen.attend(rotate(q), rotate(k), v, dim**-0.5)
+        y: mx.array = self.proj(out.reshape(n, -1))
+        return y
+
+
+class Block(Module):
+    """Attention, or what a family has in its place, and feed-forward, each behind a norm."""
+
+    def __init__(self, kind: QwenVision, mixer: Module | None = None) -> None:
+        super().__init__()
+        self.norm1 = kind.norm.module(kind.hidden_size)
+        self.attn = SelfAttention(kind) if mixer is None else mixer
+        self.norm2 = kind.norm.module(kind.hidden_size)
+        self.mlp = kind.mlp.module(kind.hidden_size)
+
+    def __call__(self, x: mx.array, rotate: Rotate, seen: Neighbours) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        x = x + self.attn(self.norm1(x), rotate, seen)
+        y: mx.array = x + self.mlp(self.norm2(x))
+        return y
+
+
+class Merger(Module):
+    """Squares of patches to rows of the decoder's width.
+
+    Args:
+        together: a square is normalised as one, not patch by patch.
+    """
+
+    def __init__(self, kind: QwenVision, together: bool = False) -> None:
+        super().__init__()
+        self._width = kind.hidden_size * kind.merge**2
+        self._together = together
+        self.norm = kind.norm.module(self._width if together else kind.hidden_size)
+        self.linear_fc1 = nn.Linear(self._width, self._width)
+        self.linear_fc2 = nn.Linear(self._width, kind.output_size)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, hidden]` -> `[N / merge ** 2, output_size]`."""
+        if self._together:
+            x = self.norm(x.reshape(-1, self._width))
+        else:
+            x = self.norm(x).reshape(-1, self._width)
+        y: mx.array = self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x)))
+        return y
+
+
+class VisionTower(Module):
+    """Patches to rows of the decoder's width, `visual.` in checkpoints."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self.kind = kind
+        self.patch_embed = PatchEmbed(kind)
+        if kind.table is not None:
+            self.pos_embed = nn.Embedding(kind.table.side**2, kind.hidden_size)
+        self.blocks = [self._block(index) for index in range(kind.depth)]
+        self.merger = kind.merging.module(kind)
+        if kind.levels:
+            self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
+        axes = "axial_turns" if kind.taking_turns else "axial"
+        self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type=axes))
+
+    def _block(self, index: int) -> Block:
+        """The layer of this number, without weights."""
+        return Block(self.kind)
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        """What it reads, by kind of media."""
+        return {"image": QwenPictureEncoder(self), "video": QwenVideoEncoder(self)}
+
+    def encode(self, patches: mx.array, grid: Grid) -> Encoding:
+        """uint8 `[N, frames * patch_values]` -> `[N / merge ** 2, output_size]` for each level."""
+        kind, (moments, rows, columns) = self.kind, grid
+        dtype = self.blocks[0].norm1.weight.dtype  # never packed
+        x = self.patch_embed(patches, dtype)
+        places = kind.places(rows, columns)
+        if kind.table is not None:
+            looked_up = self._looked_up(kind.table, places, rows, columns)
+            x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
+        rotate = self._rope(mx.array(np.tile(places, moments))) if kind.rotated else _still
+        everywhere, nearby = self._neighbours(places, grid)
+        deeper: list[mx.array] = []
+        for index, block in enumerate(self.blocks):
+            x = block(x, rotate, everywhere if index in kind.whole else nearby)
+            if index in kind.levels:
+                deeper.append(self.deepstack_merger_list[kind.levels.index(index)](x))
+            yield x, *deeper
+        return self._merged(x, grid), *deeper
+
+    def _merged(self, x: mx.array, grid: Grid) -> mx.array:
+        """`[N, hidden]` -> `[rows, output_size]`."""
+        y: mx.array = self.merger(x)
+        return y
+
+    def _neighbours(
+        self, places: npt.NDArray[np.int64], grid: Grid
+    ) -> tuple[Neighbours, Neighbours]:
+        """What sees all of its frames, and what sees its window, if there are windows."""
+        moments, rows, columns = grid
+        frame = Parts(moments)
+        if not self.kind.window:
+            return frame, frame
+        side = self.kind.window * self.kind.merge
+        across = -(-columns // side)
+        window = places[0] // side * across + places[1] // side
+        apart = np.arange(moments)[:, None] * (across * -(-rows // side))
+        return frame, Windows.of((apart + window).ravel())
+
+    def _looked_up(
+        self, table: Table, places: npt.NDArray[np.int64], rows: int, columns: int
+    ) -> mx.array:
+        """The table, stretched to the picture, at each patch: float32 `[N, hidden]`."""
+        total = mx.zeros(())
+        for row, down in table.taps(places[0], rows):
+            for column, along in table.taps(places[1], columns):
+                found = embed(self.pos_embed, mx.array(row * table.side + column), mx.float32)
+                total = total + found * mx.array((down * along).astype(np.float32))[:, None]
+        return total
+
+
+def _still(x: mx.array) -> mx.array:
+    return x
+
+
+class QwenPictureEncoder(CutEncoder):
+    """The tower for pictures. Their shape is rows and columns of patches.
+
+    A piece is a layer, and the last one what follows.
+    """
+
+    def __init__(self, visual: VisionTower) -> None:
+        super().__init__()
+        self.visual = visual
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
+        return rows * columns * self.visual.kind.patch_values
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
+        m = self.visual.kind.merge
+        if min(rows, columns) < m or rows % m or columns % m:
+            raise RequestError(
+                f"An image of {rows} rows and {columns} columns of patches cannot be cut into "
+                f"squares of {m} by {m}."
+            )
+        return rows * columns // m**2
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        rows, columns = shape
+        return Pieces(self.visual.kind.depth + 1, rows * columns)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        rows, columns = shape
+        patches = features.reshape(rows * columns, self.visual.kind.patch_values)
+        patches = mx.tile(patches, (1, self.visual.kind.frames))
+        return (yield from self.visual.encode(patches, (1, rows, columns)))
+
+
+class QwenVideoEncoder(QwenPictureEncoder):
+    """The tower for videos.
+
+    Their shape is moments, rows and columns of patches, and the microseconds from a moment to the
+    next. A moment is as many frames as a patch has. Moments do not see each other, so a piece is a
+    layer of a few of them.
+    """
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        moments, rows, columns, _ = shape
+        kind = self.visual.kind
+        return moments * kind.singles * kind.frames * super().feature_bytes((rows, columns))
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        moments, rows, columns, _ = shape
+        return moments * super().rows((rows, columns))
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        moments, rows, columns, _ = shape
+        patches = self.visual.kind.singles * rows * columns
+        together = min(moments, _together(patches))
+        parts = -(-moments // together)
+        return Pieces(parts * (self.visual.kind.depth + 1), together * patches)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        moments, rows, columns, _ = shape
+        singles = self.visual.kind.singles
+        patches = features.reshape(moments, singles * rows * columns, -1)
+        together = _together(singles * rows * columns)
+        made: list[tuple[mx.array, ...]] = []
+        for first in range(0, moments, together):
+            if made:
+                yield made[-1]
+            part = patches[first : first + together]
+            grid = (singles * len(part), rows, columns)
+            made.append((yield from self.visual.encode(part.flatten(0, 1), grid)))
+        return tuple(mx.concatenate(list(level)) for level in zip(*made, strict=True))
+
+
+def _together(patches: int) -> int:
+    """Moments of so many patches each that are encoded together."""
+    return max(1, _PATCHES_AT_ONCE // patches)

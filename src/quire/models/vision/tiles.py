@@ -1,0 +1,149 @@
+"""Described decoders that see pictures as tiles: squares of one size, by a vision transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+
+from quire.core.errors import RequestError
+from quire.core.media import Pieces
+from quire.models.base import CutEncoder, Encoding, MediaEncoder, Module
+from quire.models.decoder import DecoderModel
+from quire.models.vision.packing import Packing
+from quire.models.vision.projectors import Projector, check_squares
+from quire.models.vision.vit import VisionTower, VisionTransformer
+from quire.models.weights.names import Weights
+
+_PATCHES_AT_ONCE = 1024
+"""Products of fewer rows are slower by the row."""
+
+TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
+"""What checkpoints call the encoder's parts, and the first, this package all of them."""
+
+
+class TiledVision(Module):
+    """A vision transformer and its projector."""
+
+    def __init__(
+        self, kind: VisionTransformer, projector: Projector, width: int, newline: bool
+    ) -> None:
+        super().__init__()
+        check_squares(kind.side, projector.square)
+        self.kind = kind
+        self.side = kind.side // projector.square
+        self.vision_tower = VisionTower(kind)
+        self.multi_modal_projector = projector.module(kind.output_size, width)
+        self._newline = newline
+        if newline:
+            self.image_newline = mx.zeros((width,))
+
+    @property
+    def line_end(self) -> mx.array | None:
+        """The row that ends a line of patches, `[width]`, where there is one."""
+        found: mx.array | None = self.image_newline if self._newline else None
+        return found
+
+    def encode(self, pixels: mx.array) -> Encoding:
+        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, side * side, width]`."""
+        (x,) = yield from self.vision_tower.encode(pixels)
+        side = self.kind.side
+        return (self.multi_modal_projector(x.reshape(len(x), side, side, -1)),)
+
+
+class TileEncoder(CutEncoder):
+    """Tiles of a picture or video as rows.
+
+    Tiles do not see each other, so a piece is a layer of a few of them.
+    """
+
+    def __init__(self, visual: TiledVision, packing: Packing, noun: str) -> None:
+        super().__init__()
+        self.visual = visual
+        self._packing = packing
+        self._noun = noun
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        return self._packing.tiles(shape) * self.visual.kind.tile_bytes
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        if self._packing.tiles(shape) < 1:
+            raise RequestError(f"{self._noun} of shape {shape} has no tiles.")
+        return self._packing.rows(shape, self.visual.side)
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        kind, tiles = self.visual.kind, self._packing.tiles(shape)
+        together = min(tiles, self._together)
+        parts = -(-tiles // together)
+        return Pieces(parts * (kind.depth + 1), together * kind.patches)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        tiles = self._packing.tiles(shape)
+        pixels = features.reshape(tiles, self.visual.kind.patches, -1)
+        made: list[mx.array] = []
+        for first in range(0, tiles, self._together):
+            if made:
+                yield (made[-1],)
+            made += yield from self.visual.encode(pixels[first : first + self._together])
+        return (self._packing(mx.concatenate(made), shape, self.visual.line_end),)
+
+    @property
+    def _together(self) -> int:
+        """Tiles that are encoded together."""
+        return max(1, _PATCHES_AT_ONCE // self.visual.kind.patches)
+
+
+class TiledModel(DecoderModel):
+    """A decoder with a vision transformer; without its tensors, a model of text.
+
+    Args:
+        text: the decoder, whose description and names this takes over.
+        packings: of each kind of media that it takes.
+        visual_names: brings the encoder's tensors to its names and layouts.
+        prepare: brings a checkpoint's names to those that transformers has for the family.
+    """
+
+    def __init__(
+        self,
+        text: DecoderModel,
+        kind: VisionTransformer,
+        projector: Projector,
+        packings: Mapping[str, Packing],
+        visual_names: Callable[[Weights], Weights],
+        prepare: Callable[[Weights], Weights] | None,
+    ) -> None:
+        super().__init__(text.description, text.names)
+        newline = any(packing.newline for packing in packings.values())
+        width = text.description.hidden_size
+        self.visual: TiledVision | None = TiledVision(kind, projector, width, newline)
+        self._packings = packings
+        self._visual_names = visual_names
+        self._prepare = prepare
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        if self.visual is None:
+            return {}
+        return {
+            kind: TileEncoder(self.visual, packing, _NOUNS[kind])
+            for kind, packing in self._packings.items()
+        }
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        text: Weights = {}
+        visual: Weights = {}
+        ready = weights if self._prepare is None else self._prepare(weights)
+        for name, array in ready.items():
+            plain = name.removeprefix("model.").removeprefix("language_model.")
+            if plain.startswith(TILES):
+                visual[plain] = array
+            else:
+                text[name] = array
+        if not visual:
+            # Text-only conversions keep the configuration of the encoder that they left out.
+            self.visual = None
+        translated = self._visual_names(visual)
+        return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
+
+
+_NOUNS = {"image": "An image", "video": "A video"}

@@ -1,0 +1,197 @@
+"""Decoders with encoders of pictures, videos and sound; positions of three axes (M-RoPE)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.media import MediaItem, PlacedMedia, sound_rows
+from quire.models.audio.qwen import AudioTower, QwenSoundEncoder, channels_last
+from quire.models.audio.qwen_video import HEARD, QwenVideoAudioEncoder
+from quire.models.base import MediaEncoder
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description
+from quire.models.vision.qwen import QwenVision, VisionTower
+from quire.models.weights.names import Names, Weights
+
+log = logging.getLogger("quire.models")
+
+VISUAL = {
+    "visual.": "",
+    "vision_tower.": "",
+    "vit.": "",  # HunyuanOCR's
+    # PaddleOCR-VL's
+    "visual.vision_model.": "",
+    "visual.projector.": "merger.",
+    "projector.": "merger.",
+    "mlp_AR.": "merger.",
+    # ERNIE 4.5 VL's
+    "vision_model.": "",
+    "resampler_model.": "resampler.",
+    # Youtu-VL's
+    "siglip2.vision_model.": "",
+    "siglip2.": "",
+    "merger.": "merger.",
+    # Phi-4's
+    "vision_tower.vision_tower.vision_model.": "",
+    "mm_projector.": "merger.",
+    # LFM2-VL's
+    "vision_tower.vision_model.": "",
+    "multi_modal_projector.": "merger.",
+}
+"""What checkpoints call the encoder's parts, and what they are here."""
+SEEN = ("image", "video")
+"""Kinds of media whose rows have places in a picture."""
+_HEARD = {"audio_tower.": ""}
+_SPOKEN = ("talker.", "code2wav.")
+"""Parts of a model that also speaks."""
+
+
+def three_axes(
+    length: int, media: Sequence[PlacedMedia], kind: QwenVision
+) -> npt.NDArray[np.float32]:
+    """Positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
+
+    A text's are the same on all axes. Those of an item go on from the text before it: time, row and
+    column of each of its squares. What follows goes on from the largest of its last row. Sound
+    counts as text does, within a video, too.
+    """
+    parts = []
+    done, position = 0, 0.0
+    for placed in (each for each in media if each.item.kind in SEEN):
+        text = position + np.arange(placed.start - done)
+        parts.append(np.broadcast_to(text, (3, len(text))))
+        position += len(text)
+        squares = _squares(placed.item, kind)
+        parts.append(position + squares)
+        position = float(parts[-1][:, -1].max()) + 1
+        done = placed.end
+    text = position + np.arange(length - done)
+    parts.append(np.broadcast_to(text, (3, len(text))))
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
+    """Time, row and column of each row of a picture or video, `[3, rows]`."""
+    moments, rows, columns, step = (1, *item.shape, 0) if item.kind == "image" else item.shape[:4]
+    grid = moments, rows // kind.merge, columns // kind.merge
+    squares = np.indices(grid).reshape(3, -1).astype(np.float64)
+    if kind.times:  # absolute time (Qwen2.5-VL, arXiv:2502.13923, section 2.1.3)
+        times = squares[0] * (step * kind.times) / 1_000_000
+        squares[0] = times if kind.between else np.floor(times)
+    if len(item.shape) == HEARD:
+        sounds = item.tokens - squares.shape[1]
+        heard = np.array(sound_rows(moments, grid[1] * grid[2], step, kind.times, sounds))
+        found = np.empty((3, item.tokens))
+        found[:, heard], found[:, ~heard] = np.arange(sounds), squares
+        return found
+    return squares
+
+
+class VisionLanguageModel(DecoderModel):
+    """A decoder and what makes pictures into rows of its embeddings.
+
+    Args:
+        visual: the encoder; a checkpoint without its tensors is served as a model of text.
+        visual_names: brings the encoder's tensors to its names and layouts; theirs have no prefix.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        names: Names,
+        visual: VisionTower,
+        visual_names: Callable[[Weights], Weights],
+    ) -> None:
+        super().__init__(description, names)
+        self.visual: VisionTower | None = visual
+        self._visual_names = visual_names
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        return {} if self.visual is None else self.visual.encoders
+
+    def positions(
+        self, tokens: Sequence[int], media: Sequence[PlacedMedia]
+    ) -> npt.NDArray[np.float32] | None:
+        if self.visual is None or not any(each.item.kind in SEEN for each in media):
+            return None
+        return three_axes(len(tokens), media, self.visual.kind)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        text, visual = _apart(weights, VISUAL)
+        if not visual:
+            # Text-only conversions keep the configuration of the encoder that they left out.
+            self.visual = None
+        translated = self._visual_names(visual)
+        return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
+
+
+class TextPositionsModel(VisionLanguageModel):
+    """A decoder that sees; a picture's rows are numbered as tokens of text are."""
+
+    def positions(
+        self, tokens: Sequence[int], media: Sequence[PlacedMedia]
+    ) -> npt.NDArray[np.float32] | None:
+        return None
+
+
+class AudioVisionLanguageModel(VisionLanguageModel):
+    """A decoder that sees and hears: the thinker of a model that also speaks, or the model.
+
+    Args:
+        audio_tower: the encoder of sound; a checkpoint without its tensors is served without.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        names: Names,
+        visual: VisionTower,
+        visual_names: Callable[[Weights], Weights],
+        audio_tower: AudioTower,
+    ) -> None:
+        super().__init__(description, names, visual, visual_names)
+        self.audio_tower: AudioTower | None = audio_tower
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        if self.audio_tower is None:
+            return super().encoders
+        sounds = QwenSoundEncoder(self.audio_tower)
+        if self.visual is None:
+            return {"audio": sounds}
+        videos = QwenVideoAudioEncoder(self.visual, sounds)
+        return {**super().encoders, "video": videos, "audio": sounds}
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        others, heard = _apart(_thinking(weights), _HEARD)
+        if not heard:
+            self.audio_tower = None
+        translated = channels_last(heard)
+        return super().sanitize(others) | {f"audio_tower.{n}": a for n, a in translated.items()}
+
+
+def _thinking(weights: Weights) -> Weights:
+    """The tensors that make text, without the prefix that they have beside those that speak."""
+    kept = {name: array for name, array in weights.items() if not name.startswith(_SPOKEN)}
+    if len(kept) < len(weights):
+        log.info("The checkpoint's parts that speak are left out: the model answers in text")
+    return {name.removeprefix("thinker."): array for name, array in kept.items()}
+
+
+def _apart(weights: Weights, prefixes: Mapping[str, str]) -> tuple[Weights, Weights]:
+    """The decoder's tensors, and an encoder's with its own prefixes."""
+    text, encoder = {}, {}
+    for name, array in weights.items():
+        plain = name.removeprefix("model.").removeprefix("language_model.")
+        prefix = max((each for each in prefixes if plain.startswith(each)), key=len, default=None)
+        if prefix is None:
+            text[name] = array
+        else:
+            encoder[prefixes[prefix] + plain.removeprefix(prefix)] = array
+    return text, encoder

@@ -1,0 +1,201 @@
+"""The plain vision transformer (arXiv:2010.11929) of CLIP, SigLIP and InternViT.
+
+Pictures are squares of one size: tiles. The patches of a tile see each other, those of other tiles
+they do not; so a tile is the same wherever it comes from. Each patch has a learned place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.core.errors import ModelError
+from quire.core.media import Colours
+from quire.models.base import Encoding, Module
+from quire.models.description import Norm
+from quire.models.layers.common import embed
+from quire.models.layers.encoder_attention import attend
+from quire.models.layers.feed_forward import MLP
+
+
+@dataclass(frozen=True)
+class VisionTransformer:
+    """The encoder, described.
+
+    Attributes:
+        depth: layers that are computed; those behind the last that is `taken` are not.
+        taken: what its output is made of, side by side: 0 is what the first layer reads, any other
+            number what the layer of that number, counted from one, gives.
+        image: pixels on a tile's side.
+        patch: pixels on a patch's side. What is left of a tile beside whole patches is not seen.
+        colours: what it takes for a colour.
+        class_token: one more row before those of the patches; the output leaves it out.
+        patch_bias: the first projection has one.
+        first_norm: there is one before the first layer (CLIP).
+        last_norm: the output is normalised; it is that of one layer then.
+        qk_norm: of queries and keys, over all heads.
+        scaled: what a block adds is multiplied by a learned vector (arXiv:2103.17239).
+    """
+
+    depth: int
+    taken: tuple[int, ...]
+    hidden_size: int
+    heads: int
+    mlp: MLP
+    norm: Norm
+    image: int
+    patch: int
+    colours: Colours
+    class_token: bool = False
+    patch_bias: bool = True
+    first_norm: bool = False
+    last_norm: bool = False
+    attention_bias: bool = True
+    qk_norm: Norm | None = None
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise ModelError(
+                f"config.json: a vision encoder of width {self.hidden_size} cannot have "
+                f"{self.heads} heads"
+            )
+        if self.side < 1:
+            raise ModelError(
+                f"config.json: a vision encoder's patch of {self.patch} pixels is larger than its "
+                f"image of {self.image}"
+            )
+
+    @property
+    def side(self) -> int:
+        """Patches on a tile's side."""
+        return self.image // self.patch
+
+    @property
+    def patches(self) -> int:
+        """Of a tile."""
+        return self.side**2
+
+    @property
+    def tile_bytes(self) -> int:
+        """What a tile's pixels take."""
+        return self.patches * self.patch**2 * 3
+
+    @property
+    def output_size(self) -> int:
+        return self.hidden_size * len(self.taken)
+
+
+class Embeddings(Module):
+    """Colours and places of patches to hidden states."""
+
+    def __init__(self, kind: VisionTransformer) -> None:
+        super().__init__()
+        self._kind = kind
+        if kind.class_token:
+            self.class_embedding = mx.zeros((kind.hidden_size,))
+        self.patch_embedding = nn.Linear(3 * kind.patch**2, kind.hidden_size, bias=kind.patch_bias)
+        places = kind.patches + kind.class_token
+        self.position_embedding = nn.Embedding(places, kind.hidden_size)
+
+    def __call__(self, pixels: mx.array, dtype: mx.Dtype) -> mx.array:
+        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, rows, hidden]` of `dtype`."""
+        kind = self._kind
+        mean, std = (mx.array(each) for each in (kind.colours.mean, kind.colours.std))
+        colours = pixels.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
+        x: mx.array = self.patch_embedding(colours.astype(dtype).reshape(pixels.shape))
+        if kind.class_token:
+            first = self.class_embedding.astype(dtype)
+            first = mx.broadcast_to(first, (len(x), 1, kind.hidden_size))
+            x = mx.concatenate([first, x], axis=1)
+        return x + embed(self.position_embedding, mx.arange(x.shape[1]), dtype)
+
+
+class SelfAttention(Module):
+    """The rows of a tile see each other."""
+
+    def __init__(self, kind: VisionTransformer) -> None:
+        super().__init__()
+        self._heads, width = kind.heads, kind.hidden_size
+        self.q_proj = nn.Linear(width, width, bias=kind.attention_bias)
+        self.k_proj = nn.Linear(width, width, bias=kind.attention_bias)
+        self.v_proj = nn.Linear(width, width, bias=kind.attention_bias)
+        self.out_proj = nn.Linear(width, width)
+        self._normed = kind.qk_norm is not None
+        if kind.qk_norm is not None:
+            self.q_norm, self.k_norm = kind.qk_norm.module(width), kind.qk_norm.module(width)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[tiles, rows, hidden]` -> the same."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self._normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (each.reshape(*x.shape[:2], self._heads, -1) for each in (q, k, v))
+        out = attend(q, k, v, q.shape[-1] ** -0.5)
+        y: mx.array = self.out_proj(out.reshape(x.shape))
+        return y
+
+
+class EncoderLayer(Module):
+    """Attention and feed-forward, each behind a norm."""
+
+    def __init__(self, kind: VisionTransformer) -> None:
+        super().__init__()
+        self.layer_norm1 = kind.norm.module(kind.hidden_size)
+        self.self_attn = SelfAttention(kind)
+        self.layer_norm2 = kind.norm.module(kind.hidden_size)
+        self.mlp = kind.mlp.module(kind.hidden_size)
+        self._scaled = kind.scaled
+        if kind.scaled:
+            self.scale1, self.scale2 = mx.ones((kind.hidden_size,)), mx.ones((kind.hidden_size,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[tiles, rows, hidden]` -> the same."""
+        x = x + self._scale("scale1", self.self_attn(self.layer_norm1(x)))
+        return x + self._scale("scale2", self.mlp(self.layer_norm2(x)))
+
+    def _scale(self, name: str, y: mx.array) -> mx.array:
+        return y * self[name] if self._scaled else y
+
+
+class VisionTower(Module):
+    """Tiles to rows, `vision_tower.` in checkpoints."""
+
+    def __init__(self, kind: VisionTransformer) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embeddings = Embeddings(kind)
+        if kind.first_norm:
+            self.first_norm = kind.norm.module(kind.hidden_size)
+        self.layers = [EncoderLayer(kind) for _ in range(kind.depth)]
+        if kind.last_norm:
+            self.last_norm = kind.norm.module(kind.hidden_size)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The activations' type: that of a tensor which is never packed."""
+        bias: mx.array = self.layers[0].self_attn.out_proj.bias
+        return bias.dtype
+
+    def encode(self, pixels: mx.array) -> Encoding:
+        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, patches, output_size]`.
+
+        Patches come row by row, and so do the pixels of a patch. A piece is a layer.
+        """
+        kind = self.kind
+        x = self.embeddings(pixels, self.dtype)
+        if kind.first_norm:
+            x = self.first_norm(x)
+        found = {0: x} if 0 in kind.taken else {}
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x)
+            if number in kind.taken:
+                found[number] = x
+            yield x, *found.values()
+        taken = [found[number] for number in kind.taken]
+        y = taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=-1)
+        if kind.last_norm:
+            y = self.last_norm(y)
+        return (y[:, 1:] if kind.class_token else y,)

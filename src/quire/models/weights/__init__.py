@@ -1,0 +1,1 @@
+"""Weight files: formats, tensor names, packing, adapters and loading."""

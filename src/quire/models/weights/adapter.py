@@ -1,0 +1,259 @@
+"""LoRA adapters (arXiv:2106.09685) as PEFT and mlx-lm save them, merged into the weights at load.
+
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. A setting that changes the
+result and is not computed here is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.core.folder import read_object
+from quire.models.base import LanguageModel, named_parameters
+from quire.models.weights import mlx_lm_adapter
+from quire.models.weights.hub import find_folder
+from quire.models.weights.names import Weights, without_wrapper
+from quire.models.weights.quantization import unpacked
+from quire.models.weights.safetensors import read_header
+
+log = logging.getLogger("quire.models")
+
+_PREFIX = "base_model.model."
+_FACTORS = {
+    "lora_A.weight": "A",
+    "lora_B.weight": "B",
+    "lora_embedding_A": "embedding A",
+    "lora_embedding_B": "embedding B",
+}
+_READ = {
+    "peft_type",
+    "task_type",
+    "bias",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_modules",
+    "modules_to_save",
+    "init_lora_weights",
+}
+# What concerns training, or only says again what the names of the tensors say.
+_WITHOUT_EFFECT = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+}
+_KNOWN = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM", None),
+    "bias": ("none", None),
+    # The others (PiSSA, OLoRA, LoftQ, ...) change the base weights before training.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
+_NEUTRAL: tuple[Any, ...] = (None, False, [], {})
+_NOT_TEXT = re.compile(r"model\.(vision|visual|multi_modal|audio|embed_vision|embed_audio|mtp)")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's folder, its settings checked.
+
+    Attributes:
+        config: the contents of `adapter_config.json`, in PEFT's terms.
+        file: the tensors.
+    """
+
+    config: Mapping[str, Any]
+    file: Path
+
+    @classmethod
+    def open(cls, path_or_hub_id: str) -> Adapter:
+        """Reads a folder, or one from the hub.
+
+        Raises:
+            ModelError: a file is missing, or a setting is not computed here; names it.
+        """
+        folder = find_folder(path_or_hub_id)
+        path, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+        of_mlx_lm = not file.is_file() and (folder / mlx_lm_adapter.FILE).is_file()
+        if of_mlx_lm:
+            file = folder / mlx_lm_adapter.FILE
+        for needed in (path, file):
+            if not needed.is_file():
+                raise ModelError(f"{folder}: no {needed.name}")
+        config = read_object(path)
+        if of_mlx_lm:
+            config = mlx_lm_adapter.peft_settings(path, config)
+        _check(path, config)
+        return cls(config, file)
+
+    @property
+    def identity(self) -> str:
+        """Differs between adapters whose settings differ."""
+        return json.dumps(dict(self.config), sort_keys=True)
+
+    def merged(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype | None) -> Weights:
+        """The tensors of a checkpoint, by its own names, with the adapter's part added.
+
+        Packed matrices that it touches are unpacked; the log says how many.
+
+        Args:
+            model: for which the tensors are.
+            dtype: what is touched has it afterwards; None is the type that it had.
+
+        Raises:
+            ModelError: a tensor of the adapter has no place, or the wrong shape.
+        """
+        read_header(self.file)
+        tensors = mx.load(str(self.file))
+        assert isinstance(tensors, dict)
+        if self.file.name == mlx_lm_adapter.FILE:
+            tensors = mlx_lm_adapter.peft_tensors(self.file, tensors)
+        factors, whole = self._sorted(tensors)
+        merging = _Merging(dict(weights), model, dtype, self.file)
+        for module, parts in factors.items():
+            merging.add(module, parts, self._scale(module, parts))
+        for name, array in whole.items():
+            merging.replace(name, array)
+        if merging.unpacked:
+            log.warning("%s: %d packed matrices are unpacked", self.file, merging.unpacked)
+        return merging.weights
+
+    def _sorted(self, tensors: Weights) -> tuple[dict[str, dict[str, mx.array]], Weights]:
+        """Factors by module, and whole tensors by name, both without PEFT's prefix."""
+        factors: dict[str, dict[str, mx.array]] = {}
+        whole: Weights = {}
+        saved = self.config.get("modules_to_save") or []
+        for name, array in tensors.items():
+            inner = name.removeprefix(_PREFIX)
+            end = next((end for end in _FACTORS if inner.endswith(f".{end}")), None)
+            if end is not None:
+                factors.setdefault(inner.removesuffix(f".{end}"), {})[_FACTORS[end]] = array
+            elif any(f".{module}." in f".{inner}" for module in saved):
+                whole[inner] = array
+            else:
+                raise ModelError(f"{self.file}: tensor {name!r} is not known")
+        for setting, found in (("target_modules", factors), ("modules_to_save", whole)):
+            named = self.config.get(setting) or []
+            for module in named if isinstance(named, list) else []:
+                if not any(f".{module}." in f".{each}." for each in found):
+                    raise ModelError(f"{self.file}: no tensor for {module!r} of {setting}")
+        return factors, whole
+
+    def _scale(self, module: str, parts: Mapping[str, mx.array]) -> float:
+        """What the product of a module's factors is multiplied by."""
+        rank = _by_pattern(self.config.get("rank_pattern"), module, self.config["r"])
+        alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        first = parts.get("A", parts.get("embedding A"))
+        if first is None or len(parts) != 2 or first.shape[0] != rank:
+            raise ModelError(f"{self.file}: {module!r} has no two factors of rank {rank}")
+        return float(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
+
+
+@dataclass
+class _Merging:
+    """Weights while an adapter is merged into them."""
+
+    weights: Weights
+    model: LanguageModel
+    dtype: mx.Dtype | None
+    file: Path
+    unpacked: int = 0
+
+    def __post_init__(self) -> None:
+        self._names = {without_wrapper(name): name for name in self.weights}
+        self._tied = "lm_head.weight" not in named_parameters(self.model)
+
+    def add(self, module: str, parts: Mapping[str, mx.array], scale: float) -> None:
+        """Adds the scaled product of two factors to a module's weight."""
+        if "A" in parts:
+            first, second = parts["A"], parts["B"]  # [r, in], [out, r]
+        else:  # of a table, [tokens, dim]
+            first, second = parts["embedding B"].T, parts["embedding A"].T
+        name = self._place(f"{module}.weight")
+        path = name.removesuffix(".weight")
+        self.unpacked += f"{path}.scales" in self.weights
+        base = unpacked(self.weights, path, first.shape[1])
+        if base.shape != (second.shape[0], first.shape[1]):
+            raise ModelError(
+                f"{self.file}: the factors of {module!r} make {second.shape[0]} x "
+                f"{first.shape[1]}, the weight has shape {list(base.shape)}"
+            )
+        product = second.astype(mx.float32) @ first.astype(mx.float32)
+        self.weights[name] = (base + scale * product).astype(self.dtype or base.dtype)
+
+    def replace(self, name: str, array: mx.array) -> None:
+        """Puts a whole tensor in the place of the checkpoint's."""
+        place = self._place(name)
+        path = place.removesuffix(".weight")
+        if f"{path}.scales" in self.weights:
+            self.unpacked += 1
+            unpacked(self.weights, path, array.shape[-1])
+        elif self.weights[place].shape != array.shape:
+            raise ModelError(
+                f"{self.file}: {name!r} has shape {list(array.shape)}, the weight "
+                f"{list(self.weights[place].shape)}"
+            )
+        self.weights[place] = array.astype(self.dtype or array.dtype)
+
+    def _place(self, name: str) -> str:
+        """The checkpoint's name of what an adapter changes."""
+        plain = without_wrapper(name)
+        found = self._names.get(plain)
+        if found is None or (_NOT_TEXT.match(plain) and self.model.vision is None):
+            raise ModelError(f"{self.file}: the model has no tensor {name!r}")
+        if self._tied and ("embed_tokens." in plain or plain.startswith("lm_head.")):
+            raise ModelError(f"{self.file}: changes {name!r}, where table and head are tied")
+        return found
+
+
+def _check(path: Path, config: dict[str, Any]) -> None:
+    for name, value in config.items():
+        known = _KNOWN.get(name, None if name in _READ | _WITHOUT_EFFECT else _NEUTRAL)
+        if known is not None and value not in known:
+            raise ModelError(f"{path}: {name} = {value!r} is not supported")
+    for name in ("r", "lora_alpha"):
+        if not isinstance(config.get(name), int | float) or config[name] <= 0:
+            raise ModelError(f"{path}: {name} = {config.get(name)!r} is no positive number")
+    for name, kinds in (
+        ("use_rslora", bool),
+        ("rank_pattern", dict),
+        ("alpha_pattern", dict),
+        ("target_modules", list | str),
+        ("modules_to_save", list),
+    ):
+        value = config.get(name)
+        if value is not None and not isinstance(value, kinds):
+            raise ModelError(f"{path}: {name} = {value!r} is of a wrong type")
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, module: str, usual: Any) -> Any:
+    """The value of the first pattern that ends a module's name, as PEFT matches them."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return usual

@@ -1,0 +1,83 @@
+"""Files that hold a model's weights, whatever their format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.models.weights.foreign_packing import from_foreign
+from quire.models.weights.safetensors import find_shards, read_header, tensor_types
+
+
+class WeightFiles(Protocol):
+    """The weights of a model folder."""
+
+    @property
+    def default_dtype(self) -> mx.Dtype | None:
+        """What they are computed in where nobody asks for a type; None is as each is stored."""
+        ...
+
+    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+        """All tensors by name, packed as MLX packs. Their data are read when they are evaluated.
+
+        Args:
+            dtype: what is unpacked may be unpacked to it.
+
+        Raises:
+            ModelError: a file is damaged, or its packing is not known.
+        """
+        ...
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in an order that is always the same."""
+        ...
+
+
+@dataclass(frozen=True)
+class Safetensors:
+    """Weights as Hugging Face and MLX have them."""
+
+    shards: list[Path]
+
+    @property
+    def paths(self) -> list[Path]:
+        return self.shards
+
+    @property
+    def default_dtype(self) -> None:
+        return None
+
+    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+        weights: dict[str, mx.array] = {}
+        types: dict[str, str] = {}
+        for path in self.shards:
+            # A file that was cut short is refused before anything is read.
+            types |= tensor_types(read_header(path))
+            try:
+                tensors = mx.load(str(path))
+            except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
+                raise ModelError(f"{path}: {error}") from error
+            assert isinstance(tensors, dict)
+            weights |= tensors
+        return from_foreign(weights, config, dtype, types)
+
+
+def find_weights(folder: Path) -> WeightFiles:
+    """The weights of a folder.
+
+    Raises:
+        ModelError: there are none, or a file is missing or damaged.
+    """
+    if parts := sorted(folder.glob("*.gguf")):
+        # Imported late: most starts read no such file.
+        from quire.models.weights.gguf.file import read_gguf
+        from quire.models.weights.gguf.weights import GGUFWeights
+
+        if not any(folder.glob("*.safetensors")):
+            return GGUFWeights(read_gguf(parts[0]))
+    return Safetensors(find_shards(folder))

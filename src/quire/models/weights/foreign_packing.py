@@ -1,0 +1,180 @@
+"""Weights packed by other libraries, as MLX has them or unpacked.
+
+FP8 with scales (DeepSeek's blocks; a scale a tensor, a row or a group, as compressed-tensors and
+ModelOpt write them) is unpacked: MLX has no such packing, but for groups of 32 whose scales are
+powers of two (MXFP8). Integers become MLX's affine codes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.core.values import Values
+from quire.models.weights.compressed_tensors import from_compressed
+from quire.models.weights.gptq_awq import from_integers
+from quire.models.weights.modelopt import from_modelopt
+from quire.models.weights.quantization import AUTO_ROUND, foreign_method
+from quire.models.weights.small_floats import check_exponents, scale_numbers
+
+log = logging.getLogger("quire.models")
+
+_BLOCK = (128, 128)
+_SUPPORTED = (*AUTO_ROUND, "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
+_MX_GROUP = 32
+_E4M3 = "F8_E4M3"
+_SCALES = ("_scale_inv", ".weight_scale")
+# Of activations and caches, which are stored otherwise here.
+_SIDE = tuple(f".{name}_scale" for name in ("input", "output", "q", "k", "v", "kv"))
+_SIDE += ("activation_scale",)
+
+
+def from_foreign(
+    weights: dict[str, mx.array],
+    config: dict[str, Any],
+    dtype: mx.Dtype | None,
+    types: Mapping[str, str],
+) -> dict[str, mx.array]:
+    """The tensors of a checkpoint without packings of other libraries.
+
+    Args:
+        types: what the files call the type of each tensor: MLX reads all of eight bits as bytes.
+        dtype: what is unpacked, is unpacked to it; None is the type of the checkpoint's scales, for
+            FP8 bfloat16.
+
+    Raises:
+        ModelError: a scale fits no packing that is known here.
+    """
+    weights = from_compressed(from_integers(weights, config, dtype), config, dtype)
+    said = Values(config).nested("quantization_config", "compression_config", needed=False)
+    if said.values or any(name.endswith(_SCALES) for name in weights):
+        weights = {name: array for name, array in weights.items() if not name.endswith(_SIDE)}
+    weights = from_modelopt(weights, dtype)
+    scales = {name for name in weights if name.endswith(_SCALES)}
+    if not scales:
+        return weights
+    blocks = _block_sizes(said)
+    ready = {name: array for name, array in weights.items() if name not in scales}
+    unpacked = 0
+    for name in sorted(scales):
+        packed, scale = name.removesuffix("_inv").removesuffix("_scale"), weights[name]
+        codes = ready.get(packed)
+        if codes is None or codes.dtype != mx.uint8:
+            raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
+        if types.get(name) != _E4M3 and _is_microscaled(packed, codes, scale, types.get(packed)):
+            check_exponents(name, scale)
+            ready[packed] = codes.view(mx.uint32)
+            ready[packed.removesuffix("weight") + "scales"] = scale
+            continue
+        unpacked += 1
+        numbers = _numbers(name, scale, types.get(name))
+        matrix = _unpacked(codes, numbers, blocks, dtype or mx.bfloat16)
+        if matrix is None:
+            raise ModelError(
+                f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
+                f"{list(codes.shape)}, whose blocks are {[*map(list, blocks or [_BLOCK])]}"
+            )
+        ready[packed] = matrix
+    if unpacked:
+        log.warning(
+            "%d tensors of FP8 are unpacked: MLX multiplies by MXFP8's groups alone", unpacked
+        )
+    return ready
+
+
+def unsupported_method(config: dict[str, Any]) -> str | None:
+    """The packing (HQQ, bitsandbytes, ...) that a checkpoint has and nothing here reads.
+
+    Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
+    """
+    method = foreign_method(config)
+    return None if method in _SUPPORTED else method
+
+
+def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | None) -> bool:
+    """Whether a weight is MLX's mxfp8 or mxfp4: a power of two for every 32 numbers of a row.
+
+    Bytes that the file does not call FP8 may be two codes each (quark's MXFP4).
+    """
+    if not packed.endswith(".weight") or codes.ndim < 2 or scale.dtype != mx.uint8:
+        return False
+    sizes = (_MX_GROUP,) if kind == _E4M3 else (_MX_GROUP, _MX_GROUP // 2)
+    fitting = [codes.shape[-1] // size for size in sizes if codes.shape[-1] % size == 0]
+    return scale.shape[:-1] == codes.shape[:-1] and scale.shape[-1] in fitting
+
+
+def _numbers(name: str, scale: mx.array, kind: str | None) -> mx.array:
+    """Return what a tensor of scales multiplies by, in float32."""
+    if kind == _E4M3:
+        return mx.from_fp8(scale, mx.float32)
+    return scale_numbers(name, scale)
+
+
+def _block_sizes(said: Values) -> list[tuple[int, int]]:
+    """Rows and columns of a block that has a scale: DeepSeek's key, or compressed-tensors' groups.
+
+    None is `_BLOCK`, or no blocks.
+
+    Raises:
+        ModelError: a size is no pair of positive integers.
+    """
+    groups = said.nested("config_groups", needed=False)
+    weights = [groups.nested(name).nested("weights", needed=False) for name in groups.values]
+    places = [(said, "weight_block_size"), *((each, "block_structure") for each in weights)]
+    sizes = []
+    for where, key in places:
+        size = where.integers(key)
+        if size and (len(size) != 2 or min(size) < 1):
+            raise where.error(key, "which is not the rows and columns of a block")
+        sizes += [(size[0], size[1])] if size else []
+    return sizes
+
+
+def _unpacked(
+    codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]], dtype: mx.Dtype
+) -> mx.array | None:
+    """A matrix, or a stack of experts' matrices; None where the scales do not fit it."""
+    if codes.ndim < 3:
+        wide = _of_each(scale, codes.shape, blocks)
+        if wide is None:
+            return None
+        return (mx.from_fp8(codes, mx.float32) * wide).astype(dtype)
+    if scale.ndim != codes.ndim or len(scale) != len(codes):
+        return None
+    if scale.shape[1:] == (2, 1):  # gates and what they open have one each
+        scale = mx.repeat(scale, codes.shape[1] // 2, axis=1)
+    parts = []
+    for each, own in zip(codes, scale, strict=True):
+        part = _unpacked(each, own, blocks, dtype)
+        if part is None:
+            return None
+        parts.append(part)
+    return mx.stack(parts)
+
+
+def _of_each(
+    scale: mx.array, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]
+) -> mx.array | None:
+    """Scales that multiply a matrix of a shape: one for all, for a row, a group or a block.
+
+    None where they fit no such part.
+    """
+    if scale.ndim < 2 and scale.size == 1:
+        return scale.reshape(())
+    if len(shape) != 2:
+        return None
+    rows, columns = shape
+    if scale.shape == (rows,):
+        return scale.reshape(-1, 1)
+    if scale.ndim != 2:
+        return None
+    if scale.shape[0] == rows and scale.shape[1] and columns % scale.shape[1] == 0:
+        return mx.repeat(scale, columns // scale.shape[1], axis=1)
+    for high, wide in blocks or [_BLOCK]:
+        if scale.shape == (-(-rows // high), -(-columns // wide)):
+            return mx.repeat(mx.repeat(scale, high, axis=0), wide, axis=1)[:rows, :columns]
+    return scale if scale.size == 1 and not blocks else None

@@ -1,0 +1,112 @@
+"""What llama.cpp's converter does to tensors beside renaming them, undone.
+
+A change gets a tensor's name here, an array of it (codes, scales and biases one by one, whose rows
+are the matrix's), and the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.models.weights.gguf.file import GGUF
+from quire.models.weights.gguf.keys import layers
+from quire.models.weights.gguf.metadata import NUMBERS, check
+
+_XIELU = ("alpha_n", "alpha_p", "beta", "eps")
+Change = Callable[[str, mx.array, dict[str, Any]], mx.array]
+
+
+def no_parameters(gguf: GGUF) -> dict[str, mx.array]:
+    return {}
+
+
+def activations(gguf: GGUF) -> dict[str, mx.array]:
+    """Return the parameters of Apertus's activations, of which the metadata have one a layer.
+
+    Raises:
+        ModelError: a list is missing or has another length.
+    """
+    found: dict[str, mx.array] = {}
+    for name in _XIELU:
+        key, count = f"xielu.{name}", layers(gguf)
+        given = gguf.metadata.get(key)
+        listed = given if isinstance(given, list) else [given] * count
+        check(gguf.files[0], key, listed, NUMBERS)
+        if len(listed) != count:
+            raise ModelError(f"{gguf.files[0]}: {key} has {len(listed)} numbers, not {count}")
+        for index, number in enumerate(listed):
+            found[f"model.layers.{index}.mlp.act_fn.{name}"] = mx.array([float(number)])
+    return found
+
+
+def unchanged(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    return array
+
+
+def neighbours_to_halves(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Rows of queries' and keys' heads whose rotated pairs are neighbours, as two halves."""
+    for module, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if f".self_attn.{module}." in name:
+            pairs = array.reshape(config[key], -1, 2, *array.shape[1:])
+            return pairs.swapaxes(1, 2).reshape(array.shape)
+    return array
+
+
+def less_one(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Norms as the family's files have them, which leave out one."""
+    return array.astype(mx.float32) - 1.0 if name.endswith("norm.weight") else array
+
+
+def channels_last(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Convolutions `[channels, kernel, 1]`, as MLX has them."""
+    return array[..., None] if name.endswith((".conv.weight", ".conv1d.weight")) else array
+
+
+def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Of gated delta nets and state spaces: decays as logarithms, convolutions as MLX has them."""
+    if name.endswith(".A_log"):
+        return mx.log(-array.astype(mx.float32))
+    return channels_last(name, array, config)
+
+
+def channel_delta(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Kimi's delta rules: convolutions `[1, channels, 1, kernel]`, rates on several axes."""
+    if ".self_attn." in name and name.endswith("_conv1d.weight"):
+        return array.reshape(-1, array.shape[-1], 1)
+    return delta_net(name, array.flatten() if name.endswith(".A_log") else array, config)
+
+
+def state_space(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Mamba 2: one number a head, norms of groups in one row."""
+    if name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):
+        array = array.flatten()
+    return delta_net(name, array, config)
+
+
+def state_space_and_pairs(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """The same beside attention whose rotated pairs are neighbours."""
+    return state_space(name, neighbours_to_halves(name, array, config), config)
+
+
+def delta_net_by_key_head(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """The same, with heads of values next to each other that belong to one head of keys."""
+    array = delta_net(name, array, config)
+    if ".linear_attn." not in name or ".linear_attn.norm." in name:
+        return array
+    if ".out_proj." in name:
+        return _by_key_head(array.swapaxes(0, -1), config).swapaxes(0, -1)
+    if not name.rpartition(".linear_attn.")[2].startswith(("in_proj_qkv.", "conv1d.")):
+        return _by_key_head(array, config)
+    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return mx.concatenate([array[:keys], _by_key_head(array[keys:], config)])
+
+
+def _by_key_head(array: mx.array, config: dict[str, Any]) -> mx.array:
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"] // keys
+    heads = array.reshape(values, keys, -1, *array.shape[1:])
+    return heads.swapaxes(0, 1).reshape(array.shape)

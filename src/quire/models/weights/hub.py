@@ -1,0 +1,126 @@
+"""From a folder's path or a hub id to a folder on this disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.core.errors import ModelError
+
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
+_PART = r"(?![.-])(?:(?!--|\.\.)[\w.-])+(?<![.-])"
+_HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
+
+
+def find_folder(path_or_hub_id: str) -> Path:
+    """The folder itself, or a snapshot from the hub, downloaded if this disk lacks it.
+
+    A GGUF file, or a folder that holds one, is given as a folder with the files that it stands for.
+    `owner/name:file.gguf` is a file of a repository, `owner/name:Q4_K_M` the one with that word in
+    its name. A repository without safetensors that holds one GGUF model is that model.
+
+    `huggingface_hub` shows the progress, resumes what was broken off, and uses the files on this
+    disk when the hub cannot be reached.
+
+    Raises:
+        ModelError: neither a folder nor a hub id, a GGUF file that cannot be served or is not
+            there, several GGUF models and no word of which, or the download failed.
+    """
+    folder = Path(path_or_hub_id).expanduser()
+    if folder.exists() and (gguf := _find_gguf(folder)):
+        from quire.models.weights.gguf.folder import as_folder
+
+        return as_folder(gguf)
+    if folder.is_dir():
+        return folder
+    hub_id = _HUB_ID.fullmatch(path_or_hub_id)
+    if hub_id is None:
+        raise ModelError(
+            f"{path_or_hub_id!r} is neither a folder nor a hub id (owner/name, or "
+            "owner/name:file.gguf)"
+        )
+    repository, wanted = hub_id.groups()
+    if wanted is None:
+        folder = _snapshot(repository, _FILES)
+        if any(folder.glob("*.safetensors")):
+            return folder
+    return _gguf_of(repository, wanted) or folder
+
+
+def _gguf_of(repository: str, wanted: str | None) -> Path | None:
+    """The folder that a GGUF model of a repository stands for; None if it holds none.
+
+    Raises:
+        ModelError: as `find_folder`.
+    """
+    from quire.models.weights.gguf.folder import as_folder, choose, parts_of
+
+    names = _listed(repository)
+    if wanted is None and not any(name.endswith(".gguf") for name in names):
+        return None
+    name = choose(names, wanted, repository)
+    return as_folder(_snapshot(repository, (parts_of(name),)) / name)
+
+
+def _listed(repository: str) -> list[str]:
+    """The files of a repository, or those on this disk where the hub cannot be reached."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return [file.rfilename for file in HfApi().model_info(repository).siblings or ()]
+    except HfHubHTTPError as error:
+        raise _not_downloaded(repository, error) from error
+    except Exception:
+        # Not reached. The library lets its HTTP client's errors through, and its client was
+        # requests, then httpx, then httpx2.
+        return _listed_here(repository)
+
+
+def _listed_here(repository: str) -> list[str]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        known = [each for each in scan_cache_dir().repos if each.repo_id == repository]
+    except CacheNotFound as error:
+        raise _not_reached(repository) from error
+    newest = max(
+        (revision for each in known for revision in each.revisions),
+        key=lambda revision: revision.last_modified,
+        default=None,
+    )
+    if newest is None:
+        raise _not_reached(repository)
+    return [str(file.file_path.relative_to(newest.snapshot_path)) for file in newest.files]
+
+
+def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
+    # Imported late: most starts open a folder, and the import takes a third of a second.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
+    except LocalEntryNotFoundError as error:
+        raise _not_reached(repository) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise _not_downloaded(repository, error) from error
+
+
+def _not_reached(repository: str) -> ModelError:
+    return ModelError(f"{repository!r} is not on this disk and the hub cannot be reached")
+
+
+def _not_downloaded(repository: str, error: Exception) -> ModelError:
+    return ModelError(f"{repository!r} could not be downloaded: {error}")
+
+
+def _find_gguf(path: Path) -> Path | None:
+    # Imported late: most starts read no such file.
+    if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
+        return None
+    from quire.models.weights.gguf.folder import find_gguf
+
+    return find_gguf(path)

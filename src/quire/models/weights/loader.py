@@ -1,0 +1,374 @@
+"""Opens a model: finds its files, builds its family, checks that it fits, reads its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.core.end_tokens import end_token_ids
+from quire.core.errors import ModelError, NoRoom
+from quire.core.figures import size
+from quire.core.original_configs import read_config
+from quire.device.device import current_device
+from quire.device.dtypes import DTYPES
+from quire.device.weights import TILE, Packing, in_tiles
+from quire.models.base import LanguageModel, named_layers, named_parameters
+from quire.models.layers.linear import (
+    Embedding,
+    Linear,
+    PackedEmbedding,
+    PackedLinear,
+    use_device_products,
+)
+from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
+from quire.models.registry import FAMILIES, build
+from quire.models.settings import Settings
+from quire.models.tokenizers.conversion import with_tokenizer
+from quire.models.weights import quantization
+from quire.models.weights.adapter import Adapter
+from quire.models.weights.files import WeightFiles, find_weights
+from quire.models.weights.foreign_packing import unsupported_method
+from quire.models.weights.hub import find_folder
+from quire.models.weights.identity import WeightIdentity
+
+_WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
+"""Ends of names of what is never narrowed: experts are ranked by differences in its last digits,
+and an angle needs all of its own."""
+
+_EVAL_BYTES = 256 << 20  # weights made ready at once; bounds what a conversion holds twice
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        config: the contents of `config.json`.
+        path: the folder that holds weights, tokenizer and template.
+        eos_ids: every token that ends an answer, by config, generation config and tokenizer.
+        fingerprint: a hash of every byte of the weights and an adapter, of their configuration,
+            and of the dtype they run in.
+        parameter_bytes: memory that the weights hold.
+        context_length: tokens that prompt and answer may have together.
+        trained_length: how many of these the model was trained on, see `trained_length`.
+        dtype: name of the type that activations have, e.g. "bfloat16".
+    """
+
+    model: LanguageModel
+    config: dict[str, Any]
+    path: Path
+    eos_ids: frozenset[int]
+    fingerprint: str
+    parameter_bytes: int
+    context_length: int
+    trained_length: int
+    dtype: str
+
+
+def open_model(
+    path_or_hub_id: str,
+    *,
+    dtype: str = "",
+    adapter: str | None = None,
+    max_context: int | None = None,
+    memory_limit: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LoadedModel:
+    """Loads a model from a folder or from the Hugging Face hub.
+
+    Args:
+        dtype: "float32", "float16" or "bfloat16"; "" is the checkpoint's on a GPU and float32 on
+            a CPU, which has no faster type.
+        adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
+        max_context: tokens that prompt and answer will have together at most; None is what the
+            model is made for. LongRoPE has other rotations for no more than it was trained with.
+        memory_limit: bytes that the weights may take; None is what the machine has.
+        on_progress: called with the bytes of weights that are read, and with those of all.
+
+    Raises:
+        ModelError: the folder cannot be opened; the message names what is wrong with it.
+    """
+    if dtype and dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    folder = with_tokenizer(find_folder(path_or_hub_id))
+    added = None if adapter is None else Adapter.open(adapter)
+    config = _read_config(folder)
+    quantization.check_config(config)
+    config = _for_context(config, max_context)
+    model = build(config)
+    files = find_weights(folder)
+    target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
+    with WeightIdentity([*files.paths, *([added.file] if added else [])]) as identity:
+        _load_weights(model, files, config, folder, target, added)
+        model.eval()
+        parameter_bytes = _check_fits(model, memory_limit, folder)
+        _evaluate(model, on_progress)
+        resolved = _dtype_name(model)
+        described = json.dumps(
+            [config, resolved, added.identity if added else None], sort_keys=True
+        )
+        fingerprint = identity.digest(described.encode())
+    return LoadedModel(
+        model=model,
+        config=config,
+        path=folder,
+        eos_ids=end_token_ids(folder),
+        fingerprint=fingerprint,
+        parameter_bytes=parameter_bytes,
+        context_length=context_length(config),
+        trained_length=trained_length(config),
+        dtype=resolved,
+    )
+
+
+def _load_weights(
+    model: LanguageModel,
+    files: WeightFiles,
+    config: dict[str, Any],
+    folder: Path,
+    target: mx.Dtype | None,
+    adapter: Adapter | None,
+) -> None:
+    """Gives a model its weights, which stay lazy. `target`: their type; None leaves it."""
+    try:
+        # What sanitize computes, it computes in the type that the weights are used in.
+        read = files.read(config, target)
+        if adapter is not None:
+            read = adapter.merged(read, model, target)
+        _attach(model, model.sanitize(_cast(read, target)), folder)
+    except ModelError as error:
+        method = unsupported_method(config)
+        if method is None:
+            raise
+        raise ModelError(f"{error} (quantization method {method!r} is not supported)") from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder}: no config.json")
+    config = read_config(folder)
+    if "model_type" not in config:
+        raise ModelError(f"{path}: no 'model_type'")
+    return config
+
+
+def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """The configuration with LongRoPE's rotations for short contexts, if the limit is one."""
+    settings = Settings(config)
+    scaling, trained = settings.scaling().values, settings.trained_context()
+    if not limit or not scaling or trained is None or limit > trained:
+        return config
+    return config | {"rope_scaling": scaling | {"longer": False}}
+
+
+def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
+    """The same with all floats in one type, but for `_WIDE`; None leaves each as it is."""
+    if target is None:
+        return weights
+
+    def cast(name: str, array: mx.array) -> mx.array:
+        narrowed = name.endswith(_WIDE) and array.itemsize > target.size
+        floating = mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(target) if floating and not narrowed else array
+
+    return {name: cast(name, array) for name, array in weights.items()}
+
+
+def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) -> None:
+    """Puts the tensors in their places, packed where the checkpoint is packed.
+
+    Raises:
+        ModelError: a tensor is missing, has no place, or has the wrong shape or type.
+    """
+    quantization.pack_like(model, weights)
+    use_device_products(model)
+    places = named_parameters(model)
+    _leave_out_empty_biases(weights, places)
+    for problem, names in (
+        ("has no tensor", places.keys() - weights.keys()),
+        ("has a tensor that this family does not know,", weights.keys() - places.keys()),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ModelError(f"{folder}: {problem} {min(names)!r}{more}")
+    for name, array in weights.items():
+        if array.shape != places[name].shape:
+            raise ModelError(
+                f"{folder}: tensor {name!r} has shape {list(array.shape)}, "
+                f"config.json asks for {list(places[name].shape)}"
+            )
+        if _kind(array) != _kind(places[name]):
+            raise ModelError(
+                f"{folder}: tensor {name!r} holds {_kind(array)}, "
+                f"where {_kind(places[name])} belongs"
+            )
+    if current_device().weights_by_columns:
+        _store_by_columns(model, weights)
+    if current_device().kernels is not None:
+        _store_as_bfloat16(model, weights)
+        _store_scales_narrow(model, weights)
+        _store_in_tiles(model, weights)
+    model.load_weights(list(weights.items()))
+
+
+def _leave_out_empty_biases(weights: dict[str, mx.array], places: Mapping[str, Any]) -> None:
+    """Takes out biases of zeros where a layer has none: GPTQ's libraries wrote one for each."""
+    for name in [name for name in weights if name.endswith(".bias") and name not in places]:
+        if f"{name.removesuffix('bias')}weight" in places and not weights[name].any().item():
+            del weights[name]
+
+
+def _kind(array: mx.array) -> str:
+    """What an array's numbers are; floats of any width serve alike, codes of one width only."""
+    if mx.issubdtype(array.dtype, mx.floating):
+        return "floating point"
+    return str(array.dtype).removeprefix("mlx.core.")
+
+
+def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> None:
+    """The same matrices, each column in one run of memory.
+
+    A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast
+    when that lies row by row, and give the same bits.
+    """
+    tied = "lm_head.weight" not in weights
+    for path, module in named_layers(model).items():
+        head = tied and path == "model.embed_tokens" and isinstance(module, nn.Embedding)
+        if head or isinstance(module, nn.Linear):
+            name = f"{path}.weight"
+            weights[name] = mx.contiguous(weights[name].T).T
+
+
+def _store_as_bfloat16(model: LanguageModel, weights: dict[str, mx.array]) -> None:
+    """The same matrices in half the memory, where all of their numbers are bfloat16's.
+
+    The kernels read them so, and multiply in float32: what a checkpoint in bfloat16 gives is the
+    same to the bit, and decoding takes half as long, since it waits for memory.
+    """
+    for path, module in named_layers(model).items():
+        name = f"{path}.weight"
+        if type(module) not in (Linear, Embedding, ExpertLinear):
+            continue
+        narrow = weights[name].astype(mx.bfloat16)
+        if mx.array_equal(narrow.astype(mx.float32), weights[name]).item():
+            weights[name] = narrow
+
+
+def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> None:
+    """Scales and biases of affine codes in 16 bits, where all of their numbers are such.
+
+    Checkpoints have them so; a tenth of what decoding reads of 4 bits in groups of 64.
+    """
+    for path, module in named_layers(model).items():
+        names = (f"{path}.scales", f"{path}.biases")
+        if type(module) not in (PackedLinear, PackedEmbedding, PackedExpertLinear) or any(
+            name not in weights or weights[name].dtype != mx.float32 for name in names
+        ):
+            continue
+        wide = [weights[name] for name in names]
+        for dtype in (mx.bfloat16, mx.float16):
+            narrow = [array.astype(dtype) for array in wide]
+            pairs = zip(narrow, wide, strict=True)
+            if all(mx.array_equal(a.astype(mx.float32), b).item() for a, b in pairs):
+                weights.update(zip(names, narrow, strict=True))
+                if isinstance(module, PackedEmbedding):
+                    module.row_type = mx.float32
+                break
+
+
+def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
+    """Codes in the order in which the kernels read them, where these have one of their own.
+
+    That of a table, too, where it is the head: a row is looked up there once a token.
+    """
+    operations = current_device().operations
+    tied = not any(name.startswith("lm_head.") for name in weights)
+    for path, module in named_layers(model).items():
+        head = tied and path == "model.embed_tokens" and isinstance(module, PackedEmbedding)
+        if not (isinstance(module, PackedLinear) or head):
+            continue
+        codes = weights[f"{path}.weight"]
+        packing = Packing(module.group_size, module.bits, module.mode)
+        if codes.shape[0] % TILE == 0 and operations.reads_tiles(packing):
+            module.tiled = True
+            names = [f"{path}.{name}" for name in ("weight", "scales", "biases")]
+            weights.update({name: in_tiles(weights[name]) for name in names if name in weights})
+
+
+def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
+    """Bytes of the weights, from their shapes alone.
+
+    Raises:
+        NoRoom: more than `limit`, naming both numbers.
+    """
+    needed = sum(array.nbytes for array in named_parameters(model).values())
+    available = current_device().weight_memory() if limit is None else limit
+    if needed > available:
+        raise NoRoom(
+            f"{folder}: the weights need {size(needed)} of memory, {size(available)} are available"
+        )
+    return needed
+
+
+def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None:
+    """Reads and converts the weights piece by piece, so that little is held twice."""
+    arrays = list(named_parameters(model).values())
+    batch: list[mx.array] = []
+    batch_bytes = done = 0
+    total = sum(array.nbytes for array in arrays)
+    on_progress(done, total)
+    for array in arrays:
+        batch.append(array)
+        batch_bytes += array.nbytes
+        if batch_bytes >= _EVAL_BYTES:
+            mx.eval(batch)
+            done += batch_bytes
+            on_progress(done, total)
+            batch, batch_bytes = [], 0
+    mx.eval(batch)
+    on_progress(total, total)
+
+
+def _dtype_name(model: LanguageModel) -> str:
+    """The activations' type: that of the final norm, which is never packed."""
+    return str(named_parameters(model)["model.norm.weight"].dtype).removeprefix("mlx.core.")
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Tokens that prompt and answer may have together.
+
+    YaRN (arXiv:2309.00071) is asked for by those who run a model, who leave the first key as it is.
+
+    Raises:
+        ModelError: the configuration does not say.
+    """
+    family = FAMILIES.get(config.get("model_type", ""))
+    if family is not None and family.context is not None:
+        return family.context(Settings(config))
+    text = Settings(config).within("text_config")
+    length = text.integer("max_position_embeddings")
+    if text.rope_type() != "yarn":
+        return length
+    rope = text.rope(partial=1.0)
+    return max(length, int(rope.original_max_position_embeddings * rope.factor))
+
+
+def trained_length(config: dict[str, Any]) -> int:
+    """Tokens that the model was trained on, as far as the configuration says.
+
+    It is the context, unless `original_max_position_embeddings` names less and nothing about the
+    rotations makes up for that, as YaRN and LongRoPE do.
+
+    Raises:
+        ModelError: the configuration does not say.
+    """
+    context, text = context_length(config), Settings(config).within("text_config")
+    trained = text.integer("original_max_position_embeddings", default=context)
+    return trained if text.rope_types() <= {"default", "proportional"} else context

@@ -1,0 +1,134 @@
+"""Packed weights as MLX stores them: codes in `weight`, with `scales` and perhaps `biases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from quire.core.errors import ModelError
+from quire.core.values import Values
+from quire.models.base import named_layers
+from quire.models.layers.linear import PackedEmbedding, PackedLinear
+
+_FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
+_AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+_AFFINE_GROUPS = (32, 64, 128)
+_FOREIGN_TYPES = ("F8_E5M2", "I8")
+AUTO_ROUND = ("auto-round", "intel/auto-round")
+"""Names of one library."""
+_MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Refuses modes of packing that this MLX does not have, and what is no object of its kind.
+
+    Raises:
+        ModelError: naming the mode, or the key.
+    """
+    said = Values(config)
+    for name in ("quantization", "quantization_config", "compression_config"):
+        said.nested(name, needed=False)
+    packing = said.nested("quantization", needed=False)
+    packing.integer("bits", default=4)
+    mode = packing.value("mode", "affine")
+    if mode not in _MODES:
+        known = ", ".join(_MODES)
+        raise ModelError(f"config.json: quantization mode {mode!r} is not supported ({known})")
+
+
+def foreign_method(config: dict[str, Any]) -> str | None:
+    """The packing that is not MLX's (GPTQ, HQQ, ...) which the file was written for."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    return None if method is None else str(method)
+
+
+def auto_round_layout(config: dict[str, Any]) -> str | None:
+    """Return how AutoRound laid the tensors out, such as "auto_round:auto_gptq".
+
+    None where another library wrote the file. Files before version 0.5 name a kernel ("backend"),
+    from which the layout follows.
+    """
+    if foreign_method(config) not in AUTO_ROUND:
+        return None
+    said = Values(config).nested("quantization_config")
+    return said.word("packing_format", "backend", default="auto_round:auto_gptq")
+
+
+def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:
+    """Whether a safetensors header lists tensors of a packing that is not read.
+
+    Args:
+        method: see `foreign_method`.
+    """
+    types = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    if method == "compressed-tensors":
+        types.discard("I8")
+    return not types.isdisjoint(_FOREIGN_TYPES)
+
+
+def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
+    """Takes the tensors of one matrix of `width` columns out of `weights`, and gives the matrix."""
+    codes, scales = weights[f"{path}.weight"], weights.get(f"{path}.scales")
+    packing = None if scales is None else _packing(path, width, weights, scales)
+    del weights[f"{path}.weight"]
+    if scales is None or packing is None:
+        return codes
+    del weights[f"{path}.scales"]
+    matrix = mx.dequantize(codes, scales, weights.pop(f"{path}.biases", None), **packing)
+    affine = packing["mode"] == "affine"
+    return matrix.astype(scales.dtype) if affine else matrix
+
+
+def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Makes those modules packed for which `weights` holds scales.
+
+    Bits, group size and mode of each module follow from the shapes of its tensors, so mixed
+    precision needs no matching of the config's per-module entries, which use foreign names.
+
+    Raises:
+        ModelError: shapes that no packing of MLX has.
+    """
+    packed: list[tuple[str, nn.Module]] = []
+    for path, module in named_layers(model).items():
+        scales = weights.get(f"{path}.scales")
+        if scales is not None and "weight" in module:
+            if module["weight"].ndim < 2:
+                raise ModelError(f"tensor '{path}.weight' is packed, which is for matrices alone")
+            packing = _packing(path, module["weight"].shape[-1], weights, scales)
+            packed.append((path, _twin(module, packing)))
+    model.update_modules(tree_unflatten(packed))
+
+
+def _twin(module: Any, packing: dict[str, Any]) -> nn.Module:
+    """The packed form of a module, with weights yet to be loaded."""
+    if isinstance(module, nn.Linear):
+        linear: PackedLinear = PackedLinear.from_linear(module, **packing)
+        return linear
+    if isinstance(module, nn.Embedding):
+        table: PackedEmbedding = PackedEmbedding.from_embedding(module, **packing)
+        return table
+    other: nn.Module = module.to_quantized(**packing)
+    return other
+
+
+def _packing(
+    path: str, width: int, weights: dict[str, mx.array], scales: mx.array
+) -> dict[str, Any]:
+    codes = weights.get(f"{path}.weight")
+    if codes is None or codes.dtype != mx.uint32:
+        raise ModelError(f"tensor '{path}.weight' has scales but holds no packed codes")
+    bits, bits_rest = divmod(codes.shape[-1] * 32, width)
+    group, group_rest = divmod(width, scales.shape[-1])
+    fits = bits_rest == 0 and group_rest == 0
+    affine = f"{path}.biases" in weights
+    if fits and affine and bits in _AFFINE_BITS and group in _AFFINE_GROUPS:
+        return {"bits": bits, "group_size": group, "mode": "affine"}
+    if fits and scales.dtype == mx.uint8 and (bits, group) in _FLOAT_MODES:
+        return {"bits": bits, "group_size": group, "mode": _FLOAT_MODES[bits, group]}
+    raise ModelError(
+        f"tensor '{path}.weight': {list(codes.shape)} codes with {list(scales.shape)} scales are "
+        f"no packing of {width} columns that MLX has"
+    )
