@@ -1,8 +1,9 @@
-"""Hatchling's hook: compiles the extensions where that can be; without them the package is whole.
+"""Hatchling's hook: compile the extensions on Linux, where a C++ compiler is installed.
 
-A compiler, MLX's headers and nanobind are needed, on Linux. What is missing is said, and
-`quire doctor` says later whether the kernels are there. `QUIRE_KERNELS=off` in the environment
-leaves them out; for `QUIRE_KERNELS=native` see `quire.device.cpu.build`.
+The package works without them. The build names what is missing (`pip install -v` shows it), and
+`quire doctor` says whether the kernels are there and for which instruction sets. The CPU kernels
+are compiled for this processor alone; `QUIRE_KERNELS=all` compiles them for every one, as wheels
+need, `QUIRE_KERNELS=off` leaves them out, and `native` is in `quire.device.cpu.build`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's 
                 except module.CannotBuild as error:
                     self.app.display_warning(f"without {name.removesuffix('.build')}: {error}")
                     continue
+                if hasattr(module, "sets_of_this_processor") and "QUIRE_KERNELS" not in os.environ:
+                    sets = ", ".join(module.sets_of_this_processor())
+                    self.app.display_info(f"CPU kernels for this processor alone: {sets}")
                 build_data["pure_python"] = False
                 build_data["infer_tag"] = True
                 build_data["artifacts"].append(str(target.relative_to(self.root)))

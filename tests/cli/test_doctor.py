@@ -80,9 +80,9 @@ def test_instructions_and_threads_are_said(
         pytest.skip("no kernels were built")
     try:
         set_here = doctor(capsys, "--threads", "1", "--kernels", "native")[1]["kernels"]
-        assert set_here.endswith("1 thread (as set)")
+        assert "1 thread (as set); usable here: " in set_here
         monkeypatch.setattr(kernels, "usable_cores", lambda: Cores(3, "all cores"))
-        assert doctor(capsys)[1]["kernels"].endswith("3 threads (all cores)")
+        assert "3 threads (all cores)" in doctor(capsys)[1]["kernels"]
         monkeypatch.setenv("QUIRE_KERNELS", "neon" if platform.machine() == "x86_64" else "avx2")
         status, found = doctor(capsys)
         assert status == 1

@@ -45,7 +45,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2 pages, more than 1" in refused(pdf("a", "b"), "media_too_large", FileLimits(pages=1))
     refused(b"%PDF-1.7 and nothing else", "media_invalid")
     monkeypatch.setitem(sys.modules, "pypdfium2", None)
-    assert "quire[media]" in refused(pdf("a"), "media_unsupported")
+    assert "quire-serve[media]" in refused(pdf("a"), "media_unsupported")
 
 
 def test_damaged_files_are_read_or_refused() -> None:

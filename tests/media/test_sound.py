@@ -81,7 +81,7 @@ class TestWav:
     def test_without_pyav(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "av", None)
         assert len(heard(wav(tone(0.1)))) == 1600
-        assert "quire[media]" in refused(b"fLaC" + bytes(50), "media_unsupported")
+        assert "quire-serve[media]" in refused(b"fLaC" + bytes(50), "media_unsupported")
 
     @settings(max_examples=200, deadline=None)
     @given(st.binary(max_size=60), st.integers(0, 60))

@@ -154,11 +154,13 @@ def _products(instructions: str, threads: int) -> Iterator[Finding]:
         return
     else:
         count = f"{kernels.threads} thread{'s' * (kernels.threads != 1)}"
-        yield Finding("kernels", "ok", f"on: {kernels.instructions}, {count} ({kernels.why})")
+        built = ", ".join(kernels.ops.instruction_sets())
+        text = f"on: {kernels.instructions}, {count} ({kernels.why}); usable here: {built}"
+        yield Finding("kernels", "ok", text)
         return
     if sys.platform == "linux":
         has = choose_blas("openblas")
-        text = "multiplies" if has else "not in use: pip install 'quire[cpu]'; prompts read slowly"
+        text = "multiplies" if has else "not in use: pip install 'quire-serve[cpu]'; prompts read slowly"
         yield Finding("openblas", "ok" if has else "note", text)
 
 

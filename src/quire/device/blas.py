@@ -72,7 +72,7 @@ def choose_blas(name: str, threads: int = 0) -> bool:
     if name == "mlx" or sys.platform != "linux":
         return False
     if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
-        log.warning("prompts are read slowly without OpenBLAS: pip install 'quire[cpu]'")
+        log.warning("prompts are read slowly without OpenBLAS: pip install 'quire-serve[cpu]'")
         return False
     try:
         slot, function = _slot_of_mlx(), _function_of_openblas(threads)

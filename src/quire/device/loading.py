@@ -7,7 +7,7 @@ import sys
 from quire.core.errors import QuireError
 
 _HOW = (
-    "pip install 'quire[cpu]' for a machine without a GPU, 'quire[cuda12]' or 'quire[cuda13]' for "
+    "pip install 'quire-serve[cpu]' for a machine without a GPU, 'quire-serve[cuda12]' or 'quire-serve[cuda13]' for "
     "an NVIDIA GPU"
 )
 

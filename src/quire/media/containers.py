@@ -61,7 +61,7 @@ def opened(data: bytes, param: str, formats: str) -> Iterator[InputContainer]:
     try:
         import av
     except ImportError as error:
-        reason = "reading it needs PyAV, which this server lacks (pip install 'quire[media]')"
+        reason = "reading it needs PyAV, which this server lacks (pip install 'quire-serve[media]')"
         raise refusal(param, reason, "unsupported") from error
     av.logging.set_level(None)
     try:

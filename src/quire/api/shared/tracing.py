@@ -124,7 +124,7 @@ def open_tracer(endpoint: str | None) -> Tracer | None:
     except ImportError as error:
         raise QuireError(
             "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) asks for traces: "
-            'pip install "quire[otel]"'
+            'pip install "quire-serve[otel]"'
         ) from error
 
 

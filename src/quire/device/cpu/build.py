@@ -64,6 +64,18 @@ _X86_NEEDS = {
     "avx2": "avx2",
 }
 """What /proc/cpuinfo calls a feature that a processor has if an instruction set is for it."""
+_ARM_NEEDS = {"i8mm": "i8mm", "dotprod": "asimddp"}
+"""The same for arm64. Both tables name the fastest set first."""
+_BUILT_ON = {
+    "amx": "vnni",
+    "vnni": "avx512",
+    "avxvnni": "avx2",
+    "i8mm": "baseline",
+    "dotprod": "baseline",
+}
+"""The instruction set whose kernels another one takes for everything but its own products."""
+_OMITTED = "-DQUIRE_OMITTED"
+"""Turns the source of an instruction set that is not built into one without kernels."""
 _NANOBIND_FLAGS = [
     *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"),
     "-fno-strict-aliasing",  # as in nanobind's own build: it reads objects as other types
@@ -96,10 +108,11 @@ class CannotBuild(Exception):
 
 
 def build(target: Path = TARGET, shared: Path | None = None) -> Path:
-    """Compiles the extension to `target`; over two minutes of processor time.
+    """Compile the extension to `target` for the fastest instruction set of this processor.
 
-    With `QUIRE_KERNELS=native` in the environment what this processor cannot run is compiled
-    without optimisation, in half the time: for tests on this machine.
+    The variable `QUIRE_KERNELS` builds more: `all` compiles every instruction set of the machine's
+    architecture, for wheels, in over two minutes of processor time. `native` does so without
+    optimising what this processor cannot run, in half the time: for tests on this machine.
 
     Args:
         shared: see `compile_extension`.
@@ -108,9 +121,11 @@ def build(target: Path = TARGET, shared: Path | None = None) -> Path:
         CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
     """
     units = instruction_sets()
+    if not os.environ.get("QUIRE_KERNELS"):
+        units = only(sets_of_this_processor(), units)
     # The others include MLX's headers, which take longer to read than they do.
     others = sorted(set(SOURCES.glob("*.cpp")) - {each.sources[0] for each in units})
-    units.insert(0, Unit(others))
+    units.insert(0, Unit(others, [_OMITTED]))
     return compile_extension(target, units, FLAGS, sources_digest(), shared)
 
 
@@ -120,8 +135,27 @@ def instruction_sets(machine: str = platform.machine()) -> list[Unit]:
     return [Unit([SOURCES / f"isa_{name}.cpp"], _flags_of(name, own)) for name, own in sets.items()]
 
 
+def sets_of_this_processor(machine: str = platform.machine(), features: str = "") -> list[str]:
+    """Return the fastest instruction set that a processor has, and those that it is built on.
+
+    Args:
+        features: the text of /proc/cpuinfo; empty reads this machine's.
+    """
+    has = (features or Path("/proc/cpuinfo").read_text()).split()
+    needs = {"x86_64": _X86_NEEDS, "aarch64": _ARM_NEEDS}.get(machine, {})
+    chain = [next((name for name, feature in needs.items() if feature in has), "baseline")]
+    while chain[-1] in _BUILT_ON:
+        chain.append(_BUILT_ON[chain[-1]])
+    return chain
+
+
+def only(names: Sequence[str], units: Sequence[Unit]) -> list[Unit]:
+    """Return the units of some instruction sets."""
+    return [unit for unit in units if unit.sources[0].stem.removeprefix("isa_") in names]
+
+
 def _flags_of(name: str, flags: list[str]) -> list[str]:
-    """The flags of an instruction set's source, without optimisation where it will not run."""
+    """Return the flags of an instruction set's source, without optimisation if it cannot run."""
     needed = _X86_NEEDS.get(name)
     if os.environ.get("QUIRE_KERNELS") != "native" or needed is None:
         return flags

@@ -91,6 +91,10 @@ def _extension() -> tuple[Any, str]:
         raise NoKernels(
             f"the CPU kernels were built from other sources, so {_WITHOUT}: install Quire again"
         )
+    if not ops.instruction_sets():
+        raise NoKernels(
+            f"the CPU kernels were built for another processor, so {_WITHOUT}: install Quire again"
+        )
     # A machine may announce instructions that it does not have: AMX above all.
     for name in ops.instruction_sets():
         ops.use(name)

@@ -1,0 +1,35 @@
+"""A source install compiles this processor's instruction set alone; wheels hold all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.device.cpu.build import instruction_sets, only, sets_of_this_processor
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "chain"),
+    [
+        ("x86_64", "sse2 ssse3", ["baseline"]),
+        ("x86_64", "sse2 avx2 fma", ["avx2"]),
+        ("x86_64", "avx2 avx_vnni", ["avxvnni", "avx2"]),
+        ("x86_64", "avx2 avx512f", ["avx512"]),
+        ("x86_64", "avx2 avx512f avx512_vnni amx_int8", ["amx", "vnni", "avx512"]),
+        ("aarch64", "fp asimd", ["baseline"]),
+        ("aarch64", "fp asimddp", ["dotprod", "baseline"]),
+        ("aarch64", "fp asimddp i8mm", ["i8mm", "baseline"]),
+        ("riscv64", "rv64", ["baseline"]),
+    ],
+)
+def test_the_fastest_set_and_what_it_is_built_on(
+    machine: str, features: str, chain: list[str]
+) -> None:
+    assert sets_of_this_processor(machine, features) == chain
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_only_the_named_sets_are_kept(machine: str) -> None:
+    units = instruction_sets(machine)
+    kept = only(["baseline"], units)
+    assert [source.name for unit in kept for source in unit.sources] == ["isa_baseline.cpp"]
+    assert only([unit.sources[0].stem.removeprefix("isa_") for unit in units], units) == units
