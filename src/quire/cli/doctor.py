@@ -160,7 +160,11 @@ def _products(instructions: str, threads: int) -> Iterator[Finding]:
         return
     if sys.platform == "linux":
         has = choose_blas("openblas")
-        text = "multiplies" if has else "not in use: pip install 'quire-serve[cpu]'; prompts read slowly"
+        text = (
+            "multiplies"
+            if has
+            else "not in use: pip install 'quire-serve[cpu]'; prompts read slowly"
+        )
         yield Finding("openblas", "ok" if has else "note", text)
 
 

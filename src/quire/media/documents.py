@@ -50,7 +50,9 @@ def pages(data: bytes, *, param: str, limits: FileLimits, pictures: bool) -> Ite
     try:
         import pypdfium2
     except ImportError as error:
-        reason = "reading it needs pypdfium2, which this server lacks (pip install 'quire-serve[media]')"
+        reason = (
+            "reading it needs pypdfium2, which this server lacks (pip install 'quire-serve[media]')"
+        )
         raise refusal(param, reason, "unsupported") from error
     try:
         with pypdfium2.PdfDocument(data) as document:
