@@ -7,8 +7,8 @@ import sys
 from quire.core.errors import QuireError
 
 _HOW = (
-    "pip install 'quire-serve[cpu]' for a machine without a GPU, 'quire-serve[cuda12]' or 'quire-serve[cuda13]' for "
-    "an NVIDIA GPU"
+    "pip install 'quire-serve[cpu]' for a machine without a GPU, 'quire-serve[cuda12]' or "
+    "'quire-serve[cuda13]' for an NVIDIA GPU"
 )
 
 
