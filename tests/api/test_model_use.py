@@ -19,6 +19,7 @@ from quire.core.errors import ModelError
 from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
+from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress
 from quire.text.tokenizer import Tokenizer
@@ -38,7 +39,9 @@ def application(load_s: float, problem: str | None = None) -> Starlette:
     info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
     words = tuple(Tokenizer.open(MODEL_DIR).encode("the"))
 
-    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
+    async def opener(
+        model_config: ModelConfig, on_progress: OnProgress, make_room: MakeRoom
+    ) -> Loaded:
         await asyncio.sleep(load_s)
         if problem is not None:
             raise ModelError(problem)

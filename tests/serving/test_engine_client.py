@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from quire.core.config import EngineConfig
-from quire.core.errors import EngineFailure, ModelError
+from quire.core.errors import EngineFailure, ModelError, NoRoom
 from quire.core.messages import Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
@@ -165,6 +166,45 @@ async def test_closing_ends_what_is_in_flight(client: ProcessEngine) -> None:
     assert "shutting down" in end.error.message
     assert not client.broken.is_set()
     await client.close()
+
+
+async def test_an_engine_asks_for_room_before_it_reads_weights() -> None:
+    progress: list[Progress | None] = []
+    asked: list[tuple[str, int]] = []
+    config = EngineConfig(str(MODEL_DIR), memory=1000)
+
+    async def make_room(lacking: NoRoom) -> EngineConfig:
+        asked.append((str(lacking), len(progress)))
+        return replace(config, memory=(18_800_000, None)[len(asked) - 1])
+
+    engine = await ProcessEngine.start(
+        config, "warning", on_progress=progress.append, make_room=make_room
+    )
+    try:
+        (weights, before), (cache, still_before) = asked
+        assert "the weights need" in weights
+        assert "the budget holds a context of" in cache
+        assert before == still_before == 0
+        assert Progress("weights", 0, engine.info.weight_bytes) in progress
+    finally:
+        await engine.close()
+
+
+async def test_a_model_without_room_is_refused_before_its_weights_are_read() -> None:
+    progress: list[Progress | None] = []
+    with pytest.raises(NoRoom, match="the weights need"):
+        await ProcessEngine.start(
+            EngineConfig(str(MODEL_DIR), memory=1000), "warning", on_progress=progress.append
+        )
+    assert progress == [None]
+
+
+async def test_an_engine_that_hangs_while_it_opens_is_ended() -> None:
+    with pytest.raises(ModelError, match="hung while it opened"):
+        await ProcessEngine.start(
+            EngineConfig("x"), worker="tests.serving.hanging_worker", timeout_s=0.25
+        )
+    assert not psutil.Process().children()
 
 
 async def test_a_model_that_cannot_be_opened() -> None:

@@ -14,6 +14,7 @@ from quire.core.info import ModelInfo
 from quire.core.messages import Progress
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
+from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Lease, Loaded
 from quire.serving.models import Models, OnProgress
 from quire.serving.swaps import CLOSED_S, OPEN_S
@@ -34,9 +35,17 @@ class House:
     configs: list[EngineConfig] = field(default_factory=list)
     problem: str | None = None
     load_s: float = LOAD_S
+    started: list[str] = field(default_factory=list)
+    asks: bool = True
 
-    async def open(self, model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
+    async def open(
+        self, model_config: ModelConfig, on_progress: OnProgress, make_room: MakeRoom
+    ) -> Loaded:
+        self.started.append(model_config.name)
         self.configs.append(model_config.engine)
+        while self.asks and len(self.there) >= self.room:
+            await asyncio.sleep(self.load_s)
+            self.configs.append(await make_room(NoRoom("full")))
         on_progress(Progress("weights", 1, 4))
         full = len(self.there) >= self.room  # an engine is told at its start what there is
         await asyncio.sleep(self.load_s)
@@ -210,6 +219,22 @@ def test_swaps_cost_the_key_that_asks_for_them() -> None:
         assert len(house.loads) - alone < 60  # instead of 100
         assert sum(waited) < 0.3 * 200
         assert sorted(waited)[len(waited) // 2] == 0
+
+    virtual_time.run(check())
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_swap_starts_one_engine_that_asks_for_room(asks: bool) -> None:
+    """An engine that learns too late that it needs more is started again."""
+
+    async def check() -> None:
+        house = House(room=1, asks=asks)
+        models = house.models("a", "b")
+        await answered(models, "a")
+        await answered(models, "b")
+        assert house.loads == ["a", "b"]
+        assert house.started == (["a", "b"] if asks else ["a", "b", "b"])
+        assert states(models) == ["unloaded", "loaded"]
 
     virtual_time.run(check())
 

@@ -19,6 +19,7 @@ from quire.api.connections import LimitedProtocol
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.messages import Progress
 from quire.serving.assembly import assemble
+from quire.serving.engine_client import MakeRoom
 from quire.serving.interface import EngineClient
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress
@@ -53,7 +54,9 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
     """A server's only model, loaded; what is unloaded is assembled again around the same engine."""
     model_config = ModelConfig(EngineConfig(""), replace(config, served_name=name))
 
-    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
+    async def opener(
+        model_config: ModelConfig, on_progress: OnProgress, make_room: MakeRoom
+    ) -> Loaded:
         return Loaded(assemble(client, name, config))
 
     models = Models((model_config,), opener)
@@ -64,7 +67,9 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
 def slow_models(client: EngineClient, opening: threading.Event) -> Models:
     """Unloaded models `a` and `b`; one that is loaded has 2 of 5 GB read until `opening` is set."""
 
-    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
+    async def opener(
+        model_config: ModelConfig, on_progress: OnProgress, make_room: MakeRoom
+    ) -> Loaded:
         on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
         await asyncio.to_thread(opening.wait, HANG_S)
         return Loaded(assemble(client, model_config.name, model_config.serving))

@@ -27,7 +27,7 @@ from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors
 from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
-from quire.serving.engine_client import WORKER, ProcessEngine
+from quire.serving.engine_client import WORKER, MakeRoom, ProcessEngine
 from quire.serving.job_messages import JobLimits
 from quire.serving.jobs import Jobs
 from quire.serving.model import Loaded
@@ -146,6 +146,7 @@ async def _open(
     show: Callable[[str, Progress | None], None],
     model_config: ModelConfig,
     on_progress: OnProgress,
+    make_room: MakeRoom,
 ) -> Loaded:
     """Starts a model's processes; the first job waits for those that read requests.
 
@@ -165,6 +166,7 @@ async def _open(
         timeout_s=config.engine_timeout_s,
         log_format=config.log_format,
         on_progress=tell,
+        make_room=make_room,
     )
     try:
         # In a thread, for others' streams. They wait all the same while `tokenizers` reads a file,

@@ -45,6 +45,28 @@ class AskStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """To the engine: the answer to `NeedsRoom`, once other models have been unloaded.
+
+    Attributes:
+        config: the settings of `Open`, with the memory that the engine may use now.
+    """
+
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsRoom:
+    """From the engine, before it reads weights: they or the smallest KV cache do not fit.
+
+    Attributes:
+        message: what does not fit; names both sizes.
+    """
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """From the engine, while it opens: how far it has come.
 
@@ -104,5 +126,5 @@ class Broken:
     message: str
 
 
-ToEngine = Open | Submit | Abort | AskStats
-FromEngine = Progress | Ready | Refused | StepOutputs | Stats | Broken
+ToEngine = Open | Room | Submit | Abort | AskStats
+FromEngine = Progress | NeedsRoom | Ready | Refused | StepOutputs | Stats | Broken

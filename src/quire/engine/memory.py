@@ -2,30 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from quire.cache.block_manager import BlockManager
+from quire.cache.formats.skips import skipped_layers, with_skips
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, NoRoom
 from quire.core.figures import size
 from quire.device.device import current_device
+from quire.models.base import LanguageModel
+from quire.scheduler.limits import Limits
 
 _SHORTEST_CONTEXT = 256
 
-
-def weight_limit(config: EngineConfig) -> int:
-    """Bytes that the weights may take: what the device has, less what other engines will take."""
-    limit = current_device().weight_memory() - config.reserved
-    return limit if config.memory is None else min(limit, config.memory)
+MakeRoom = Callable[[NoRoom], EngineConfig]
+"""Return the settings after other models were unloaded. Raise `NoRoom` if none can be."""
 
 
-def kv_budget(config: EngineConfig, weights: int) -> int:
-    """Bytes for KV blocks: as asked, or a share of what is free now that the weights are loaded.
+def refuse(lacking: NoRoom) -> EngineConfig:
+    """The `MakeRoom` of an engine without others beside it."""
+    raise lacking
+
+
+class RoomCheck:
+    """Checks that a model fits before its weights are read, and asks for room until it does.
+
+    Attributes:
+        config: the settings, with the memory that the engine may use at present.
+    """
+
+    def __init__(self, config: EngineConfig, make_room: MakeRoom) -> None:
+        self.config = config
+        self._make_room = make_room
+
+    def check(self, model: LanguageModel, dtype: mx.Dtype, weight_bytes: int) -> None:
+        """Return once the weights and the smallest useful KV cache fit.
+
+        Args:
+            dtype: of the model's activations.
+
+        Raises:
+            NoRoom: they do not fit, and no other model can be unloaded.
+        """
+        while True:
+            try:
+                _check_weights(self.config, weight_bytes)
+                budget = kv_budget(self.config, weight_bytes, unread=weight_bytes)
+                _check_smallest(model, dtype, self.config, budget)
+                return
+            except NoRoom as lacking:
+                self.config = self._make_room(lacking)
+
+
+def _check_weights(config: EngineConfig, needed: int) -> None:
+    available = current_device().weight_memory() - config.reserved
+    if config.memory is not None:
+        available = min(available, config.memory)
+    if needed > available:
+        raise NoRoom(
+            f"{config.model}: the weights need {size(needed)} of memory, "
+            f"{size(available)} are available"
+        )
+
+
+def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
+    """Return the bytes for KV blocks: as asked, or a share of what is free beside the weights.
 
     Args:
-        weights: bytes that they hold.
+        weights: bytes that the weights take.
+        unread: how many of them are still to be read, and count as free.
 
     Raises:
         NoRoom: more was asked for than there is; names both numbers.
     """
-    free = current_device().free_memory() - config.reserved
+    free = current_device().free_memory() - unread - config.reserved
     share = free * current_device().kv_share
     if config.memory is not None:
         free = min(free, config.memory - weights)
@@ -35,6 +89,17 @@ def kv_budget(config: EngineConfig, weights: int) -> int:
     if config.kv_memory > free:
         raise NoRoom(f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free")
     return config.kv_memory
+
+
+def _check_smallest(
+    model: LanguageModel, dtype: mx.Dtype, config: EngineConfig, budget: int
+) -> None:
+    """Raise `NoRoom` unless `budget` bytes of KV hold the shortest useful context."""
+    groups = KVLayout.of(model.layout).groups
+    manager = BlockManager(budget, Pools(groups, config.page_tokens, dtype).block_bytes)
+    format = with_skips(config.kv_format, skipped_layers(model.layout, config.kv_skip_layers))
+    least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
+    check_context(Limits(groups, manager, config.page_tokens, least).context(format), least)
 
 
 def wanted_context(config: EngineConfig, longest: int) -> int:
@@ -52,7 +117,7 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
 
 
 def check_context(tokens: int, wanted: int) -> int:
-    """The context that the KV budget holds, if it is worth serving.
+    """Return the context that the KV budget holds, if it is worth serving.
 
     Args:
         wanted: what was asked for, or the model allows.

@@ -10,7 +10,7 @@ from quire.core.figures import size
 from quire.core.messages import Progress
 from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
-from quire.engine.memory import weight_limit
+from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.weights.loader import open_model
 
@@ -18,25 +18,30 @@ log = logging.getLogger("quire.engine")
 
 
 def open_engine(
-    config: EngineConfig, on_progress: Callable[[Progress], None] = lambda progress: None
+    config: EngineConfig,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    make_room: MakeRoom = refuse,
 ) -> Engine:
     """Opens the model, sizes the KV budget from what memory it leaves, and makes the engine.
 
     Args:
         on_progress: how far it has come, again and again.
+        make_room: called before the weights are read, if the model does not fit.
 
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
     open_device(config.blas, config.kernels, config.threads)
+    room = RoomCheck(config, make_room)
     loaded = open_model(
         config.model,
         dtype=config.dtype,
         adapter=config.adapter,
         max_context=config.max_context,
-        memory_limit=weight_limit(config),
+        check_room=room.check,
         on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
     )
+    config = room.config
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
     engine = Engine(loaded, config, step_times=measure_steps(loaded, config))

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, NoRoom, QuireError
 from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
@@ -20,12 +21,15 @@ from quire.core.messages import (
     AskStats,
     Broken,
     FromEngine,
+    NeedsRoom,
     Open,
     Ready,
     Refused,
+    Room,
     Stats,
     StepOutputs,
     Submit,
+    ToEngine,
 )
 from quire.core.request import Output
 from quire.core.stop_signals import leave_stopping_to_the_parent
@@ -65,7 +69,11 @@ def main() -> int:
         # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
         from quire.engine.opening import open_engine
 
-        engine = open_engine(opening[0].config, lambda progress: _tell(pipe, progress))
+        engine = open_engine(
+            opening[0].config,
+            lambda progress: _tell(pipe, progress),
+            lambda lacking: _ask_for_room(pipe, frames, lacking),
+        )
     except QuireError as error:
         _tell(pipe, Refused(str(error), isinstance(error, NoRoom)))
         return 1
@@ -74,6 +82,17 @@ def main() -> int:
     gc.freeze()
     _tell(pipe, Ready(engine.info))
     return _Worker(pipe, frames, engine).run()
+
+
+def _ask_for_room(pipe: socket.socket, frames: Frames, lacking: NoRoom) -> EngineConfig:
+    """Wait until the server has unloaded another model. Raise `lacking` if it closed the pipe."""
+    _tell(pipe, NeedsRoom(str(lacking)))
+    answer: list[ToEngine] | None = []
+    while answer == []:
+        answer = frames.read()
+    if answer is None or not isinstance(answer[0], Room):
+        raise lacking
+    return answer[0].config
 
 
 def _tell(pipe: socket.socket, message: FromEngine) -> None:

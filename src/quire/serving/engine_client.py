@@ -12,7 +12,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import psutil
 
@@ -25,10 +25,12 @@ from quire.core.messages import (
     AskStats,
     Broken,
     FromEngine,
+    NeedsRoom,
     Open,
     Progress,
     Ready,
     Refused,
+    Room,
     Stats,
     StepOutputs,
     Submit,
@@ -47,9 +49,21 @@ WORKER = "quire.engine.worker"
 _GRACE_S = 5.0
 _MISSED_HEARTBEATS = 4
 """So many questions in a row without an answer, and the engine counts as stopped."""
+_OPENING_QUIET = 4
+"""How many times as long as a serving engine an opening one may be silent without work: disks and
+downloads may stall."""
 _HEARTBEAT = 0  # the number of a question whose answer nobody waits for
 _EXIT_S = 1.0
 _EXIT_POLL_S = 0.01
+
+MakeRoom = Callable[[NoRoom], Awaitable[EngineConfig]]
+"""Unloads another model, and returns the settings with the memory that is free then. Raises
+`NoRoom` if none can be unloaded now."""
+
+
+async def refuse(lacking: NoRoom) -> EngineConfig:
+    """The `MakeRoom` of a model without others beside it."""
+    raise lacking
 
 
 class ProcessEngine:
@@ -69,6 +83,8 @@ class ProcessEngine:
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._asked = 0
         self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
+        self._lacking: asyncio.Future[NoRoom] = self._loop.create_future()
+        """Done while the engine waits for room."""
         self._failure: str | None = None
         self._silence: str | None = None
         self._heard = False
@@ -88,6 +104,7 @@ class ProcessEngine:
         timeout_s: float = 30.0,
         log_format: str = "text",
         on_progress: Callable[[Progress | None], None] = lambda progress: None,
+        make_room: MakeRoom = refuse,
     ) -> ProcessEngine:
         """Starts the process and waits until the model is open.
 
@@ -96,9 +113,11 @@ class ProcessEngine:
                 `quire.engine.worker.main`.
             timeout_s: silence without work after which what is in flight fails.
             on_progress: how far it has come, again and again; None when it is open or cannot be.
+            make_room: called while the engine waits, its weights not read yet, if the model does
+                not fit.
 
         Raises:
-            ModelError: it cannot be opened.
+            ModelError: it cannot be opened, or neither works nor answers.
         """
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", worker, str(theirs.fileno())]
@@ -115,7 +134,7 @@ class ProcessEngine:
         engine._loop.add_reader(ours, engine._read)
         engine._send(Open(config, log_level, log_format))
         try:
-            await asyncio.shield(engine._opened)
+            await engine._open(make_room)
         except BaseException:
             await to_the_end(engine.close())
             raise
@@ -185,6 +204,17 @@ class ProcessEngine:
             self._process.kill()
         await asyncio.to_thread(wait_or_kill, self._process, _GRACE_S)
 
+    async def _open(self, make_room: MakeRoom) -> None:
+        """Return when the model is open; make room as often as the engine asks for it."""
+        while not self._opened.done():
+            events = (self._opened, self._lacking)
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+            if self._lacking.done() and not self._opened.done():
+                config = await make_room(self._lacking.result())
+                self._lacking = self._loop.create_future()
+                self._send(Room(config))
+        self._opened.result()
+
     # -- the pipe ------------------------------------------------------------------------------
 
     def _send(self, message: ToEngine) -> None:
@@ -232,6 +262,8 @@ class ProcessEngine:
             case Stats(number, stats):
                 if (answer := self._stats.pop(number, None)) is not None:
                     answer.set_result(stats)
+            case NeedsRoom(reason):
+                self._lacking.set_result(NoRoom(reason))
             case Progress():
                 self._on_progress(message)
             case Ready(info):
@@ -286,28 +318,56 @@ class ProcessEngine:
         self._stats.clear()
 
     async def _watch_silence(self, timeout_s: float) -> None:
-        """Asks the engine for a heartbeat again and again.
+        """Ask the engine for a heartbeat again and again; fail what is in flight without one.
 
         A step may take long, and nothing is read meanwhile; but then the process uses the
-        processor. One that neither answers nor works has been stopped, or hangs.
+        processor. One that neither answers nor works has been stopped, or hangs. One that does so
+        while it opens its model counts as broken.
         """
-        await asyncio.wait([self._opened])
-        if self._opened.exception() is not None:
-            return
-        process, worked = psutil.Process(self._process.pid), 0.0
+        process = _Worker(self._process.pid)
+        pause_s, quiet = timeout_s / _MISSED_HEARTBEATS, 0
+        while not self._opened.done():
+            self._heard = False
+            await asyncio.wait([self._opened], timeout=pause_s * _OPENING_QUIET)
+            busy = process.worked(compiles=True) or self._heard or self._lacking.done()
+            quiet = 0 if busy else quiet + 1
+            if quiet >= _MISSED_HEARTBEATS:
+                silent_s = timeout_s * _OPENING_QUIET
+                self._break(
+                    f"the engine hung while it opened the model: no work for {silent_s:g} s"
+                )
         quiet = 0
         while self._failure is None:
             self._heard = False
             self._send(AskStats(_HEARTBEAT))
-            await asyncio.sleep(timeout_s / _MISSED_HEARTBEATS)
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                used = times.user + times.system
-                quiet = 0 if self._heard or used > worked else quiet + 1
-                worked = used
+            await asyncio.sleep(pause_s)
+            quiet = 0 if process.worked(compiles=False) or self._heard else quiet + 1
             if quiet >= _MISSED_HEARTBEATS and self._silence is None:
                 self._silence = f"the engine has not answered for {timeout_s:g} s"
                 log.error("%s", self._silence)
                 for name in self._tickets:
                     self._send(Abort(name, FinishReason.ERROR))
                 self._fail_all(self._silence)
+
+
+class _Worker:
+    """The processor time of the engine's process and of the compilers that it runs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._used = 0.0
+
+    def worked(self, *, compiles: bool) -> bool:
+        """Return whether processor time was used since the last call.
+
+        Args:
+            compiles: count processes that it started, too; looks at all of the machine.
+        """
+        used = 0.0
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._pid)
+            for each in (process, *(process.children(recursive=True) if compiles else ())):
+                times = each.cpu_times()
+                used += times.user + times.system + times.children_user + times.children_system
+        before, self._used = self._used, used
+        return used > before

@@ -14,11 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from quire.core.config import EngineConfig, ModelConfig
+from quire.core.config import ModelConfig
 from quire.core.errors import EngineFailure, LoadingStopped, ModelError, NoRoom, NotFound
 from quire.core.info import EngineStats
 from quire.core.messages import Progress
+from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Lease, Loaded, Model
+from quire.serving.room import Room
 from quire.serving.streams import Observer
 from quire.serving.swaps import Evictions, Postponed, check_wanted
 from quire.serving.tasks import cancel_and_wait, close_all, to_the_end
@@ -26,14 +28,13 @@ from quire.serving.tasks import cancel_and_wait, close_all, to_the_end
 log = logging.getLogger("quire.models")
 
 _CLOSED = "the server is shutting down"
-_STATS_S = 5.0
 
 
 OnProgress = Callable[[Progress | None], None]
 """Hears how far a model's loading has come; None when that is over."""
 
-Opener = Callable[[ModelConfig, OnProgress], Awaitable[Loaded]]
-"""Loads a model. Raises `ModelError`; `NoRoom` where it would fit without others."""
+Opener = Callable[[ModelConfig, OnProgress, MakeRoom], Awaitable[Loaded]]
+"""Loads a model; asks for room before it reads weights that do not fit. Raises `ModelError`."""
 
 
 class Models:
@@ -212,19 +213,20 @@ class Models:
         Returns:
             When to try again, if those that are loaded may not go yet.
         """
-        while True:
-            beside = [each for each in self._models if each.loaded]
-            engine = await _engine_config(model, self._models, self._memory)
+        room = Room(model, self._models, self._evictions, self._memory, attempt)
+        engine = await room.config()
+        while model.loaded is None:
+            config = replace(model.config, engine=engine)
             try:
-                config = replace(model.config, engine=engine)
-                model.loaded = await self._opener(config, model.show_progress)
-                break
+                model.loaded = await self._opener(config, model.show_progress, room.make)
             except NoRoom as error:
-                if not all(each.loaded for each in beside):
-                    continue  # one broke down meanwhile, and what it had is free now
-                postponed = await self._evictions.make_room(model, error, attempt)
-                if postponed is not None:
-                    return postponed
+                if room.postponed is None:  # it needs more than its engine had asked for
+                    with contextlib.suppress(NoRoom):
+                        engine = await room.make(error)
+                        continue
+                if room.postponed is not None:
+                    return room.postponed
+                raise
         if self._observer is not None:
             model.observe(self._observer)
         model.problem, model.idle_unload_s = None, model.config.idle_unload_s
@@ -299,27 +301,6 @@ async def _end(model: Model, loaded: Loaded) -> None:
         await cancel_and_wait(model.watch)
     await loaded.close()
     log.info("unloaded %s", model.name)
-
-
-async def _engine_config(model: Model, models: Sequence[Model], memory: int | None) -> EngineConfig:
-    """The engine's settings, with what those that are loaded leave of the memory."""
-    reserved = taken = 0
-    for each in models:
-        if each.loaded is None:
-            continue
-        info, stats = each.loaded.service.info, EngineStats()
-        with contextlib.suppress(EngineFailure, TimeoutError):
-            async with asyncio.timeout(_STATS_S):
-                stats = await each.loaded.service.client.stats()
-        held = sum(size for _, size in (*stats.kv_used, *stats.kv_kept))
-        reserved += max(0, info.kv_memory - held)
-        taken += info.weight_bytes + info.kv_memory
-    return replace(
-        model.config.engine,
-        memory=None if memory is None else max(0, memory - taken),
-        reserved=reserved,
-        sharers=sum(each.loaded is None for each in models),
-    )
 
 
 def unknown_model(name: str, known: Sequence[str]) -> NotFound:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.end_tokens import end_token_ids
-from quire.core.errors import ModelError, NoRoom
-from quire.core.figures import size
+from quire.core.errors import ModelError
 from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
@@ -41,7 +40,12 @@ _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
 """Ends of names of what is never narrowed: experts are ranked by differences in its last digits,
 and an angle needs all of its own."""
 
+_FINAL_NORM = "model.norm.weight"
+
 _EVAL_BYTES = 256 << 20  # weights made ready at once; bounds what a conversion holds twice
+
+CheckRoom = Callable[[LanguageModel, mx.Dtype, int], None]
+"""Raises `NoRoom` unless a model fits: the type of its activations, the bytes of its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def open_model(
     dtype: str = "",
     adapter: str | None = None,
     max_context: int | None = None,
-    memory_limit: int | None = None,
+    check_room: CheckRoom = lambda model, dtype, nbytes: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
     """Loads a model from a folder or from the Hugging Face hub.
@@ -88,7 +92,7 @@ def open_model(
         adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
-        memory_limit: bytes that the weights may take; None is what the machine has.
+        check_room: called before the weights are read, with the bytes that they will take.
         on_progress: called with the bytes of weights that are read, and with those of all.
 
     Raises:
@@ -105,9 +109,9 @@ def open_model(
     files = find_weights(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
     with WeightIdentity([*files.paths, *([added.file] if added else [])]) as identity:
-        _load_weights(model, files, config, folder, target, added)
+        _load_weights(model, files, config, folder, target, added, check_room)
         model.eval()
-        parameter_bytes = _check_fits(model, memory_limit, folder)
+        parameter_bytes = sum(array.nbytes for array in named_parameters(model).values())
         _evaluate(model, on_progress)
         resolved = _dtype_name(model)
         described = json.dumps(
@@ -134,14 +138,19 @@ def _load_weights(
     folder: Path,
     target: mx.Dtype | None,
     adapter: Adapter | None,
+    check_room: CheckRoom,
 ) -> None:
     """Gives a model its weights, which stay lazy. `target`: their type; None leaves it."""
     try:
         # What sanitize computes, it computes in the type that the weights are used in.
         read = files.read(config, target)
+        narrow = _stays_bfloat16(read.values())
         if adapter is not None:
             read = adapter.merged(read, model, target)
-        _attach(model, model.sanitize(_cast(read, target)), folder)
+        weights = model.sanitize(_cast(read, target))
+        dtype = weights[_FINAL_NORM].dtype if _FINAL_NORM in weights else mx.float32
+        check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
+        _attach(model, weights, folder)
     except ModelError as error:
         method = unsupported_method(config)
         if method is None:
@@ -302,19 +311,20 @@ def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
             weights.update({name: in_tiles(weights[name]) for name in names if name in weights})
 
 
-def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
-    """Bytes of the weights, from their shapes alone.
+def _stays_bfloat16(arrays: Iterable[mx.array]) -> bool:
+    """Whether all matrices are in bfloat16 and `_store_as_bfloat16` will leave them so."""
+    if current_device().kernels is None:
+        return False
+    floats = {a.dtype for a in arrays if a.ndim > 1 and mx.issubdtype(a.dtype, mx.floating)}
+    return floats == {mx.bfloat16}
 
-    Raises:
-        NoRoom: more than `limit`, naming both numbers.
-    """
-    needed = sum(array.nbytes for array in named_parameters(model).values())
-    available = current_device().weight_memory() if limit is None else limit
-    if needed > available:
-        raise NoRoom(
-            f"{folder}: the weights need {size(needed)} of memory, {size(available)} are available"
-        )
-    return needed
+
+def _bytes(arrays: Iterable[mx.array], *, narrow: bool) -> int:
+    """Return the bytes that weights take. `narrow`: matrices in float32 will be bfloat16."""
+    halved = (
+        a.nbytes // 2 if narrow and a.ndim > 1 and a.itemsize == 4 else a.nbytes for a in arrays
+    )
+    return sum(halved)
 
 
 def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None:
@@ -338,7 +348,7 @@ def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None
 
 def _dtype_name(model: LanguageModel) -> str:
     """The activations' type: that of the final norm, which is never packed."""
-    return str(named_parameters(model)["model.norm.weight"].dtype).removeprefix("mlx.core.")
+    return str(named_parameters(model)[_FINAL_NORM].dtype).removeprefix("mlx.core.")
 
 
 def context_length(config: dict[str, Any]) -> int:
