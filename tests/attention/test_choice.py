@@ -131,13 +131,13 @@ def test_long_sequences_are_read_in_tiles(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_is_scored_while_every_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[AttentionMetadata] = []
-    made = choice.KeyChooser.__init__
+    made = choice.IndexerTopK.__init__
 
-    def noted(self: choice.KeyChooser, metadata: AttentionMetadata, limit: int) -> None:
+    def noted(self: choice.IndexerTopK, metadata: AttentionMetadata, limit: int) -> None:
         scored.append(metadata)
         made(self, metadata, limit)
 
-    monkeypatch.setattr(choice.KeyChooser, "__init__", noted)
+    monkeypatch.setattr(choice.IndexerTopK, "__init__", noted)
     sequences = Sequences(PLAIN, 1, limit=40)
     sequences.step((0, 0, 40))
     assert not scored

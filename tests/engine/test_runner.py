@@ -182,6 +182,6 @@ def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_sam
     monkeypatch.setattr(runner, "_whole", whole)
     step = runner.launch(resized(rows(PROMPT[:25], sampled=0)))
     assert step is not None
-    assert any(root is whole.computed_rows[0] for root in step.roots)
+    assert any(root is whole.computed_rows[0] for root in step.to_eval)
     result = carry_out(runner, StepPlan((rows(PROMPT[25:], 25),)))
     assert result == StepResult({1: SampledTokens((answer[0],))})

@@ -202,13 +202,13 @@ def test_a_clock_that_stood_still_starves_nobody() -> None:
     assert 0.7 <= endless(run, 1000).share_of_prompts(500) <= 1.15
 
 
-def test_a_stream_that_sits_out_every_other_step_keeps_its_share() -> None:
+def test_a_stream_that_awaits_its_token_every_other_step_keeps_its_share() -> None:
     budget = PrefillBudget(AIM_S, 2.0, 2048, GPU.measured())
     of_prompts = 0.0
     for number in range(2000):
-        rows, sits_out = (0, True) if number % 2 else (1, False)
-        tokens = budget.prompt_budget(rows, sits_out=sits_out)
-        budget.begin(rows, 1, int(tokens > 0), tokens, sits_out=sits_out)
+        rows, awaits_token = (0, True) if number % 2 else (1, False)
+        tokens = budget.prompt_budget(rows, awaits_token=awaits_token)
+        budget.begin(rows, 1, int(tokens > 0), tokens, awaits_token=awaits_token)
         seconds = GPU.seconds(rows, tokens)
         if rows or tokens:
             budget.observe(rows, int(tokens > 0), tokens, seconds)

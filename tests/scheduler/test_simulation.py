@@ -295,15 +295,19 @@ def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.Mon
     begun: list[tuple[int, bool]] = []
     budget, begin = PrefillBudget.prompt_budget, PrefillBudget.begin
 
-    def is_asked(self: PrefillBudget, rows: int, *args: Any, sits_out: bool = False) -> int:
-        asked.append((rows, sits_out))
-        return budget(self, rows, *args, sits_out=sits_out)
+    def is_asked(self: PrefillBudget, rows: int, *args: Any, awaits_token: bool = False) -> int:
+        asked.append((rows, awaits_token))
+        return budget(self, rows, *args, awaits_token=awaits_token)
 
     def begins(
-        self: PrefillBudget, rows: int, *args: Any, sits_out: bool = False, recorded: bool = False
+        self: PrefillBudget,
+        rows: int,
+        *args: Any,
+        awaits_token: bool = False,
+        recorded: bool = False,
     ) -> None:
-        begun.append((rows, sits_out))
-        begin(self, rows, *args, sits_out=sits_out, recorded=recorded)
+        begun.append((rows, awaits_token))
+        begin(self, rows, *args, awaits_token=awaits_token, recorded=recorded)
 
     monkeypatch.setattr(PrefillBudget, "prompt_budget", is_asked)
     monkeypatch.setattr(PrefillBudget, "begin", begins)
@@ -314,7 +318,7 @@ def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.Mon
     simulation.add(Request("reads", tuple(range(40)), max_tokens=1))
     simulation.run()
     assert (0, True) in asked
-    assert any(rows and not sits_out for rows, sits_out in asked)
+    assert any(rows and not awaits_token for rows, awaits_token in asked)
     assert asked == begun
 
 

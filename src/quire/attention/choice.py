@@ -17,7 +17,7 @@ _ELEMENTS = 32 << 20
 """Scores (heads * rows * keys), or elements of gathered keys, that are in memory at once."""
 
 
-class KeyChooser:
+class IndexerTopK:
     """Chooses keys for some sequences of a step; shared by the layers of a KV group.
 
     Args:

@@ -16,7 +16,7 @@ from quire.attention.backend import (
     PreparedAttention,
     Scoring,
 )
-from quire.attention.choice import KeyChooser, choice_needed
+from quire.attention.choice import IndexerTopK, choice_needed
 from quire.attention.cross import CrossRows, build_cross
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import length_class
@@ -59,7 +59,7 @@ class _FormatRows:
         written: by layer, what its sequences with several rows wrote, in formats with tails;
             layers that share another's keys read it later in the step.
         runs: by case, who serves which rows.
-        choosers: by number of keys, what chooses them.
+        indexers: the `IndexerTopK` of each limit on keys per row.
     """
 
     rows: slice
@@ -74,7 +74,7 @@ class _FormatRows:
     )
     """By backend, length at which sequences are cut, and range of their parts; cases share them."""
     split: dict[int, AttentionMetadata] = field(default_factory=dict)
-    choosers: dict[int, KeyChooser] = field(default_factory=dict)
+    indexers: dict[int, IndexerTopK] = field(default_factory=dict)
 
     def prepare(
         self, backend: AttentionBackend, begin: int, end: int, *, length: int
@@ -93,11 +93,11 @@ class _FormatRows:
             self.split[length] = self.metadata.split_at(length) if length else self.metadata
         return self.split[length]
 
-    def chooser(self, limit: int) -> KeyChooser:
+    def indexer(self, limit: int) -> IndexerTopK:
         """Mutates: what chooses so many keys a row, made once."""
-        if limit not in self.choosers:
-            self.choosers[limit] = KeyChooser(self.metadata, limit)
-        return self.choosers[limit]
+        if limit not in self.indexers:
+            self.indexers[limit] = IndexerTopK(self.metadata, limit)
+        return self.indexers[limit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class StepAttention:
             store.write(k[rows, None], k[rows, None], part.metadata.slots)
             keys = None
             if choice_needed(part.metadata, limit):
-                keys = part.chooser(limit).choose(q[rows], weights[rows], store)
+                keys = part.indexer(limit).choose(q[rows], weights[rows], store)
             chosen.append(keys)
         self._chosen[layer] = chosen
 

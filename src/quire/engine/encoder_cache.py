@@ -117,7 +117,7 @@ class EncoderCache:
 
     def advance(self, work: Iterable[EncoderWork]) -> list[mx.array]:
         """Builds the graph of pieces; what they compute has to be evaluated in their step."""
-        roots: list[mx.array] = []
+        to_eval: list[mx.array] = []
         for each in work:
             key = each.item.key
             if each.first == 0:
@@ -129,8 +129,8 @@ class EncoderCache:
             if each.completes:
                 state = self._made[key] = finished(encoding, pieces=1)
                 del self._begun[key]
-            roots += state
-        return roots
+            to_eval += state
+        return to_eval
 
     def sizes(self, work: Iterable[EncoderWork]) -> dict[MediaKey, int]:
         """Bytes of the features that these pieces have completed."""

@@ -42,7 +42,7 @@ class SampledRow(NamedTuple):
     position: int
 
 
-class Undrawn(NamedTuple):
+class PendingLogits(NamedTuple):
     """Logits `[R, vocab]`, and what the sampler is told of each row."""
 
     logits: mx.array
@@ -55,26 +55,26 @@ class LaunchedStep:
 
     Attributes:
         sampling: the sequences that the rows of `sampled` belong to, in order.
-        places: by sequence number, the first of its rows of `sampled`.
-        undrawn: what `sampled` is drawn from, until all masks are known.
+        row_of: by sequence number, the first of its rows of `sampled`.
+        pending_logits: what `sampled` is drawn from, until all masks are known.
         vectors: by sequence number.
         features: bytes of those that it completes, by item.
         whole: whether its layers are one operation, which MLX does not see writing to the pools.
         first: what the first layer stores.
-        roots: everything that the step must have computed when it is done.
+        to_eval: everything that the step must have computed when it is done.
         seconds: how long it ran, once it is done.
     """
 
     plan: StepPlan
     sampling: list[ScheduledSequence] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)
-    undrawn: Undrawn | None = None
+    row_of: dict[int, int] = field(default_factory=dict)
+    pending_logits: PendingLogits | None = None
     sampled: Sampled | None = None
     vectors: dict[int, mx.array] = field(default_factory=dict)
     features: Mapping[MediaKey, int] = field(default_factory=dict)
     whole: bool = False
     first: list[mx.array] = field(default_factory=list)
-    roots: list[mx.array] = field(default_factory=list)
+    to_eval: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -153,7 +153,7 @@ class Runner:
             self._begin(step)
         if before is not None:
             # A step that follows early may run already: what this one computes is waited for.
-            mx.eval(before.roots) if early else mx.synchronize()
+            mx.eval(before.to_eval) if early else mx.synchronize()
             before.seconds = time.perf_counter() - begun
             self._begun_at = time.perf_counter()
         if step is not None and not early:
@@ -169,12 +169,12 @@ class Runner:
         """
         step = self._running
         assert step is not None
-        assert step.undrawn is not None, "no step waits for masks"
-        logits, rows = step.undrawn
-        step.undrawn = None
+        assert step.pending_logits is not None, "no step waits for masks"
+        logits, rows = step.pending_logits
+        step.pending_logits = None
         for each in step.sampling:
             if (mask := masks.get(each.number)) is not None:
-                place = step.places[each.number]
+                place = step.row_of[each.number]
                 rows[place] = replace(rows[place], mask=mask)
         drawn = _drawn(step, logits, rows)
         if self._flushed:
@@ -186,7 +186,7 @@ class Runner:
             return
         self._flushed = True
         begun = time.perf_counter()
-        mx.async_eval(self._running.roots)
+        mx.async_eval(self._running.to_eval)
         self._launch_s += time.perf_counter() - begun
 
     def collect(self, step: LaunchedStep) -> StepResult:
@@ -222,7 +222,7 @@ class Runner:
         waits = current_device().begins_with_first_layer and self._launch_s > _LONG_S
         self._flushed = not waits
         self._begun_at = time.perf_counter()
-        mx.async_eval(step.first if waits else step.roots)
+        mx.async_eval(step.first if waits else step.to_eval)
         self._launch_s = time.perf_counter() - self._begun_at
 
     # -- the graph of a step -------------------------------------------------------------------
@@ -239,24 +239,24 @@ class Runner:
             self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
         step = LaunchedStep(plan)
         self.media.forget(plan.forgotten)
-        step.roots += self.media.advance(plan.encoding)
+        step.to_eval += self.media.advance(plan.encoding)
         step.features = self.media.sizes(plan.encoding)
         if plan.sequences:
-            places: Mapping[int, int] = before.places if before is not None else {}
+            row_of: Mapping[int, int] = before.row_of if before is not None else {}
             previous = before.sampled.tokens if before is not None and before.sampled else None
-            inputs = StepInputs(plan, self._attention, places, previous)
+            inputs = StepInputs(plan, self._attention, row_of, previous)
             inputs.media = self.media.rows(inputs.sequences)
             inputs.cross = self._cross(inputs)
             computed = self._computed(inputs)
             step.whole = computed.whole
             if computed.whole:
-                step.roots.append(computed.rows)  # also where nobody reads them: it writes keys
+                step.to_eval.append(computed.rows)  # also where nobody reads them: it writes keys
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:
                     computed = computed._replace(rows=computed.rows[inputs.wanted])
-                self._finish(step, inputs.ending, computed, places, previous)
+                self._finish(step, inputs.ending, computed, row_of, previous)
         step.first = self.pools.arrays(_FIRST_LAYER)
-        step.roots += self.pools.arrays(self._layers)
+        step.to_eval += self.pools.arrays(self._layers)
         return step
 
     def _cross(self, inputs: StepInputs) -> CrossRows | None:
@@ -279,7 +279,7 @@ class Runner:
         step: LaunchedStep,
         ending: list[ScheduledSequence],
         computed: Computed,
-        places: Mapping[int, int],
+        row_of: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
         """The last stage, by each sequence's task. `computed`: their wanted rows, in order."""
@@ -289,41 +289,41 @@ class Runner:
             wanted = range(first, first + each.wanted)
             first = wanted.stop
             if each.sampled:
-                step.places[each.number] = len(rows)
+                step.row_of[each.number] = len(rows)
                 step.sampling.append(each)
                 rows += wanted
             else:
                 vector = self._vectors.vector(each, computed.rows[wanted.start : wanted.stop])
                 if vector is not None:
                     step.vectors[each.number] = vector
-        step.roots += [*step.vectors.values(), *self._vectors.sums]
+        step.to_eval += [*step.vectors.values(), *self._vectors.sums]
         if rows:
             own = computed.rows if len(rows) == first else computed.rows[mx.array(rows)]
             logits = own if computed.logits else self.model.logits(own)
-            self._sample(step, logits, places, previous)
+            self._sample(step, logits, row_of, previous)
 
     def _sample(
         self,
         step: LaunchedStep,
         logits: mx.array,
-        places: Mapping[int, int],
+        row_of: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
         if self._observe is not None:
             if step.whole:  # they are read after the next step was computed
                 logits = logits + 0
-                step.roots.append(logits)
+                step.to_eval.append(logits)
             self._observe([row for each in step.sampling for row in _rows_of(each)], logits)
         rows: list[RowSampling] = []
         for each in step.sampling:
             rows += each.sampling
             unread = len(each.tokens) < each.count
             if unread and previous is not None and each.sampling[-1].history is not None:
-                place = places[each.number]
+                place = row_of[each.number]
                 rows[-1] = replace(rows[-1], pending=previous[place : place + 1])
         if step.plan.awaits_masks:
-            step.undrawn = Undrawn(logits, rows)
-            step.roots.insert(0, logits)
+            step.pending_logits = PendingLogits(logits, rows)
+            step.to_eval.insert(0, logits)
         else:
             _drawn(step, logits, rows)
 
@@ -333,17 +333,17 @@ def _let_go_of_pools(step: LaunchedStep) -> None:
 
     A pool that is resized is copied array by array; each old one is freed only if nobody holds it.
     """
-    mx.eval(step.roots)
-    step.roots.clear()
+    mx.eval(step.to_eval)
+    step.to_eval.clear()
     step.first.clear()
 
 
 def _drawn(step: LaunchedStep, logits: mx.array, rows: list[RowSampling]) -> list[mx.array]:
-    """What the step's tokens are drawn into; added to its roots."""
+    """Draw the tokens, and put them first in the step's `to_eval`."""
     step.sampled = sampled = sample(logits, rows)
     parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
     drawn = [part for part in parts if part is not None]
-    step.roots = drawn + step.roots
+    step.to_eval = drawn + step.to_eval
     return drawn
 
 
@@ -363,7 +363,7 @@ def _tokens(step: LaunchedStep, sampled: Sampled) -> dict[int, SampledTokens]:
     values = None if sampled.top_logprobs is None else np.array(sampled.top_logprobs)
     result = {}
     for each in step.sampling:
-        first = step.places[each.number]
+        first = step.row_of[each.number]
         rows = range(first, first + each.sampled)
         logprobs: list[TokenLogprobs] = []
         count = each.sampling[0].params.logprobs

@@ -149,7 +149,7 @@ class Planner:
         progress, request = sequence.progress, sequence.request
         if sequence.status is not Status.RUNNING or not request.task.samples:
             return False
-        if _sits_out(sequence):
+        if _awaits_token(sequence):
             return False
         limit = min(progress.prompt_length + request.max_tokens, sequence.max_context)
         return progress.known < limit
@@ -182,11 +182,11 @@ class Planner:
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
-        sits_out = not generating and any(map(_sits_out, self.running))
+        awaits_token = not generating and any(map(_awaits_token, self.running))
         count = len(prompts) + len(self.waiting)
-        budget = self._prefill_budget.prompt_budget(generating, count, sits_out=sits_out)
+        budget = self._prefill_budget.prompt_budget(generating, count, awaits_token=awaits_token)
         self._admit(prompts, plan, budget)
-        seconds = self._prefill_budget.seconds(generating, count, sits_out=sits_out)
+        seconds = self._prefill_budget.seconds(generating, count, awaits_token=awaits_token)
         encoding, spent_s = self._plan_encoding(prompts, seconds)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
@@ -200,7 +200,7 @@ class Planner:
         read = [rows.count for rows in plan if rows.sequence.number in reading]
         recorded = not read or generating + sum(read) <= most_recorded
         self._prefill_budget.begin(
-            generating, count, len(read), sum(read), sits_out=sits_out, recorded=recorded
+            generating, count, len(read), sum(read), awaits_token=awaits_token, recorded=recorded
         )
         return encoding
 
@@ -405,7 +405,7 @@ def _one_format(sequences: list[Sequence]) -> KVFormat | None:
     return formats.pop() if all(each.request.task.samples for each in sequences) else None
 
 
-def _sits_out(sequence: Sequence) -> bool:
+def _awaits_token(sequence: Sequence) -> bool:
     """Whether the host must read the last token before it can guess what follows."""
     return bool(sequence.progress.pending and sequence.proposer)
 

@@ -112,25 +112,27 @@ class PrefillBudget:
         """Return the rows that a step has left beside the generating ones."""
         return max(0, self._max_rows - decode_rows)
 
-    def seconds(self, decode_rows: int, prompts: int = 1, *, sits_out: bool = False) -> float:
+    def seconds(self, decode_rows: int, prompts: int = 1, *, awaits_token: bool = False) -> float:
         """Return the time for prompts and their media in the next step.
 
         Args:
             decode_rows: rows of the step that generate.
             prompts: how many wait, begun or not.
-            sits_out: whether somebody who generates has no row in this step, and waits for its end.
+            awaits_token: whether somebody who generates has no row in this step, and waits for its end.
         """
-        if not decode_rows and not sits_out:
+        if not decode_rows and not awaits_token:
             return self._step_s
         return min(self._step_s, self._allowance(max(1, decode_rows), prompts))
 
-    def prompt_budget(self, decode_rows: int, prompts: int = 1, *, sits_out: bool = False) -> int:
+    def prompt_budget(
+        self, decode_rows: int, prompts: int = 1, *, awaits_token: bool = False
+    ) -> int:
         """Return how many prompt tokens the next step may read; for arguments see `seconds`.
 
         0 while streams are owed time, or to see what generating takes alone.
         """
         room = self.room(decode_rows)
-        beside_streams = decode_rows > 0 or sits_out
+        beside_streams = decode_rows > 0 or awaits_token
         if beside_streams and self._owed_s > 0:
             return 0
         known = self.times.generating.largest > 0
@@ -144,7 +146,7 @@ class PrefillBudget:
         if beside_streams:
             worth_s = min(worth_s, max(self._step_s, _LEAST_WORTH * fixed_s))
             least = 1
-        seconds = self.seconds(decode_rows, prompts, sits_out=sits_out)
+        seconds = self.seconds(decode_rows, prompts, awaits_token=awaits_token)
         if prompts > 1:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
         return min(room, max(least, reading.rows_within(max(seconds, worth_s))))
@@ -192,7 +194,7 @@ class PrefillBudget:
         chunks: int,
         prompt_rows: int,
         *,
-        sits_out: bool = False,
+        awaits_token: bool = False,
         recorded: bool = False,
     ) -> None:
         """Charge a planned step's prompts to their allowance.
@@ -200,7 +202,7 @@ class PrefillBudget:
         Where everybody who generates sits a step out, prompts have no allowance for it: it is one
         of the steps of which a stream gets a token once they are done.
         """
-        if not decode_rows and not sits_out:
+        if not decode_rows and not awaits_token:
             self._owed_s = 0.0
             return
         if decode_rows:
