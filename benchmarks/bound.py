@@ -15,7 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import GrammarSpec, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.engine.engine import Engine
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 
 LETTERS = GrammarSpec("regex", "[a-z]{400,8000}")
 MIXES = ((1, 0), (0, 1), (1, 1), (7, 1), (4, 4), (8, 0), (0, 8))

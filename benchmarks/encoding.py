@@ -71,7 +71,7 @@ def measure(folder: Path) -> Figures:
     from quire.core.config import EngineConfig
     from quire.core.media import MediaItem, PlacedMedia
     from quire.core.request import Request, SamplingParams
-    from quire.engine.opening import open_engine
+    from quire.engine.factory import open_engine
 
     engine = open_engine(
         EngineConfig(str(folder), prefix_cache=False, kv_memory=256 << 20, blas="openblas")

@@ -13,7 +13,7 @@ from alone import Work, main
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.engine.engine import Engine
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 
 
 def run_level(

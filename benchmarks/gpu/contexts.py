@@ -26,7 +26,7 @@ from quire.core.kv_choice import parse_format
 from quire.core.request import Request, SamplingParams
 from quire.engine.decode.whole import WholeDecode
 from quire.engine.engine import Engine
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 
 STREAMS = 8
 CONTEXTS = (128, 1_100, 20_000)

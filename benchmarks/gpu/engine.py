@@ -27,7 +27,7 @@ from quire.device.device import current_device
 from quire.device.operations import Operations
 from quire.engine import runner
 from quire.engine.engine import Engine
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 
 
 def without_kernels() -> None:

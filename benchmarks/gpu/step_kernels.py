@@ -22,7 +22,7 @@ from quire.core.config import EngineConfig
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.gpu_kernels import kernel_text
 from quire.engine.decode import recorder, whole
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 
 LAUNCHES, STEPS = 6, 20
 _SOURCES = ("quire.engine.decode", "quire.attention.paged", "quire.device.cuda")

@@ -227,7 +227,7 @@ class _SinglePrepared(PreparedAttention):
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         told, (rows, heads, dim) = self._metadata, q.shape
-        kv_heads, block = told.spec.kv_heads, told.block_tokens
+        kv_heads, block = told.spec.kv_heads, told.block_size
         shape = cuda.Shape(q.dtype, dim, dim, kv_heads, heads // kv_heads, block, False, False)
         cuts = next(cut(told, 8, 1, 1)).tiles
         cuts[:, 5] = told.keys

@@ -41,11 +41,11 @@ def case(
     group: int,
     dtype: mx.Dtype,
     extras: bool = False,
-    block_tokens: int = 64,
+    block_size: int = 64,
 ) -> AttentionCase:
     """One row of a layer; `extras` are a cap and sinks."""
     heads = group * spec.kv_heads
-    return AttentionCase(format, spec, block_tokens, heads, 1, dtype, extras, extras)
+    return AttentionCase(format, spec, block_size, heads, 1, dtype, extras, extras)
 
 
 def spans(format: KVFormat) -> Spans:
@@ -55,8 +55,8 @@ def spans(format: KVFormat) -> Spans:
 
 def name(row: Row) -> str:
     """A test's."""
-    format, spec, group, dtype, extras, block_tokens = row
-    sizes = f"{spec.kv_heads}x{group}-{spec.head_dim}-{spec.value_dim}-of-{block_tokens}"
+    format, spec, group, dtype, extras, block_size = row
+    sizes = f"{spec.kv_heads}x{group}-{spec.head_dim}-{spec.value_dim}-of-{block_size}"
     words = [format.name, sizes, "all" if spec.sees_all else "window", str(dtype)[9:]]
     return " ".join([*words, *(["extras"] if extras else [])])
 

@@ -140,7 +140,7 @@ def test_kernels_agree_with_the_reference(row: Row, dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "spec", "dtype", "block_tokens", "serves"),
+    ("format", "spec", "dtype", "block_size", "serves"),
     [
         (uniform(4), FullKV(2, 128), mx.bfloat16, 64, True),
         (turbo(3.5), FullKV(2, 128), mx.float16, 128, True),
@@ -153,9 +153,9 @@ def test_kernels_agree_with_the_reference(row: Row, dtype: mx.Dtype) -> None:
     ],
 )
 def test_what_the_kernels_are_made_for(
-    format: KVFormat, spec: AttentionSpec, dtype: mx.Dtype, block_tokens: int, serves: bool
+    format: KVFormat, spec: AttentionSpec, dtype: mx.Dtype, block_size: int, serves: bool
 ) -> None:
-    own = AttentionCase(format, spec, block_tokens, 8, 1, dtype, False, False)
+    own = AttentionCase(format, spec, block_size, 8, 1, dtype, False, False)
     assert tokens.kernels_serve(own) == serves
 
 

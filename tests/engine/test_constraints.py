@@ -22,7 +22,7 @@ from quire.core.request import (
 from quire.demo import MODEL_DIR
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.engine import Engine
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 from quire.text.tokenizer import Tokenizer
 
 VOCABULARY = 3072

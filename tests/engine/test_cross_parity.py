@@ -125,7 +125,7 @@ def pre_empted(
 ) -> dict[str, Generated]:
     limits = Company(loaded, config).engine._scheduler.limits
     media = max((loaded.model.cross_media(each.media) for each in wanted), key=_keys)
-    blocks = sum(-(-each.keys // config.page_tokens) for each in media)
+    blocks = sum(-(-each.keys // config.block_size) for each in media)
     budget = limits.worst_case_bytes(config.kv_format, 200, 0, blocks)
     company = Company(loaded, replace(config, kv_memory=budget))
     company.run(wanted)
@@ -179,7 +179,7 @@ def test_warm_equals_cold(opened: Opened, name: str, format: KVFormat) -> None:
     company.run([LONG])
     company.run([wanted])
     assert_same(company.answers, cold, ["second"])
-    page = config.page_tokens if format.has_tail else 1
+    page = config.block_size if format.has_tail else 1
     assert company.answers["second"].ends[0].cached_tokens == reusable // page * page
 
 

@@ -98,7 +98,7 @@ def watched(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     def make() -> Watched:
         encoder = _Slow()
         monkeypatch.setattr(type(llama.model), "encoders", {"image": encoder})
-        company = Company(llama, EngineConfig(model="", kv_memory=8 << 20, page_tokens=16))
+        company = Company(llama, EngineConfig(model="", kv_memory=8 << 20, block_size=16))
         found = Watched(company, encoder)
 
         def watching(self: Scheduler) -> StepPlan | None:

@@ -124,7 +124,7 @@ def test_sizes_that_kernels_do_not_serve_move_no_bit(
     config = EngineConfig(
         str(loaded.path),
         kv_memory=64 << 20,
-        page_tokens=block_size,
+        block_size=block_size,
         kv_format=parse_format(format),
         kv_skip_layers=(),
         prefix_cache=False,

@@ -16,7 +16,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import GrammarSpec, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.engine.engine import Engine
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 from quire.scheduler.prefill_budget import PrefillBudget
 
 LONG, SHORT = 2000, 12

@@ -282,7 +282,7 @@ def test_a_video_is_reused_and_another_of_its_shape_is_not(
         company.run([request])
     assert len(encoded) == 3
     assert_same(company.answers, cold, [each.id for each in asked])
-    whole = 1 if format == KVFormat() else config.page_tokens
+    whole = 1 if format == KVFormat() else config.block_size
     for request, same in ((question, len(first.prompt) - 9), (another, second.start)):
         reused = company.answers[request.id].ends[0].cached_tokens
         # Over recurrent layers only where there is a snapshot.
@@ -374,7 +374,7 @@ def test_warm_equals_cold(
     config = replace(config, max_step_tokens=chunk, kv_format=format)
     request, reusable = followers()[name]
     if format != KVFormat():  # coded blocks are shared whole
-        least = reusable.start // config.page_tokens * config.page_tokens
+        least = reusable.start // config.block_size * config.block_size
         reusable = range(least, least + 1)
     if family in RECURRENT:  # only where there is a snapshot
         reusable = range(reusable.stop)

@@ -12,8 +12,8 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
+from quire.engine.factory import open_engine
 from quire.engine.memory import check_context, kv_budget
-from quire.engine.opening import open_engine
 from tests.support.tiny_models import tiny_model
 
 

@@ -38,7 +38,7 @@ def test_the_peak_is_weights_and_budget_and_a_tenth(
         EngineConfig(
             str(loaded.path),
             kv_memory=BUDGET,
-            page_tokens=32,
+            block_size=32,
             max_step_tokens=64,
             prefix_cache=False,
         ),

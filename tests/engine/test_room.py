@@ -39,7 +39,7 @@ def test_a_request_finishes_within_its_worst_case(
     config = EngineConfig(
         str(loaded.path),
         kv_memory=32 << 20,
-        page_tokens=32,
+        block_size=32,
         kv_format=KVFormat("page", 4, 4),
         kv_skip_layers=layers,
     )

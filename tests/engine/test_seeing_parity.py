@@ -266,7 +266,7 @@ def test_reused(
     assert len(encoded) == 2
     assert_same(company.answers, cold, ["r0", "second", "third"])
     reused = [company.answers[each.id].ends[0].cached_tokens for each in asked]
-    whole = config.page_tokens if format is PAGE else 1  # coded blocks are shared whole
+    whole = config.block_size if format is PAGE else 1  # coded blocks are shared whole
     shared = [each // whole * whole for each in (0, 3 + first.tokens + 127, 3)]
     if name in RECURRENT:
         assert all(found <= most for found, most in zip(reused, shared, strict=True))

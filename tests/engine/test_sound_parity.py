@@ -264,7 +264,7 @@ def test_warm_equals_cold(opened: Opened, family: str, name: str, format: KVForm
     company.run([long(family, 0, 1)])
     company.run([wanted])
     assert_same(company.answers, cold, ["second"])
-    whole = 1 if format == KVFormat() else config.page_tokens  # coded blocks are shared whole
+    whole = 1 if format == KVFormat() else config.block_size  # coded blocks are shared whole
     assert company.answers["second"].ends[0].cached_tokens == reused // whole * whole
 
 

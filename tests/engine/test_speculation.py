@@ -113,7 +113,7 @@ def test_seeded_and_penalised_answers_are_the_same(opened: Open, family: str) ->
 @pytest.mark.parametrize("family", everyday(FAMILIES, lambda family: family == "qwen3_5"))
 def test_what_was_drafted_is_reused_and_survives_pre_emption(opened: Open, family: str) -> None:
     loaded = opened(family)
-    config = EngineConfig(str(loaded.path), kv_memory=64 << 20, page_tokens=16)
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20, block_size=16)
     wanted = prompts((3, 40, 64, 130), tokens=60)
     plain = Company(loaded, config)
     plain.run(wanted)

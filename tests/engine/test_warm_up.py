@@ -44,7 +44,7 @@ def test_chunks_and_streams_of_every_size_are_run(
     loaded: LoadedModel, plans: list[StepPlan], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = EngineConfig(
-        "", kv_memory=64 << 20, page_tokens=16, max_sequences=6, max_step_tokens=128
+        "", kv_memory=64 << 20, block_size=16, max_sequences=6, max_step_tokens=128
     )
     told: list[tuple[int, int]] = []
     warm_up(loaded, config, lambda done, total: told.append((done, total)))

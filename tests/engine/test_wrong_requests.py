@@ -11,7 +11,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request, SamplingParams, Score, ThinkingBudget
 from quire.demo import MODEL_DIR
-from quire.engine.opening import open_engine
+from quire.engine.factory import open_engine
 from tests.support.parity import Company
 
 VOCABULARY = 3072

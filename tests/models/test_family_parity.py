@@ -111,7 +111,7 @@ def resumed_from_a_prefix(
         reused = company.answers[request.id].ends[0].cached_tokens
         before = len(request.prompt) - 1
         # A tail is no prefix of another sequence.
-        assert reused == before - (before % config.page_tokens if config.kv_format.has_tail else 0)
+        assert reused == before - (before % config.block_size if config.kv_format.has_tail else 0)
     return company.answers
 
 

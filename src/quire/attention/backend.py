@@ -22,7 +22,7 @@ class AttentionCase:
     Attributes:
         format: how the layer's blocks are stored: plain in layers that a packed format skips.
         spec: heads of keys and values, their sizes, and what is visible.
-        block_tokens: tokens a block.
+        block_size: tokens per block.
         heads: of queries.
         rows: of the sequence in this step; 1 where it generates.
         dtype: of queries, and of the result.
@@ -33,7 +33,7 @@ class AttentionCase:
 
     format: KVFormat
     spec: KVSpec
-    block_tokens: int
+    block_size: int
     heads: int
     rows: int
     dtype: mx.Dtype

@@ -60,7 +60,7 @@ class IndexerTopK:
             blocks = mx.depends([batch.heads[rows, 0]], before)[0]
             return keys[blocks].reshape(blocks.shape[0], -1, keys.shape[-1]).astype(mx.float32)
 
-        seen = batch.blocks.shape[1] * batch.block_tokens
+        seen = batch.blocks.shape[1] * batch.block_size
         return self._in_tiles(q, weights, gathered, seen, batch.rows.start, batch.first, batch.last)
 
     def _of_chunk(

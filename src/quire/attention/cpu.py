@@ -26,7 +26,7 @@ class CPUBackend(AttentionBackend):
         self._layouts = _Layouts(kernels.ops)
 
     def serves(self, case: AttentionCase) -> bool:
-        sizes = case.spec.head_dim, case.spec.value_dim, case.block_tokens
+        sizes = case.spec.head_dim, case.spec.value_dim, case.block_size
         known = case.dtype == mx.float32 and not (case.chosen or case.values_by_channel)
         return known and all(size % _MULTIPLE == 0 for size in sizes)
 
@@ -63,7 +63,7 @@ class _Prepared(PreparedAttention):
         self._layouts = layouts
         self._ops = layouts.ops
         self._kv_heads = metadata.spec.kv_heads
-        self._block_tokens = metadata.block_tokens
+        self._block_size = metadata.block_size
         self._has_tails = metadata.tails is not None
         tables = [
             metadata.block_table,
@@ -110,7 +110,7 @@ class _Prepared(PreparedAttention):
             self._layouts.of(codes.layout),
             codes.keys,
             codes.values,
-            self._block_tokens,
+            self._block_size,
             self._tables,
             as_written,
             self._kv_heads,
@@ -133,7 +133,7 @@ def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
         `[T]` the number of each row's own block; `[S]` sources; `[T]` the place of the own block
         in the source.
     """
-    own = metadata.keys // metadata.block_tokens
+    own = metadata.keys // metadata.block_size
     if metadata.rows == metadata.sequences:
         return [own, np.zeros(len(own), np.int32), tails]
     several = metadata.counts > 1

@@ -69,7 +69,7 @@ class CrossMetadata:
 
 
 def build_cross(
-    group: int, spec: CrossKV, rows: Sequence[CrossRows], block_tokens: int
+    group: int, spec: CrossKV, rows: Sequence[CrossRows], block_size: int
 ) -> CrossMetadata | None:
     """What sequences of one format attend to, in their order; None where none does.
 
@@ -100,7 +100,7 @@ def build_cross(
     metadata = AttentionMetadata(
         spec=spec,
         format=rows[0].format,
-        block_tokens=block_tokens,
+        block_size=block_size,
         query_starts=np.array([0, *np.cumsum(counts)], np.int32),
         lengths=np.array(lengths, np.int32),
         keys=nothing,
@@ -112,7 +112,7 @@ def build_cross(
         tails=None,
     )
     return CrossMetadata(
-        np.concatenate(numbers), metadata, _whole_blocks(written, spec, block_tokens)
+        np.concatenate(numbers), metadata, _whole_blocks(written, spec, block_size)
     )
 
 
@@ -123,9 +123,9 @@ def _last_seen(tokens: Ints, media: CrossMedia) -> Ints:
     return found
 
 
-def _whole_blocks(written: array[int], spec: CrossKV, block_tokens: int) -> SlotMapping:
+def _whole_blocks(written: array[int], spec: CrossKV, block_size: int) -> SlotMapping:
     """Keys for these blocks, one block after the other."""
-    blocks = np.repeat(np.array(written, np.int32), block_tokens)
-    offsets = np.tile(np.arange(block_tokens, dtype=np.int32), len(written))
+    blocks = np.repeat(np.array(written, np.int32), block_size)
+    offsets = np.tile(np.arange(block_size, dtype=np.int32), len(written))
     starts = np.array([0, len(blocks)], np.int32)
-    return SlotMapping(blocks, offsets, starts, None, spec.kv_heads, block_tokens)
+    return SlotMapping(blocks, offsets, starts, None, spec.kv_heads, block_size)

@@ -76,7 +76,7 @@ class AttentionMetadata:
 
     spec: KVSpec
     format: KVFormat
-    block_tokens: int
+    block_size: int
     query_starts: Ints
     lengths: Ints
     keys: Ints
@@ -109,14 +109,14 @@ class AttentionMetadata:
             own = self.table_starts[1:] - 1
         else:
             firsts = self.by_row(self.table_starts[:-1] - self.first_blocks)
-            own = firsts + self.keys // self.block_tokens
+            own = firsts + self.keys // self.block_size
         return SlotMapping(
             self.block_table[own],
-            self.keys % self.block_tokens,
+            self.keys % self.block_size,
             self.query_starts,
             self.tails,
             self.spec.kv_heads,
-            self.block_tokens,
+            self.block_size,
         )
 
     def by_row(self, of_sequences: Ints) -> Ints:
@@ -162,7 +162,7 @@ class AttentionMetadata:
         begins = np.repeat(starts[:-1], pieces)
         begins[before + 1] += length - first_keys[crossing]
         owners = np.repeat(np.arange(self.sequences), pieces)
-        counts = -(-lengths // self.block_tokens) - self.first_blocks[owners]
+        counts = -(-lengths // self.block_size) - self.first_blocks[owners]
         table_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         places = np.arange(table_starts[-1]) - np.repeat(table_starts[:-1], counts)
         return replace(
@@ -177,7 +177,7 @@ class AttentionMetadata:
 
 
 def build_metadata(
-    group: int, spec: AttentionSpec, rows: Sequence[AttentionRows], block_tokens: int
+    group: int, spec: AttentionSpec, rows: Sequence[AttentionRows], block_size: int
 ) -> AttentionMetadata:
     """The metadata of sequences that have one format, in their order.
 
@@ -186,7 +186,7 @@ def build_metadata(
         rows: one entry a sequence.
     """
     # Most steps are one row for each of a few sequences, where calls of numpy are what it costs.
-    count, size = len(rows), block_tokens
+    count, size = len(rows), block_size
     starts = np.array([each.start for each in rows], np.int32)
     counts = [each.count for each in rows]
     total = sum(counts)
@@ -211,7 +211,7 @@ def build_metadata(
     return AttentionMetadata(
         spec=spec,
         format=rows[0].format,
-        block_tokens=block_tokens,
+        block_size=block_size,
         query_starts=query_starts,
         lengths=ends + 1,
         keys=keys,

@@ -233,7 +233,7 @@ class StepAttention:
         parts = []
         row = 0
         for format, some in self._by_format():
-            metadata = build_metadata(group, spec.attention, some, self._pools.block_tokens)
+            metadata = build_metadata(group, spec.attention, some, self._pools.block_size)
             rows = slice(row, row + metadata.rows)
             parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata))
             row = rows.stop
@@ -245,7 +245,7 @@ class StepAttention:
         attending: list[Ints] = []
         first = row = key = 0
         for format, some in self._by_format():
-            found = build_cross(group, spec, some, self._pools.block_tokens)
+            found = build_cross(group, spec, some, self._pools.block_size)
             if found is not None:
                 rows = slice(row, row + found.metadata.rows)
                 keys = slice(key, key + len(found.slots.blocks))
@@ -300,7 +300,7 @@ class StepAttention:
         case = AttentionCase(
             format=store.format,
             spec=metadata.spec,
-            block_tokens=metadata.block_tokens,
+            block_size=metadata.block_size,
             heads=heads,
             rows=1,
             dtype=dtype,
@@ -324,10 +324,10 @@ class StepAttention:
         return runs
 
 
-def preferred_order(start: int, count: int, block_tokens: int) -> tuple[bool, int]:
+def preferred_order(start: int, count: int, block_size: int) -> tuple[bool, int]:
     """Orders the sequences of a step: single rows first, block tables of like length together.
 
     Any order is right. In this one a backend that cuts rows into batches makes few of them.
     """
     several = count > 1
-    return several, 0 if several else length_class((start + count) // block_tokens + 1)
+    return several, 0 if several else length_class((start + count) // block_size + 1)

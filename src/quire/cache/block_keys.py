@@ -13,10 +13,10 @@ def chain(parent: bytes, tokens: Seq[int]) -> bytes:
     return next(chains(parent, tokens, max(1, len(tokens))))
 
 
-def chains(parent: bytes, tokens: Seq[int], page_tokens: int) -> Iterator[bytes]:
+def chains(parent: bytes, tokens: Seq[int], block_size: int) -> Iterator[bytes]:
     """The identities of one block after the other."""
-    for start in range(0, len(tokens), page_tokens):
-        data = _packed(tokens[start : start + page_tokens])
+    for start in range(0, len(tokens), block_size):
+        data = _packed(tokens[start : start + block_size])
         parent = blake2b(data, key=parent, digest_size=24).digest()
         yield parent
 

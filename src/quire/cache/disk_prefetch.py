@@ -117,7 +117,7 @@ class DiskPrefetch:
         """
         if before is not None and (before.failed or self._clock() >= before.until):
             return None
-        size = self._index.page_tokens
+        size = self._index.block_size
         path = self._index.path(prompt.identity, prompt.keys)
         boundary = self._boundary(prompt, path, matched // size)
         if boundary is None:
@@ -164,7 +164,7 @@ class DiskPrefetch:
 
     def _boundary(self, prompt: WantedPrefix, path: list[Node], matched: int) -> int | None:
         """The most blocks, beyond `matched`, after which every group would have what it needs."""
-        size = self._index.page_tokens
+        size = self._index.block_size
         groups, anchors = self._index.groups, self._index.anchors
         unbroken = {group.index: 0 for group in groups}
         best = None
@@ -191,7 +191,7 @@ class DiskPrefetch:
         self, prompt: WantedPrefix, path: list[Node], boundary: int
     ) -> dict[int, list[int]]:
         """By block number, the groups whose blocks must be read to begin at `boundary`."""
-        size = self._index.page_tokens
+        size = self._index.block_size
         missing: dict[int, list[int]] = {}
         for number in range(boundary):
             for group in self._index.groups:
@@ -204,7 +204,7 @@ class DiskPrefetch:
         if number >= len(path):
             return False
         node = path[number]
-        return group in node.blocks or (group, self._index.page_tokens) in node.snapshots
+        return group in node.blocks or (group, self._index.block_size) in node.snapshots
 
     def _first_part(
         self, prompt: WantedPrefix, missing: dict[int, list[int]], boundary: int
@@ -240,7 +240,7 @@ class DiskPrefetch:
 
     def _enter(self, reading: PrefetchedPart, path: list[Node], fresh: list[Block]) -> None:
         """Makes nodes and blocks up to the first one that did not come, or has no room."""
-        prompt, size = reading.prompt, self._index.page_tokens
+        prompt, size = reading.prompt, self._index.block_size
         node = self._index.root(prompt.identity)
         for number in range(reading.end):
             groups = reading.groups.get(number, [])

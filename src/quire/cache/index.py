@@ -59,10 +59,10 @@ class Node:
         """Sequences that go on from here: the node stays while there are any, empty or not."""
 
     def name(self, block: Block) -> bytes | None:
-        if len(self.tokens) != self.index.page_tokens:
+        if len(self.tokens) != self.index.block_size:
             return None
         group = block.pool.group
-        at_end = self.snapshots.get((group, self.index.page_tokens))
+        at_end = self.snapshots.get((group, self.index.block_size))
         whole = self.blocks.get(group) is block or at_end is block
         return lasting_name(self.key, group) if whole else None
 
@@ -70,7 +70,7 @@ class Node:
         group = block.pool.group
         if self.blocks.get(group) is block:
             return len(self.tokens)
-        return self.index.page_tokens  # a state: no part of it may change
+        return self.index.block_size  # a state: no part of it may change
 
     def lost_with(self, block: Block) -> Iterator[Block]:
         group = block.pool.group
@@ -116,16 +116,14 @@ class PrefixIndex:
     Args:
         groups: the model's KV groups.
         manager: keeps the blocks and says when one must go.
-        page_tokens: tokens a block.
+        block_size: tokens per block.
     """
 
-    def __init__(
-        self, groups: tuple[KVGroup, ...], manager: BlockManager, page_tokens: int
-    ) -> None:
+    def __init__(self, groups: tuple[KVGroup, ...], manager: BlockManager, block_size: int) -> None:
         self.groups = groups
         self.anchors = frozenset(g.index for g in groups if g.spec.sees_all)
-        self.page_tokens = page_tokens
-        self.min_saving = min(_MIN_SAVING, page_tokens)
+        self.block_size = block_size
+        self.min_saving = min(_MIN_SAVING, block_size)
         self._manager = manager
         self._recurrent = tuple(recurrent_groups(groups))
         self._attention = attention_groups(groups)
@@ -148,8 +146,8 @@ class PrefixIndex:
         if root is None:
             return Match()
         path = _descend(root, keys)
-        at = len(path) * self.page_tokens
-        tail = tuple(tokens[at : min(at + self.page_tokens, limit)])
+        at = len(path) * self.block_size
+        tail = tuple(tokens[at : min(at + self.block_size, limit)])
         parent = path[-1] if path else root
         last, usable, agreed = self._best_tail(parent, tail)
         reached = at + agreed if partial else at
@@ -214,12 +212,12 @@ class PrefixIndex:
             missing = self._last_missing(path, last, length)
             if missing is None:
                 return length, miss
-            length, miss = missing * self.page_tokens, _EVICTED
+            length, miss = missing * self.block_size, _EVICTED
         return 0, miss
 
     def _last_missing(self, path: list[Node], last: Node | None, length: int) -> int | None:
         """The highest block number that some group needs for `length` and does not have."""
-        size = self.page_tokens
+        size = self.block_size
         end = -(-length // size)
         worst = None
         for group, spec in self._attention.items():
@@ -241,18 +239,18 @@ class PrefixIndex:
         Without `partial` only ends of blocks count.
         """
         nodes = [*path, last] if last is not None else path
-        for number in range(min(len(nodes) - 1, (length - 1) // self.page_tokens), -1, -1):
-            base = number * self.page_tokens
+        for number in range(min(len(nodes) - 1, (length - 1) // self.block_size), -1, -1):
+            base = number * self.block_size
             node = nodes[number]
             for offset in self._states_in(node) if node.snapshots else ():
-                if base + offset <= length and (partial or offset == self.page_tokens):
+                if base + offset <= length and (partial or offset == self.block_size):
                     return base + offset
         return 0
 
     def _collect(
         self, path: list[Node], last: Node | None, length: int, miss: ReuseMiss | None
     ) -> Match:
-        size = self.page_tokens
+        size = self.block_size
         match = Match(length, miss=miss)
         if length == 0:
             return match
@@ -299,7 +297,7 @@ class PrefixIndex:
 
         Args:
             key: `chain(parent.key, tokens)`.
-            tokens: the block's own tokens, `page_tokens` of them or fewer.
+            tokens: the block's own tokens, `block_size` of them or fewer.
             blocks: by group; a group whose block is gone already is left out.
 
         Returns:

@@ -65,11 +65,11 @@ class Pools:
         dtype: the model's.
     """
 
-    def __init__(self, groups: tuple[KVGroup, ...], block_tokens: int, dtype: mx.Dtype) -> None:
+    def __init__(self, groups: tuple[KVGroup, ...], block_size: int, dtype: mx.Dtype) -> None:
         self.groups = groups
         self._stored = stored_groups(groups)
         self._recurrent = recurrent_groups(groups)
-        self.block_tokens = block_tokens
+        self.block_size = block_size
         self.dtype = dtype
         self._kv: dict[tuple[int, KVFormat], KVPool] = {}
         self._states: dict[tuple[int, KVFormat], StatePool] = {}
@@ -160,7 +160,7 @@ class Pools:
 
     def shape(self, group: int) -> LayerShape:
         """What each layer of a group of keys and values stores."""
-        return LayerShape.of(self._stored[group], self.block_tokens, self.dtype)
+        return LayerShape.of(self._stored[group], self.block_size, self.dtype)
 
     def _pool(self, key: PoolKey) -> KVPool | StatePool:
         if key.group in self._recurrent:

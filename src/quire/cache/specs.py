@@ -82,7 +82,7 @@ class GroupSpec(LayerSpec):
         """
 
     @abstractmethod
-    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
         """The most blocks that a sequence of so many tokens holds at any time.
 
         Args:
@@ -128,7 +128,7 @@ class KVSpec(GroupSpec):
         """How many keys a query sees, for people: "all" or "512 tokens"."""
 
     @abstractmethod
-    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+    def blocks_between_steps(self, tokens: int, block_size: int) -> int:
         """Blocks that a sequence of so many tokens holds between two steps, media aside."""
 
 
@@ -179,11 +179,11 @@ class FullKV(AttentionSpec):
     def blocks_at_start(self, missing: int) -> int:
         return missing
 
-    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
-        return -(-tokens // block_tokens)
+    def blocks_between_steps(self, tokens: int, block_size: int) -> int:
+        return -(-tokens // block_size)
 
-    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
-        return -(-tokens // block_tokens)
+    def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
+        return -(-tokens // block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,12 @@ class WindowKV(AttentionSpec):
     def blocks_at_start(self, missing: int) -> int:
         return 1  # the others as its chunks come to them
 
-    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
-        return min(-(-tokens // block_tokens), -(-self.window // block_tokens) + 1)
+    def blocks_between_steps(self, tokens: int, block_size: int) -> int:
+        return min(-(-tokens // block_size), -(-self.window // block_size) + 1)
 
-    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
-        whole = -(-image // block_tokens) if self.bidirectional_media else 0
-        return min(-(-tokens // block_tokens), self.window // block_tokens + 3 + whole)
+    def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
+        whole = -(-image // block_size) if self.bidirectional_media else 0
+        return min(-(-tokens // block_size), self.window // block_size + 3 + whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +237,11 @@ class ChunkedKV(AttentionSpec):
     def blocks_at_start(self, missing: int) -> int:
         return 1  # the others as its chunks come to them
 
-    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
-        return min(-(-tokens // block_tokens), -(-self.chunk // block_tokens) + 1)
+    def blocks_between_steps(self, tokens: int, block_size: int) -> int:
+        return min(-(-tokens // block_size), -(-self.chunk // block_size) + 1)
 
-    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
-        return min(-(-tokens // block_tokens), self.chunk // block_tokens + 3)
+    def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
+        return min(-(-tokens // block_size), self.chunk // block_size + 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +265,10 @@ class CrossKV(KVSpec):
     def blocks_at_start(self, missing: int) -> int:
         return 0
 
-    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+    def blocks_between_steps(self, tokens: int, block_size: int) -> int:
         return 0
 
-    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
         return 0  # those of media are counted with the media
 
 
@@ -296,7 +296,7 @@ class RecurrentState(GroupSpec):
     def blocks_at_start(self, missing: int) -> int:
         return 1
 
-    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
         return 1
 
 

@@ -107,7 +107,7 @@ class EvalKVCommand(Command):
 
 
 def _formats(names: Sequence[str]) -> list[KVFormat]:
-    known = {each.name for each in offered(page_tokens=64)}
+    known = {each.name for each in offered(block_size=64)}
     for name in names:
         if name not in known:
             raise QuireError(

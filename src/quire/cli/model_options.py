@@ -148,7 +148,7 @@ class KVOptions(Options):
         Raises:
             QuireError: no such format is offered.
         """
-        names = [each.name for each in offered(_ENGINE.page_tokens, self.kv_group_size)]
+        names = [each.name for each in offered(_ENGINE.block_size, self.kv_group_size)]
         try:
             return choose_format(names, self.kv_bits, self.kv_scheme) or KVFormat()
         except RequestError as error:

@@ -43,7 +43,7 @@ class EngineConfig:
         kv_format: of sequences whose request names none.
         kv_skip_layers: layers that packed formats leave plain, by index; None is the default, see
             `cache.formats.skips`.
-        page_tokens: tokens a page.
+        block_size: tokens per KV block.
         max_sequences: sequences that run at once; others wait.
         max_context: tokens a sequence may have; None is the model's own limit.
         step_ms: the time aimed at for what a step reads of prompts, at most. A step that also
@@ -74,7 +74,7 @@ class EngineConfig:
     kv_memory: int | None = None
     kv_format: KVFormat = field(default_factory=KVFormat)
     kv_skip_layers: tuple[int, ...] | None = None
-    page_tokens: int = 64
+    block_size: int = 64
     max_sequences: int = 64
     max_context: int | None = None
     step_ms: float = 60.0

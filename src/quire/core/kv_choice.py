@@ -23,10 +23,10 @@ _NAME = re.compile(r"(?P<scheme>[a-z]+)(?:-(?P<rest>.*))?")
 _PACKED = re.compile(r"(?P<key>[\d.]+)(?:/(?P<value>[\d.]+))?(?:-g(?P<group>\d+))?")
 
 
-def offered(page_tokens: int, group_size: int = 64) -> tuple[KVFormat, ...]:
+def offered(block_size: int, group_size: int = 64) -> tuple[KVFormat, ...]:
     """Every format that blocks of so many tokens can have; `group_size` is the first choice."""
     formats = [KVFormat(), *(KVFormat(dtype=dtype) for dtype in DTYPES)]
-    if page_tokens % 32 == 0:  # packed words hold the codes of 32 tokens
+    if block_size % 32 == 0:  # packed words hold the codes of 32 tokens
         pairs = [(k, v) for k in _BITS for v in _BITS]
         formats += [KVFormat("page", k, v) for k, v in sorted(pairs, key=lambda p: p[0] != p[1])]
     for size in sorted(GROUP_SIZES, key=lambda size: size != group_size):

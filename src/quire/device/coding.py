@@ -72,7 +72,7 @@ class ChunkBlocks:
     codes: Ints
 
     @staticmethod
-    def of(rows: Ints, counts: Ints, tails: Ints, offsets: Ints, block_tokens: int) -> ChunkBlocks:
+    def of(rows: Ints, counts: Ints, tails: Ints, offsets: Ints, block_size: int) -> ChunkBlocks:
         """Those of some chunks.
 
         Args:
@@ -81,13 +81,13 @@ class ChunkBlocks:
             offsets: `[S]` tokens that these hold before the chunk.
         """
         ends = offsets + counts
-        each = -(-ends // block_tokens)
+        each = -(-ends // block_size)
         starts = np.concatenate([[0], np.cumsum(each)]).astype(np.int32)
         owner = np.repeat(np.arange(len(each)), each)
         # Of each block, among the tokens of its chunk's blocks.
-        first = (np.arange(starts[-1]) - starts[owner]) * block_tokens
-        own_ends = np.minimum(ends[owner] - first, block_tokens)
-        full = own_ends == block_tokens
+        first = (np.arange(starts[-1]) - starts[owner]) * block_size
+        own_ends = np.minimum(ends[owner] - first, block_size)
+        full = own_ends == block_size
         return ChunkBlocks(
             starts,
             tails[owner],
@@ -119,7 +119,7 @@ class Chunks:
     """Consecutive tokens of some sequences, to be written behind those that their tails hold.
 
     Attributes:
-        tails: of keys, and values if there are any, `[tails * heads, block_tokens, dim]`.
+        tails: of keys, and values if there are any, `[tails * heads, block_size, dim]`.
         vectors: new ones, `[T, heads, dim]`; of other sequences too.
     """
 
@@ -133,10 +133,10 @@ class CodedChunks:
     """`Chunks` in blocks, which begin with what a tail held.
 
     Attributes:
-        written: keys and values, `[n, heads, block_tokens, dim]` each; zeros behind a chunk's last
+        written: keys and values, `[n, heads, block_size, dim]` each; zeros behind a chunk's last
             token.
         codes: of the full blocks, codes, scales and biases of keys `[full * heads, key_dim, -]`,
-            then of values `[full * heads, block_tokens, -]`.
+            then of values `[full * heads, block_size, -]`.
     """
 
     written: list[mx.array]

@@ -79,7 +79,7 @@ class Engine:
         self._loaded = loaded
         self._runner = Runner(
             loaded.model,
-            config.page_tokens,
+            config.block_size,
             DTYPES[loaded.dtype],
             observe,
             loaded.fingerprint,
@@ -91,7 +91,7 @@ class Engine:
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(
-            SchedulerConfig(config.page_tokens, config.max_sequences, context, config.prefix_cache),
+            SchedulerConfig(config.block_size, config.max_sequences, context, config.prefix_cache),
             self._runner.groups,
             manager,
             PrefillBudget(
@@ -100,7 +100,7 @@ class Engine:
             self._identity,
             rows_together=self._runner.rows_together,
         )
-        self._offered = offered(config.page_tokens, config.kv_format.group_size)
+        self._offered = offered(config.block_size, config.kv_format.group_size)
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         check_format(config, self._format(None), self._runner.recorded)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
@@ -320,7 +320,7 @@ class Engine:
             kv_table=kv_table(
                 self._runner.groups,
                 self._format(None),
-                self.config.page_tokens,
+                self.config.block_size,
                 self._runner.pools.dtype,
                 self._scheduler.limits.max_context,
             ),
@@ -362,5 +362,5 @@ class Engine:
 
     def _identity(self, format: KVFormat, salt: str) -> bytes:
         """Root of the hash chain of blocks: all that shapes their bytes beside the tokens."""
-        parts = (self._loaded.fingerprint, repr(format), str(self.config.page_tokens), salt)
+        parts = (self._loaded.fingerprint, repr(format), str(self.config.block_size), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()

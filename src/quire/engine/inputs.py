@@ -125,7 +125,7 @@ class StepInputs(_Rows):
         sampled: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
-        super().__init__(_in_row_order(plan.sequences, attention.pools.block_tokens), attention)
+        super().__init__(_in_row_order(plan.sequences, attention.pools.block_size), attention)
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
         self.wanted: mx.array | None = None

@@ -103,7 +103,7 @@ class Runner:
     def __init__(
         self,
         model: LanguageModel,
-        page_tokens: int,
+        block_size: int,
         dtype: mx.Dtype,
         observe: Callable[[list[SampledRow], mx.array], None] | None = None,
         identity: str = "",
@@ -115,7 +115,7 @@ class Runner:
         self._layers = range(len(specs))
         layout = KVLayout.of(specs)
         self.groups = layout.groups
-        self.pools = Pools(self.groups, page_tokens, dtype)
+        self.pools = Pools(self.groups, block_size, dtype)
         self.media = EncoderCache(model.encoders)
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
@@ -263,7 +263,7 @@ class Runner:
         attending = inputs.attending()
         if attending is None:
             return None
-        states = self.media.cross_states(inputs.sequences, self.pools.block_tokens)
+        states = self.media.cross_states(inputs.sequences, self.pools.block_size)
         return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
     def _computed(self, inputs: StepInputs) -> Computed:

@@ -125,7 +125,7 @@ def _needed(loaded: LoadedModel, config: EngineConfig) -> Fact:
     own = (
         config.kv_format,
         config.kv_skip_layers,
-        config.page_tokens,
+        config.block_size,
         config.max_sequences,
         config.max_step_tokens,
         config.max_context,
@@ -172,7 +172,7 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
             yield _Round([request(f"{number}", 4, sampling) for number in range(streams)])
         if others := min(streams, config.max_sequences - 1):
             # One alone fills a block beside the prompt: formats with tails code it in that step.
-            length = min(longest, max(2, config.page_tokens - 2)) if streams == 1 else 2
+            length = min(longest, max(2, config.block_size - 2)) if streams == 1 else 2
             yield _Round([request(f"{number}", length, _GREEDY) for number in range(others)], late)
         if streams >= config.max_sequences:
             return

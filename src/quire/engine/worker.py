@@ -67,7 +67,7 @@ def main() -> int:
     try:
         load_mlx()
         # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
-        from quire.engine.opening import open_engine
+        from quire.engine.factory import open_engine
 
         engine = open_engine(
             opening[0].config,

@@ -16,19 +16,17 @@ class BlockTables:
     """The one writer of sequences' block tables.
 
     Args:
-        block_tokens: tokens a block.
+        block_size: tokens per block.
     """
 
-    def __init__(
-        self, groups: tuple[KVGroup, ...], manager: BlockManager, block_tokens: int
-    ) -> None:
+    def __init__(self, groups: tuple[KVGroup, ...], manager: BlockManager, block_size: int) -> None:
         self._groups = groups
         self._attention = attention_groups(groups)
         self._windows = {g: spec for g, spec in self._attention.items() if not spec.sees_all}
         self._recurrent = tuple(recurrent_groups(groups))
-        self.cross = CrossBlocks(groups, manager, block_tokens)
+        self.cross = CrossBlocks(groups, manager, block_size)
         self._manager = manager
-        self._size = block_tokens
+        self._size = block_size
 
     # -- blocks come ---------------------------------------------------------------------------
 

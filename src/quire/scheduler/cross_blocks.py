@@ -74,15 +74,13 @@ class CrossBlocks:
     """The one writer of what sequences hold of media's keys.
 
     Args:
-        block_tokens: keys a block.
+        block_size: keys a block.
     """
 
-    def __init__(
-        self, groups: tuple[KVGroup, ...], manager: BlockManager, block_tokens: int
-    ) -> None:
+    def __init__(self, groups: tuple[KVGroup, ...], manager: BlockManager, block_size: int) -> None:
         self._groups = cross_groups(groups)
         self._manager = manager
-        self._size = block_tokens
+        self._size = block_size
         self._entries: dict[Key, CrossEntry] = {}
 
     def hold(self, sequence: Sequence, end: int) -> list[_Missing]:

@@ -19,12 +19,12 @@ class Limits:
     """
 
     def __init__(
-        self, groups: tuple[KVGroup, ...], manager: BlockManager, page_tokens: int, max_context: int
+        self, groups: tuple[KVGroup, ...], manager: BlockManager, block_size: int, max_context: int
     ) -> None:
         self.max_context = max_context
         self._groups = groups
         self._manager = manager
-        self._size = page_tokens
+        self._size = block_size
         self._contexts: dict[tuple[KVFormat, int, int], int] = {}
 
     def check(

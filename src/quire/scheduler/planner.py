@@ -39,7 +39,7 @@ class SchedulerConfig:
         snapshot_every: tokens between two recurrent snapshots of a prompt.
     """
 
-    page_tokens: int
+    block_size: int
     max_sequences: int
     max_context: int
     prefix_cache: bool = True
@@ -71,9 +71,9 @@ class Planner:
         self.waiting: deque[Sequence] = deque()
         self.counters = Counters()
         self.sharing = PrefixSharing(
-            groups, manager, config.page_tokens, config.snapshot_every, config.prefix_cache
+            groups, manager, config.block_size, config.snapshot_every, config.prefix_cache
         )
-        self.tables = BlockTables(groups, manager, config.page_tokens)
+        self.tables = BlockTables(groups, manager, config.block_size)
         self.encodings = Encodings(prefill_budget.room(0), self.tables.cross.written)
         self._config = config
         self._manager = manager
@@ -230,7 +230,7 @@ class Planner:
             count = self.tables.to_block_end(sequence, count)
         rows = self._chunk(sequence, count)
         fits = self.tables.extend(sequence, rows.end)
-        while not fits and rows.count > self._config.page_tokens:
+        while not fits and rows.count > self._config.block_size:
             smaller = self._chunk(sequence, rows.count // 2)
             if smaller.count == rows.count:
                 break  # a single item

@@ -24,7 +24,7 @@ class PrefixSharing:
     """The prefix index as sequences use it. Owns the index, and what each sequence has in it.
 
     Args:
-        page_tokens: tokens a block.
+        block_size: tokens per block.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
         enabled: whether anything is shared at all.
     """
@@ -33,17 +33,17 @@ class PrefixSharing:
         self,
         groups: tuple[KVGroup, ...],
         manager: BlockManager,
-        page_tokens: int,
+        block_size: int,
         snapshot_every: int,
         enabled: bool,
     ) -> None:
-        self.index = PrefixIndex(groups, manager, page_tokens)
+        self.index = PrefixIndex(groups, manager, block_size)
         self.prefetch: DiskPrefetch | None = None
         """Reads blocks back, if there is a disk tier."""
         self._attention = tuple(attention_groups(groups))
         self._recurrent = tuple(recurrent_groups(groups))
         self._manager = manager
-        self._size = page_tokens
+        self._size = block_size
         self._every = snapshot_every
         self._enabled = enabled
         self._computing: dict[bytes, Sequence] = {}

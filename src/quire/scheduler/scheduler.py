@@ -51,7 +51,7 @@ class Scheduler:
         self.config = config
         self.groups = groups
         self.manager = manager
-        self.limits = Limits(groups, manager, config.page_tokens, config.max_context)
+        self.limits = Limits(groups, manager, config.block_size, config.max_context)
         self.prefill_budget = prefill_budget
         self._planner = Planner(
             config, groups, manager, prefill_budget, self._fail, clock, rows_together

@@ -196,13 +196,13 @@ class PrefixCursor:
         """Whether a part of its beginning is on its way from disk."""
         return self.reading is not None and not self.reading.settled
 
-    def keys(self, content: array[int], blocks: int, block_tokens: int) -> list[bytes]:
+    def keys(self, content: array[int], blocks: int, block_size: int) -> list[bytes]:
         """Chained hashes of the first `blocks` full blocks."""
         have = len(self._keys)
         if have < blocks:
             parent = self._keys[-1] if have else self.identity
-            tokens = content[have * block_tokens : blocks * block_tokens]
-            self._keys.extend(chains(parent, tokens, block_tokens))
+            tokens = content[have * block_size : blocks * block_size]
+            self._keys.extend(chains(parent, tokens, block_size))
         return self._keys[:blocks]
 
     def cut(self, blocks: int) -> None:

@@ -72,7 +72,7 @@ class CodedBlocks:
             keys=self.keys,
             values=self.values,
             layout=ops.CodedLayout(**self.kinds),
-            block_tokens=BLOCK,
+            block_size=BLOCK,
             tables=tables_of(ops, self.decoded, parts),
             written=[],
             kv_heads=KV_HEADS,

@@ -91,7 +91,7 @@ def written(store: PackedStore, spans: list[tuple[int, int]]) -> WrittenBlocks |
         for n, (start, count) in enumerate(spans)
         if count
     ]
-    metadata = build_metadata(0, spec, rows, shape.block_tokens)
+    metadata = build_metadata(0, spec, rows, shape.block_size)
     k, v = (
         (mx.random.normal((metadata.rows, shape.kv_heads, dim), key=mx.random.key(dim)) * 2 + 1)
         for dim in (shape.head_dim, shape.value_dim)

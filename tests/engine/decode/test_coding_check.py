@@ -50,8 +50,8 @@ def test_tails_that_are_not_coded_are_seen() -> None:
     assert "relative error 1," in f"{found},"
 
 
-def _case(format: KVFormat, dim: int, block_tokens: int = 16) -> AttentionCase:
-    return AttentionCase(format, FullKV(2, dim), block_tokens, 6, 1, mx.bfloat16, False, False)
+def _case(format: KVFormat, dim: int, block_size: int = 16) -> AttentionCase:
+    return AttentionCase(format, FullKV(2, dim), block_size, 6, 1, mx.bfloat16, False, False)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ class _Prepared(PreparedAttention):
         assert store.packed is not None
         metadata, coded, runner = self._metadata, store.packed.coded(), EmulatedRunner()
         (count, heads, dim), kv_heads = q.shape, store.shape.kv_heads
-        group, tokens = heads // kv_heads, store.shape.block_tokens
+        group, tokens = heads // kv_heads, store.shape.block_size
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, tokens, False, False)
         splits = shape.splits(8)
 

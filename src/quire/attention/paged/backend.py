@@ -40,7 +40,7 @@ def kernels_serve(case: AttentionCase) -> bool:
     spec = case.spec
     return (
         (_serves_plain(case) or _serves_packed(case))
-        and case.block_tokens % 8 == 0
+        and case.block_size % 8 == 0
         and spec.head_dim % 32 == 0
         and spec.head_dim <= max(cuda.VALUE_DIMS)
         and spec.value_dim in cuda.VALUE_DIMS
@@ -64,7 +64,7 @@ def _fused_by_mlx(case: AttentionCase) -> bool:
 def _serves_packed(case: AttentionCase) -> bool:
     if case.spec.attention is None:  # blocks of media have no tails
         return False
-    known = case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
+    known = case.format.scheme == "page" and case.block_size == packed.BLOCK_SIZE
     known = known and case.spec.head_dim % (16 * cuda.warps_together(case.spec.value_dim)) == 0
     return known and case.dtype == mx.bfloat16
 
@@ -91,7 +91,7 @@ class _Prepared(PreparedAttention):
             spec.value_dim,
             spec.kv_heads,
             q.shape[1] // spec.kv_heads,
-            self._metadata.block_tokens,
+            self._metadata.block_size,
             scoring.softcap is not None,
             scoring.sinks is not None,
         )

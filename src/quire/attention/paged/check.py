@@ -87,9 +87,9 @@ def _filled(
     spec = case.spec.attention or FullKV(
         case.spec.kv_heads, case.spec.head_dim, value_dim=case.spec.value_dim
     )
-    shape = LayerShape.of(case.spec, case.block_tokens, case.dtype)
+    shape = LayerShape.of(case.spec, case.block_size, case.dtype)
     store = make_store(shape, case.format)
-    sizes = [-(-(start + count) // case.block_tokens) for start, count in spans]
+    sizes = [-(-(start + count) // case.block_size) for start, count in spans]
     ids = rng.permutation(sum(sizes)).astype(np.int32)
     tables = [each.tolist() for each in np.split(ids, np.cumsum(sizes)[:-1])]
     store.resize(sum(sizes), ())
@@ -102,10 +102,10 @@ def _filled(
         return Rows(start, count, case.format, tables[number], tail, images)
 
     before = [rows(0, start, n) for n, (start, _) in enumerate(spans) if start]
-    metadata = build_metadata(0, spec, before, case.block_tokens)
+    metadata = build_metadata(0, spec, before, case.block_size)
     store.write(*_keys_and_values(rng, metadata.rows, case), metadata.slots)
     own = [rows(start, count, n) for n, (start, count) in enumerate(spans)]
-    return store, build_metadata(0, spec, own, case.block_tokens)
+    return store, build_metadata(0, spec, own, case.block_size)
 
 
 def _keys_and_values(

@@ -37,7 +37,7 @@ class Shape:
     value_dim: int
     kv_heads: int
     group: int
-    block_tokens: int
+    block_size: int
     capped: bool
     sinks: bool
 
@@ -90,7 +90,7 @@ class Shape:
             "PARTS": self.group // self.part,
             "KV_HEADS": self.kv_heads,
             "HEADS": self.heads,
-            "BLOCK": self.block_tokens,
+            "BLOCK": self.block_size,
             "TILES": tiles,
             "SPLIT": int(split),
             "SINKS": int(self.sinks),
@@ -112,7 +112,7 @@ def attend(
     """Rows `[T, heads, key_dim]` of a part: `[T, heads, value_dim]`.
 
     Args:
-        keys, values: `[blocks * kv_heads, block_tokens, -]`.
+        keys, values: `[blocks * kv_heads, block_size, -]`.
     """
     rows, heads = q.shape[:2]
     out = (rows, heads, shape.value_dim)

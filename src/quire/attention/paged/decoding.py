@@ -30,7 +30,7 @@ _ELEMENTS = 1 << 24
 copies are in memory; what is kept has the queries' type."""
 
 Blocks = tuple[mx.array, mx.array]
-"""Keys `[n, block_tokens, head_dim]` and values `[n, block_tokens, value_dim]`."""
+"""Keys `[n, block_size, head_dim]` and values `[n, block_size, value_dim]`."""
 
 
 class BlockDecoder:
@@ -43,7 +43,7 @@ class BlockDecoder:
     def __init__(self, ids: Ints, metadata: AttentionMetadata) -> None:
         self._rows = block_rows(ids, metadata.spec.kv_heads)
         vector = max(metadata.spec.head_dim, metadata.spec.value_dim)
-        self._some = max(1, _ELEMENTS // (metadata.block_tokens * vector))
+        self._some = max(1, _ELEMENTS // (metadata.block_size * vector))
         self._all_rows: mx.array | None = None
 
     def blocks(self, store: PackedStore, written: WrittenBlocks | None, dtype: mx.Dtype) -> Blocks:
@@ -99,7 +99,7 @@ class Kind:
 
     @staticmethod
     def of(shape: LayerShape, arrays: CodedArrays, dtype: mx.Dtype, *, behind: bool) -> Kind:
-        sizes = shape.head_dim, shape.value_dim, 1, 1, shape.block_tokens
+        sizes = shape.head_dim, shape.value_dim, 1, 1, shape.block_size
         layout = arrays.layout
         return Kind(
             cuda.Shape(dtype, *sizes, capped=False, sinks=False),
@@ -115,7 +115,7 @@ class Kind:
         sizes = {
             "K_DIM": self.shape.key_dim,
             "V_DIM": self.shape.value_dim,
-            "BLOCK": self.shape.block_tokens,
+            "BLOCK": self.shape.block_size,
             "THREADS": _THREADS,
         }
         return self.codes.defines() | sizes
@@ -143,7 +143,7 @@ def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Ki
         and dtype in cuda.TYPES
         and all(dim in cuda.VALUE_DIMS for dim in by_token)
         and shape.head_dim % 64 == 0
-        and shape.block_tokens % 32 == 0
+        and shape.block_size % 32 == 0
         and all(each.map.ndim == 1 for each in _rotations(arrays))
         and (kept is None or kept[0].dtype == kept[1].dtype == dtype)
     )
@@ -216,7 +216,7 @@ def _by_kernel(store: PackedStore, kind: Kind, rows: mx.array, kept: Blocks | No
     """Rows of the store, or where row is -1 - n, what is kept at n."""
     shape, arrays, dtype = store.shape, store.coded(), kind.shape.dtype
     turns = [each.map for each in _rotations(arrays)]
-    count, tokens = len(rows), shape.block_tokens
+    count, tokens = len(rows), shape.block_size
     keys, values = _kernel(kind)(
         inputs=[*arrays.keys, *arrays.values, *turns, *(kept or ()), rows],
         grid=(count * _THREADS, 2, 1),

@@ -17,7 +17,7 @@ from quire.cache.formats.rotation import rotation
 from quire.core.arrays import Ints
 from quire.device.gpu_kernels import Kernel
 
-BLOCK_TOKENS = 64
+BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
     a table of tails, one for each row. Rows of one sequence lie in one block.
     """
     count = metadata.rows
-    own = metadata.keys // BLOCK_TOKENS * BLOCK_TOKENS  # where the row's own block begins
+    own = metadata.keys // BLOCK_SIZE * BLOCK_SIZE  # where the row's own block begins
     tiles = np.zeros((2, count, TILE_FIELDS), np.int32)
     tiles[:, :, 0] = np.arange(count)
     tiles[:, :, 1] = 1
@@ -71,7 +71,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
     tiles[0, :, 4] = metadata.by_row(metadata.table_starts[:-1] - metadata.first_blocks)
     tiles[1, :, 2] = np.maximum(metadata.first_visible, own)
     tiles[1, :, 3] = metadata.last_visible + 1
-    tiles[1, :, 4] = np.arange(count) - own // BLOCK_TOKENS
+    tiles[1, :, 4] = np.arange(count) - own // BLOCK_SIZE
     return tiles
 
 

@@ -190,7 +190,7 @@ class _Prepared(PreparedAttention):
             value_stride,
             told.spec.kv_heads,
             heads // told.spec.kv_heads,
-            told.block_tokens,
+            told.block_size,
             scoring.softcap is not None,
             scoring.sinks is not None,
             told.rows > told.sequences,
@@ -207,7 +207,7 @@ def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
 def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
     """Single rows: what each reads coded, and its own block as written."""
     assert metadata.tails is not None, "the format keeps no tails"
-    size, rows = metadata.block_tokens, np.arange(metadata.rows, dtype=np.int32)
+    size, rows = metadata.block_size, np.arange(metadata.rows, dtype=np.int32)
     own = metadata.keys // size * size  # where the row's own block begins
     first, last = metadata.first_visible, metadata.last_visible
     visible = np.stack([first, last], axis=1)

@@ -98,7 +98,7 @@ class Shape:
     value_stride: int
     kv_heads: int
     group: int
-    block_tokens: int
+    block_size: int
     capped: bool
     sinks: bool
     several: bool
@@ -153,7 +153,7 @@ class Shape:
             "PART": self.part,
             "PARTS": self.parts,
             "VECTORS": vectors,
-            "BLOCK": self.block_tokens,
+            "BLOCK": self.block_size,
             "THREADS": self.threads,
             "TURNS": -(-vectors // (self.threads // 32)),
             "OWN": elements,

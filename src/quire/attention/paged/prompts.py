@@ -101,14 +101,14 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
         sequence. Its block table counts the decoded blocks, then those that each sequence wrote.
     """
     starts, first_blocks = metadata.query_starts, metadata.first_blocks
-    own = metadata.keys // metadata.block_tokens
+    own = metadata.keys // metadata.block_size
     fresh, last = own[starts[:-1]], own[starts[1:] - 1]  # the blocks that each writes, inclusive
     before, wrote = last - first_blocks, last + 1 - fresh
     decoded, written = _begins(before), _begins(wrote) + before.sum()
 
     owner, number = _each(wrote)  # of every block that is written
     block = fresh[owner] + number
-    reached = block * metadata.block_tokens - metadata.keys[starts[owner]]
+    reached = block * metadata.block_size - metadata.keys[starts[owner]]
     bounds = np.append(starts[owner] + np.maximum(reached, 0), metadata.rows).astype(np.int32)
 
     # Its rows' table: the blocks before it as codes, and from it on as written.

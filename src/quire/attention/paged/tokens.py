@@ -54,7 +54,7 @@ class _Prepared(PreparedAttention):
     """A step's parts, on the device: neighbouring sequences of few rows each, or of many."""
 
     def __init__(self, metadata: AttentionMetadata, signs: SignsOfStores) -> None:
-        self._spec, self._block_tokens = metadata.spec, metadata.block_tokens
+        self._spec, self._block_size = metadata.spec, metadata.block_size
         self._parts: list[tuple[slice, _Part]] = []
         few = metadata.counts <= FEW_ROWS
         changes = (np.flatnonzero(few[1:] != few[:-1]) + 1).tolist()
@@ -71,7 +71,7 @@ class _Prepared(PreparedAttention):
         assert packed is not None, "blocks hold codes"
         _, heads, dim = q.shape
         extras = scoring.softcap is not None, scoring.sinks is not None
-        sizes = dim, dim, spec.kv_heads, heads // spec.kv_heads, self._block_tokens
+        sizes = dim, dim, spec.kv_heads, heads // spec.kv_heads, self._block_size
         shape = Shape(q.dtype, *sizes, *extras)
         if len(self._parts) == 1:
             return self._parts[0][1](q, packed, scoring, shape)
@@ -102,7 +102,7 @@ class _FewRows:
             Codes.of(arrays),
         )
         dim, extras = shape.value_dim, (shape.capped, shape.sinks)
-        sizes = dim, dim, dim, shape.kv_heads, shape.group, shape.block_tokens
+        sizes = dim, dim, dim, shape.kv_heads, shape.group, shape.block_size
         joined = portable_kernels.Shape(q.dtype, *sizes, *extras, several=False)
         signs = self._signs.of(store).values
         return portable_kernels.merge(CUDA, found, [], scoring.sinks, joined, signs)[0]
@@ -117,7 +117,7 @@ def kernels_serve(case: AttentionCase) -> bool:
         and spec.head_dim == spec.value_dim
         and spec.value_dim in cuda.VALUE_DIMS
         and not spec.value_in_key
-        and case.block_tokens % _KEYS == 0
+        and case.block_size % _KEYS == 0
     )
 
 

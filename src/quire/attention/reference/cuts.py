@@ -58,18 +58,18 @@ class KeyPlaces:
 
     table: mx.array
     starts: mx.array
-    block_tokens: int
+    block_size: int
 
     @staticmethod
     def of(metadata: AttentionMetadata) -> KeyPlaces:
         assert metadata.spec.sees_all, "an indexer chooses among all keys"
         starts = np.repeat(metadata.table_starts[:-1], metadata.counts)
-        return KeyPlaces(mx.array(metadata.block_table), mx.array(starts), metadata.block_tokens)
+        return KeyPlaces(mx.array(metadata.block_table), mx.array(starts), metadata.block_size)
 
     def find(self, rows: slice, keys: mx.array) -> tuple[mx.array, mx.array]:
         """The blocks of keys `[t, K]` of some rows, and the places within."""
-        blocks = self.table[self.starts[rows, None] + keys // self.block_tokens]
-        return blocks, keys % self.block_tokens
+        blocks = self.table[self.starts[rows, None] + keys // self.block_size]
+        return blocks, keys % self.block_size
 
 
 @dataclass
@@ -110,7 +110,7 @@ class DecodeBatch:
     first: Ints
     last: Ints
     kv_heads: int
-    block_tokens: int
+    block_size: int
     tails: Ints | None = None
 
     @cached_property
@@ -120,8 +120,8 @@ class DecodeBatch:
 
     @cached_property
     def mask(self) -> mx.array:
-        """`[B, 1, 1, P * block_tokens]`, true where visible."""
-        keys = np.arange(self.blocks.shape[1] * self.block_tokens, dtype=np.int32)
+        """`[B, 1, 1, P * block_size]`, true where visible."""
+        keys = np.arange(self.blocks.shape[1] * self.block_size, dtype=np.int32)
         visible = (keys >= self.first[:, None]) & (keys <= self.last[:, None])
         return mx.array(visible[:, None, None, :])
 
@@ -139,12 +139,12 @@ class DecodeBatch:
     @cached_property
     def full_heads(self) -> mx.array | None:
         """`[B, kv_heads, P]` rows of the blocks before the rows' own; None where there are none."""
-        count = int(self.last.max()) // self.block_tokens
+        count = int(self.last.max()) // self.block_size
         return mx.array(head_rows(self.blocks[:, :count], self.kv_heads)) if count else None
 
     @cached_property
     def tail_bias(self) -> mx.array:
-        """0 where visible, else minus infinity; float32 `[B, 1, 1, (P + 1) * block_tokens]`.
+        """0 where visible, else minus infinity; float32 `[B, 1, 1, (P + 1) * block_size]`.
 
         The keys of `full_heads` come first, then those of the row's own block.
         """
@@ -159,17 +159,17 @@ class DecodeBatch:
     @property
     def _own_starts(self) -> Ints:
         """`[B]` the first key of each row's own block."""
-        return (self.last // self.block_tokens * self.block_tokens).astype(np.int32)
+        return (self.last // self.block_size * self.block_size).astype(np.int32)
 
     @property
     def _own_keys(self) -> Ints:
-        """`[B, block_tokens]` the keys of each row's own block."""
-        places = np.arange(self.block_tokens, dtype=np.int32)
+        """`[B, block_size]` the keys of each row's own block."""
+        places = np.arange(self.block_size, dtype=np.int32)
         return np.add(self._own_starts[:, None], places, dtype=np.int32)
 
     def chosen_bias(self, chosen: mx.array, *, tails: bool) -> mx.array:
         """What is added to `bias`, or to `tail_bias`, where rows see only what they chose."""
-        seen = self.blocks.shape[1] * self.block_tokens
+        seen = self.blocks.shape[1] * self.block_size
         bias = chosen_bias(chosen, seen)
         if tails:
             own = mx.take_along_axis(bias, mx.array(self._own_keys), axis=-1)
@@ -195,12 +195,12 @@ class Chunk:
     first: Ints
     last: Ints
     kv_heads: int
-    block_tokens: int
+    block_size: int
 
     @property
     def first_own(self) -> int:
         """Which of `blocks` is the first that the chunk writes to."""
-        return int(self.own[0]) // self.block_tokens
+        return int(self.own[0]) // self.block_size
 
     @cached_property
     def heads(self) -> mx.array:
@@ -224,7 +224,7 @@ class Chunk:
 
     def tiles(self) -> Iterator[Tile]:
         """The rows, a few at a time. No tile crosses the end of a block."""
-        size, start = self.block_tokens, 0
+        size, start = self.block_size, 0
         while start < len(self.own):
             block = int(self.own[start]) // size
             rows = slice(start, start + size - int(self.own[start]) % size)
@@ -254,11 +254,11 @@ class Tile:
     own: int
     first: Ints
     last: Ints
-    block_tokens: int
+    block_size: int
 
     @property
     def bias(self) -> mx.array:
-        """`[t, P * block_tokens]`: 0 where visible, else minus infinity; float32."""
+        """`[t, P * block_size]`: 0 where visible, else minus infinity; float32."""
         return _bias(self.first, self.last, *self._keys)
 
     def chosen_bias(self, chosen: mx.array) -> mx.array:
@@ -269,7 +269,7 @@ class Tile:
     @property
     def _keys(self) -> tuple[int, int]:
         """The keys of its blocks."""
-        return self.blocks.start * self.block_tokens, self.blocks.stop * self.block_tokens
+        return self.blocks.start * self.block_size, self.blocks.stop * self.block_size
 
 
 def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
@@ -296,7 +296,7 @@ def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
 
 def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
     """Sequences `[begin, end)`, one row each."""
-    size = metadata.block_tokens
+    size = metadata.block_size
     starts = metadata.table_starts[begin:end]
     lengths = metadata.table_starts[begin + 1 : end + 1] - starts
     width = int(lengths.max())
@@ -316,7 +316,7 @@ def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
         first=metadata.first_visible[rows] - base,
         last=metadata.last_visible[rows] - base,
         kv_heads=metadata.spec.kv_heads,
-        block_tokens=size,
+        block_size=size,
         tails=None if metadata.tails is None else metadata.tails[begin:end],
     )
 
@@ -325,7 +325,7 @@ def _chunk(metadata: AttentionMetadata, number: int) -> Chunk:
     """The rows of one sequence."""
     rows = slice(*metadata.query_starts[number : number + 2].tolist())
     table = slice(*metadata.table_starts[number : number + 2].tolist())
-    base = metadata.first_blocks[number] * metadata.block_tokens
+    base = metadata.first_blocks[number] * metadata.block_size
     return Chunk(
         rows=rows,
         blocks=metadata.block_table[table],
@@ -333,5 +333,5 @@ def _chunk(metadata: AttentionMetadata, number: int) -> Chunk:
         first=metadata.first_visible[rows] - base,
         last=metadata.last_visible[rows] - base,
         kv_heads=metadata.spec.kv_heads,
-        block_tokens=metadata.block_tokens,
+        block_size=metadata.block_size,
     )

@@ -108,6 +108,6 @@ def _read_with_own(
 
 
 def _side_by_side(blocks: mx.array) -> mx.array:
-    """`[n, kv_heads, block_tokens, dim]` to `[kv_heads, n * block_tokens, dim]`."""
+    """`[n, kv_heads, block_size, dim]` to `[kv_heads, n * block_size, dim]`."""
     count, kv_heads, _, dim = blocks.shape
     return blocks[0] if count == 1 else blocks.swapaxes(0, 1).reshape(kv_heads, -1, dim)

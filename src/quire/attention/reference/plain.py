@@ -19,7 +19,7 @@ SCORES = 32 << 20
 def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
     """Rows of sequences with one row each, `[B, heads, head_dim]`."""
     count, kv_heads, blocks = batch.heads.shape
-    shape = (count, kv_heads, blocks * batch.block_tokens, -1)
+    shape = (count, kv_heads, blocks * batch.block_size, -1)
     read = [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
     return _single_rows(q, *_keys_and_values(store, read), batch, scoring)
 
@@ -67,7 +67,7 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
     arrays = store.arrays()
     alike = current_device().kernels is not None
     narrow = alike or arrays[0].dtype != mx.float32 or q.dtype != mx.float32
-    count, size = q.shape[0], chunk.block_tokens if alike else 1
+    count, size = q.shape[0], chunk.block_size if alike else 1
     seen = _whole(int(chunk.last[-1]) + 1, size)
     k, v = _keys_and_values(
         store, [_gathered(each, chunk)[:, :, :seen].astype(q.dtype) for each in arrays]
@@ -104,7 +104,7 @@ def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array,
 
 
 def _gathered(blocks: mx.array, chunk: Chunk) -> mx.array:
-    """`[1, kv_heads, P * block_tokens, dim]`."""
+    """`[1, kv_heads, P * block_size, dim]`."""
     return blocks[chunk.heads].reshape(1, chunk.kv_heads, -1, blocks.shape[-1])
 
 

@@ -21,7 +21,7 @@ class LayerShape:
     """What a layer stores a token: keys `[kv_heads, head_dim]`, values `[kv_heads, value_dim]`.
 
     Attributes:
-        block_tokens: tokens a block.
+        block_size: tokens per block.
         dtype: the model's, of keys and values as they are computed.
         value_in_key, index_dim: see `KVSpec`.
     """
@@ -29,22 +29,22 @@ class LayerShape:
     kv_heads: int
     head_dim: int
     value_dim: int
-    block_tokens: int
+    block_size: int
     dtype: mx.Dtype
     value_in_key: bool = False
     index_dim: int = 0
 
     @staticmethod
-    def of(spec: KVSpec, block_tokens: int, dtype: mx.Dtype) -> LayerShape:
+    def of(spec: KVSpec, block_size: int, dtype: mx.Dtype) -> LayerShape:
         """What layers of a spec store."""
         sizes = spec.kv_heads, spec.head_dim, spec.value_dim
-        return LayerShape(*sizes, block_tokens, dtype, spec.value_in_key, spec.index_dim)
+        return LayerShape(*sizes, block_size, dtype, spec.value_in_key, spec.index_dim)
 
     @property
     def index(self) -> LayerShape | None:
         """What an indexer stores a token, plain: a key of one head, and no value."""
         dim = self.index_dim
-        return LayerShape(1, dim, dim, self.block_tokens, self.dtype, True) if dim else None
+        return LayerShape(1, dim, dim, self.block_size, self.dtype, True) if dim else None
 
 
 def vector_sizes(shape: LayerShape) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class WrittenBlocks:
     """The blocks that chunks wrote to, not coded, the tails before them included.
 
     Attributes:
-        keys, values: `[n, kv_heads, block_tokens, head_dim or value_dim]`.
+        keys, values: `[n, kv_heads, block_size, head_dim or value_dim]`.
         starts: `[chunks + 1]`; blocks `[starts[c], starts[c + 1])` are chunk c's.
     """
 
@@ -273,7 +273,7 @@ class PackedStore(LayerStore):
 
     @abstractmethod
     def read(self, rows: mx.array) -> BlockReader:
-        """The full blocks in rows `[..., P]` of the arrays; S is `P * block_tokens`."""
+        """The full blocks in rows `[..., P]` of the arrays; S is `P * block_size`."""
 
     @abstractmethod
     def coded(self) -> CodedArrays:
@@ -284,7 +284,7 @@ class PackedStore(LayerStore):
         """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
-        """Keys and values of the tail pool, `[tails * kv_heads, block_tokens, dim]`."""
+        """Keys and values of the tail pool, `[tails * kv_heads, block_size, dim]`."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:

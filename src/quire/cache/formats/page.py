@@ -44,8 +44,8 @@ class PageKeys:
     """
 
     def __init__(self, shape: LayerShape, bits: int) -> None:
-        self._tokens = shape.block_tokens
-        self._layout = Affine(64 if shape.block_tokens % 64 == 0 else 32, bits)
+        self._tokens = shape.block_size
+        self._layout = Affine(64 if shape.block_size % 64 == 0 else 32, bits)
         self._coding = affine_coding(self._tokens, self._layout, refit=True)
 
     @property
@@ -63,7 +63,7 @@ class PageKeys:
         return affine_parts(self._tokens, self._layout)
 
     def encode(self, k: mx.array) -> list[mx.array]:
-        """`[..., block_tokens, head_dim]` to arrays `[..., head_dim, elements]`."""
+        """`[..., block_size, head_dim]` to arrays `[..., head_dim, elements]`."""
         by_channel = k.astype(mx.float32).swapaxes(-1, -2)
         coded = current_device().operations.encode([mx.contiguous(by_channel)], [self._coding])
         if coded is not None:
@@ -87,7 +87,7 @@ class PageKeys:
         return self._layout.product(by_block, parts, transpose=True).sum(axis=-3)
 
     def decode(self, parts: list[mx.array]) -> mx.array:
-        """Blocks `[..., P, head_dim, -]` as keys, `[..., P * block_tokens, head_dim]`, float32."""
+        """Blocks `[..., P, head_dim, -]` as keys, `[..., P * block_size, head_dim]`, float32."""
         return self._layout.decode(parts).swapaxes(-1, -2).flatten(-3, -2)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
@@ -103,7 +103,7 @@ class PageStore(PackedStore):
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         super().__init__(shape, format)
         self._key_codec, self._value_codec = _codecs(shape, format)
-        tokens, dim = shape.block_tokens, shape.head_dim
+        tokens, dim = shape.block_size, shape.head_dim
         self._keys = [mx.zeros((0, dim, n), dtype=t) for n, t in self._key_codec.parts()]
         values = [] if self._value_codec is None else self._value_codec.parts()
         self._values = [mx.zeros((0, tokens, n), dtype=t) for n, t in values]
@@ -129,12 +129,12 @@ class PageStore(PackedStore):
         keys, values = _codecs(shape, format)
         channel = sum(n * dtype.size for n, dtype in keys.parts())
         token = 0 if values is None else values.vector_bytes
-        each = shape.head_dim * channel + shape.block_tokens * token
+        each = shape.head_dim * channel + shape.block_size * token
         return shape.kv_heads * each
 
     @classmethod
     def tail_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        elements = shape.block_tokens * sum(vector_sizes(shape))
+        elements = shape.block_size * sum(vector_sizes(shape))
         return shape.kv_heads * elements * shape.dtype.size
 
     @property
@@ -169,8 +169,8 @@ class PageStore(PackedStore):
             self._code([array[tails] for array in self._tails], blocks)
 
     def _whole(self, vectors: mx.array) -> mx.array:
-        """`[n * block_tokens, kv_heads, -]` as blocks, `[n * kv_heads, block_tokens, -]`."""
-        blocks = mx.unflatten(vectors, 0, (-1, self.shape.block_tokens))
+        """`[n * block_size, kv_heads, -]` as blocks, `[n * kv_heads, block_size, -]`."""
+        blocks = mx.unflatten(vectors, 0, (-1, self.shape.block_size))
         return blocks.swapaxes(1, 2).flatten(0, 1)
 
     def _write_chunks(self, k: mx.array, v: mx.array, places: ChunkPlaces) -> WrittenBlocks:
@@ -197,7 +197,7 @@ class PageStore(PackedStore):
         return WrittenBlocks(*self._keys_and_values(written), blocks.starts)
 
     def _in_blocks(self, tails: mx.array, new: mx.array, places: ChunkPlaces) -> mx.array:
-        """Chunks' vectors behind those of their tails: `[n, kv_heads, block_tokens, dim]`."""
+        """Chunks' vectors behind those of their tails: `[n, kv_heads, block_size, dim]`."""
         parts = [new.flatten(0, 1), mx.zeros((1, new.shape[-1]), dtype=new.dtype)]
         if places.begun_rows is not None:
             parts.append(tails[places.begun_rows].flatten(0, 1))
@@ -207,7 +207,7 @@ class PageStore(PackedStore):
         """Codes keys, and values not in them, into the rows of the pool.
 
         Args:
-            vectors: `[n * kv_heads, block_tokens, -]` each.
+            vectors: `[n * kv_heads, block_size, -]` each.
         """
         codes = self._key_codec.encode(vectors[0])
         if self._value_codec is not None:

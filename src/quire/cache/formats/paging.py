@@ -14,7 +14,7 @@ def block_rows(blocks: Ints, rows: int) -> mx.array:
 
 
 def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
-    """Rows `[..., P]` of arrays `[rows, block_tokens, -]`: `[..., P * block_tokens, -]` of each."""
+    """Rows `[..., P]` of arrays `[rows, block_size, -]`: `[..., P * block_size, -]` of each."""
     tokens = arrays[0].shape[1]
     shape = (*rows.shape[:-1], rows.shape[-1] * tokens)
     return [array[rows].reshape(*shape, array.shape[-1]) for array in arrays]

@@ -17,7 +17,7 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
 
 
 class PlainStore(LayerStore):
-    """Keys and values, `[blocks * kv_heads, block_tokens, head_dim or value_dim]`.
+    """Keys and values, `[blocks * kv_heads, block_size, head_dim or value_dim]`.
 
     Keys alone where these begin with the values.
     """
@@ -26,11 +26,11 @@ class PlainStore(LayerStore):
         super().__init__(shape, format)
         self._dtype = plain_dtype(shape, format)
         dims = vector_sizes(shape)
-        self._arrays = [mx.zeros((0, shape.block_tokens, dim), dtype=self._dtype) for dim in dims]
+        self._arrays = [mx.zeros((0, shape.block_size, dim), dtype=self._dtype) for dim in dims]
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        vectors = shape.kv_heads * shape.block_tokens
+        vectors = shape.kv_heads * shape.block_size
         return vectors * sum(vector_sizes(shape)) * plain_dtype(shape, format).size
 
     @property

@@ -16,7 +16,7 @@ from quire.device.coding import ChunkBlocks
 def head_rows(blocks: Ints, kv_heads: int) -> Ints:
     """Block ids `[..., P]` to rows of a pool's arrays, `[..., kv_heads, P]`.
 
-    A pool of plain blocks is `[blocks * kv_heads, block_tokens, head_dim]`: one head of one block
+    A pool of plain blocks is `[blocks * kv_heads, block_size, head_dim]`: one head of one block
     is one run of memory.
     """
     heads = np.arange(kv_heads, dtype=np.int32)[:, None]
@@ -39,7 +39,7 @@ class SlotMapping:
     query_starts: Ints
     tails: Ints | None
     kv_heads: int
-    block_tokens: int
+    block_size: int
 
     @cached_property
     def head_rows(self) -> mx.array:
@@ -54,7 +54,7 @@ class SlotMapping:
     @cached_property
     def whole_rows(self) -> mx.array:
         """`[blocks * kv_heads]` rows of the pool's arrays, where whole blocks are written."""
-        return block_rows(self.blocks[:: self.block_tokens], self.kv_heads)
+        return block_rows(self.blocks[:: self.block_size], self.kv_heads)
 
     @cached_property
     def singles(self) -> TailRows | None:
@@ -129,7 +129,7 @@ class TailRows:
             Rows of the tail pool's arrays, and of the pool's where they go; `[m * kv_heads]` each.
         """
         slots = self.slots
-        last = slots.block_tokens - 1
+        last = slots.block_size - 1
         # In most steps there are few rows, and none of them fills a tail: cheaper than numpy.
         full = [n for n, at in enumerate(slots.offsets[self.numbers].tolist()) if at == last]
         if not full:
@@ -157,7 +157,7 @@ class ChunkPlaces:
         slots, numbers = self.slots, self.numbers
         rows, counts = slots.query_starts[numbers], np.diff(slots.query_starts)[numbers]
         offsets = slots.offsets[rows]
-        return ChunkBlocks.of(rows, counts, self.tails[numbers], offsets, slots.block_tokens)
+        return ChunkBlocks.of(rows, counts, self.tails[numbers], offsets, slots.block_size)
 
     @cached_property
     def full(self) -> slice | mx.array | None:
@@ -191,14 +191,14 @@ class ChunkPlaces:
 
     @cached_property
     def sources(self) -> mx.array:
-        """`[n, kv_heads, block_tokens]`: where the vectors of blocks come from, one by one.
+        """`[n, kv_heads, block_size]`: where the vectors of blocks come from, one by one.
 
         They are numbers among the mapping's `[T * kv_heads]`, one more, of zeros, for what is
         behind a chunk's end, and those of the tails that begin blocks,
-        `[m * kv_heads * block_tokens]`.
+        `[m * kv_heads * block_size]`.
         """
         blocks, slots = self.blocks, self.slots
-        size, heads = slots.block_tokens, slots.kv_heads
+        size, heads = slots.block_size, slots.kv_heads
         zeros = len(slots.blocks) * heads
         token, head = np.arange(size), np.arange(heads)[:, None]
         fresh = (blocks.rows[:, None, None] + token) * heads + head

@@ -25,21 +25,21 @@ class LayerCost:
     layers: tuple[int, ...]
     spec: KVSpec
     name: str
-    block_tokens: int
+    block_size: int
     token_bytes: float
     plain_bytes: float
     tail_bytes: int
 
     def context_bytes(self, tokens: int) -> tuple[int, int]:
         """Bytes of one sequence of so many tokens in these layers: as stored, as plain blocks."""
-        held = self.spec.blocks_between_steps(tokens, self.block_tokens) * self.block_tokens
+        held = self.spec.blocks_between_steps(tokens, self.block_size) * self.block_size
         count = len(self.layers)
         stored = count * (held * self.token_bytes + self.tail_bytes)
         return int(stored), int(count * held * self.plain_bytes)
 
 
 def layer_costs(
-    groups: tuple[KVGroup, ...], format: KVFormat, block_tokens: int, dtype: mx.Dtype
+    groups: tuple[KVGroup, ...], format: KVFormat, block_size: int, dtype: mx.Dtype
 ) -> list[LayerCost]:
     """What layers with keys and values cost in a format, those that are stored alike together."""
     costs = []
@@ -47,7 +47,7 @@ def layer_costs(
         spec = group.spec.stored
         if spec is None:
             continue
-        shape = LayerShape.of(spec, block_tokens, dtype)
+        shape = LayerShape.of(spec, block_size, dtype)
         skipped = tuple(layer for layer in group.layers if layer in format.skip_layers)
         for layers in (tuple(layer for layer in group.layers if layer not in skipped), skipped):
             if not layers:
@@ -59,9 +59,9 @@ def layer_costs(
                     layers=layers,
                     spec=spec,
                     name=stored.name,
-                    block_tokens=block_tokens,
-                    token_bytes=block_bytes(shape, stored) / block_tokens,
-                    plain_bytes=block_bytes(shape, plain) / block_tokens,
+                    block_size=block_size,
+                    token_bytes=block_bytes(shape, stored) / block_size,
+                    plain_bytes=block_bytes(shape, plain) / block_size,
                     tail_bytes=store.tail_bytes(shape, stored),
                 )
             )
@@ -71,12 +71,12 @@ def layer_costs(
 def kv_table(
     groups: tuple[KVGroup, ...],
     format: KVFormat,
-    block_tokens: int,
+    block_size: int,
     dtype: mx.Dtype,
     context: int,
 ) -> tuple[str, ...]:
     """Lines for people: layers, format, bytes a token, and what a full context will cost."""
-    costs = layer_costs(groups, format, block_tokens, dtype)
+    costs = layer_costs(groups, format, block_size, dtype)
     rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
     for cost in costs:
         count = len(cost.layers)

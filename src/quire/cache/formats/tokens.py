@@ -24,7 +24,7 @@ from quire.device.device import current_device
 
 
 class TokenStore(PackedStore):
-    """Codes of keys and values, `[blocks * kv_heads, block_tokens, elements]` a part."""
+    """Codes of keys and values, `[blocks * kv_heads, block_size, elements]` a part."""
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         super().__init__(shape, format)
@@ -67,7 +67,7 @@ class TokenStore(PackedStore):
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
         codecs = cls.codecs(shape, format)
         size = sum(codec.vector_bytes for codec in codecs if codec is not None)
-        return shape.kv_heads * shape.block_tokens * size
+        return shape.kv_heads * shape.block_size * size
 
     @property
     def codings(self) -> tuple[VectorCoding, ...]:
@@ -75,7 +75,7 @@ class TokenStore(PackedStore):
         return self._codings
 
     def _empty(self, elements: int, dtype: mx.Dtype) -> mx.array:
-        return mx.zeros((0, self.shape.block_tokens, elements), dtype=dtype)
+        return mx.zeros((0, self.shape.block_size, elements), dtype=dtype)
 
     @property
     def block_arrays(self) -> tuple[list[mx.array], ...]:

@@ -55,7 +55,7 @@ class DeviceRunner(KernelRunner):
 
 def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) -> str | None:
     """How far coded tails are from those of the format's store; None if they are near enough."""
-    shape = LayerShape.of(spec, packed.BLOCK_TOKENS, mx.bfloat16)
+    shape = LayerShape.of(spec, packed.BLOCK_SIZE, mx.bfloat16)
     store, expected = _stores(shape, format)
     for either in (store, expected):
         either.resize_tails(2, ())
@@ -84,12 +84,12 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
 
     None if they are near enough.
     """
-    shape = LayerShape.of(case.spec, case.block_tokens, case.dtype)
+    shape = LayerShape.of(case.spec, case.block_size, case.dtype)
     store, expected = _stores(shape, case.format)
     assert isinstance(store, TokenStore), "the format codes single tokens"
     assert isinstance(expected, TokenStore), "the format codes single tokens"
     keys, values = _keys_and_values(shape)
-    slots, count = _slots(shape), shape.block_tokens
+    slots, count = _slots(shape), shape.block_size
     q = _normal((count, case.heads, shape.head_dim), 0).astype(case.dtype)
     wanted = expected.transform(q.astype(mx.float32))
     # No norms, and nothing turns with its position.
@@ -122,14 +122,14 @@ def _stores(shape: LayerShape, format: KVFormat) -> tuple[LayerStore, LayerStore
 
 
 def _keys_and_values(shape: LayerShape) -> list[mx.array]:
-    """Of a block's tokens, `[block_tokens, kv_heads, -]`."""
-    vectors = [_normal((shape.block_tokens, shape.kv_heads, n), n) for n in vector_sizes(shape)]
+    """Of a block's tokens, `[block_size, kv_heads, -]`."""
+    vectors = [_normal((shape.block_size, shape.kv_heads, n), n) for n in vector_sizes(shape)]
     return [(3 * each + 1).astype(mx.bfloat16) for each in vectors]
 
 
 def _slots(shape: LayerShape) -> SlotMapping:
     """Those of block 2, in order."""
-    count = shape.block_tokens
+    count = shape.block_size
     blocks, offsets = np.full(count, 2, np.int32), np.arange(count, dtype=np.int32)
     starts = np.array([0, count], np.int32)
     return SlotMapping(blocks, offsets, starts, None, shape.kv_heads, count)
@@ -139,7 +139,7 @@ def _difference(store: LayerStore, expected: LayerStore, shape: LayerShape) -> s
     """Between block 2 of both, as attention reads it."""
     rows = mx.arange(2 * shape.kv_heads, 3 * shape.kv_heads)[:, None]
     q = _normal((shape.kv_heads, 4, shape.head_dim), 1)
-    weights = _normal((shape.kv_heads, 4, shape.block_tokens), 2)
+    weights = _normal((shape.kv_heads, 4, shape.block_size), 2)
     for what, x in (("scores", q), ("weighted_sum", weights)):
         found, wanted = (
             getattr(each.packed.read(rows), what)(x).astype(mx.float32)

@@ -94,7 +94,7 @@ class Heads:
     heads: int
     kv_heads: int
     dim: int
-    block_tokens: int
+    block_size: int
     pairs: int
     neighbours: bool
     gain: float
@@ -122,7 +122,7 @@ class Heads:
             "HEADS": self.heads,
             "KV_HEADS": self.kv_heads,
             "HEAD_DIM": self.dim,
-            "BLOCK": self.block_tokens,
+            "BLOCK": self.block_size,
             "PAIRS": self.pairs,
             "NEIGHBOURS": int(self.neighbours),
             "GAIN": kernels.number(self.gain),

@@ -307,7 +307,7 @@ def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
     reach = [
         affine_coding(group, Affine(group, bits), refit=True).reach
         for bits, group in (
-            (codes.key_bits, packed.BLOCK_TOKENS),
+            (codes.key_bits, packed.BLOCK_SIZE),
             (codes.value_bits, codes.value_group),
         )
     ]

@@ -69,7 +69,7 @@ class LayerPool(ABC):
     tolerance: ClassVar[float] = 5e-2
 
     group: int
-    block_tokens: int
+    block_size: int
     arrays: tuple[int, ...]
 
     @classmethod
@@ -94,7 +94,7 @@ class LayerPool(ABC):
     def record(self, recorder: Recorder, attention: StackAttention, eps: float, last: int) -> int:
         """The last of the kernels between a layer's projections and `Buffer.ATTENDED`."""
         last = self._heads(recorder, attention, eps, last)
-        tokens, dim = self.block_tokens, attention.head_dim
+        tokens, dim = self.block_size, attention.head_dim
         group = attention.heads // attention.kv_heads
         shape = paged.Shape(
             mx.bfloat16, dim, dim, attention.kv_heads, group, tokens, capped=False, sinks=False
@@ -109,7 +109,7 @@ class LayerPool(ABC):
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
-            self.block_tokens,
+            self.block_size,
             rope.frequencies.size,
             rope.neighbours,
             rope.gain,
@@ -155,7 +155,7 @@ class PlainPool(LayerPool):
 
     @classmethod
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PlainPool:
-        return cls(group, store.shape.block_tokens, tuple(map(address, store.arrays())))
+        return cls(group, store.shape.block_size, tuple(map(address, store.arrays())))
 
     def _destination(self, recorder: Recorder) -> Destination:
         group = recorder.workspace.group(self.group)
@@ -198,7 +198,7 @@ class PagePool(LayerPool):
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PagePool:
         arrays = store.arrays()
         codes = packed.Codes.of(arrays)
-        return cls(group, store.shape.block_tokens, tuple(map(address, arrays)), codes)
+        return cls(group, store.shape.block_size, tuple(map(address, arrays)), codes)
 
     def tail_coding(self, attention: StackAttention) -> TailCoding | None:
         return TailCoding(self.group, attention.kv_heads, attention.head_dim, self.codes)
@@ -252,7 +252,7 @@ class TokenPool(LayerPool):
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> TokenPool:
         assert isinstance(store, TokenStore), "the format codes single tokens"
         arrays = tuple(map(address, store.arrays()))
-        return cls(group, store.shape.block_tokens, arrays, store)
+        return cls(group, store.shape.block_size, arrays, store)
 
     def _destination(self, recorder: Recorder) -> Destination:
         group, store = recorder.workspace.group(self.group), self.store

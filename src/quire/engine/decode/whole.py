@@ -221,7 +221,7 @@ class WholeDecode:
 
     def _within_blocks(self, rows: Sequence[ScheduledSequence]) -> bool:
         """Whether no row reads a block that is coded when the step ends."""
-        tokens = self._pools.block_tokens
+        tokens = self._pools.block_size
         return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
 
     def rows_together(self, format: KVFormat) -> int:
@@ -264,7 +264,7 @@ class WholeDecode:
         number = layer.attention.layer
         spec = self._layout.groups[self._layout.group[number]].spec.attention
         assert spec is not None, "a stack's layers attend"
-        own, tokens = format.of_layer(number), self._pools.block_tokens
+        own, tokens = format.of_layer(number), self._pools.block_size
         heads = layer.attention.heads
         return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
@@ -378,7 +378,7 @@ class WholeDecode:
         for number, group in enumerate(self._layout.groups):
             spec = group.spec.attention
             assert spec is not None, "a stack's layers attend"
-            metadata = build_metadata(number, spec, rows, self._pools.block_tokens)
+            metadata = build_metadata(number, spec, rows, self._pools.block_size)
             write_group(numbers, number, metadata, entries)
             tables.append(metadata.block_table)
             entries += len(metadata.block_table)
@@ -426,9 +426,9 @@ def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries:
     tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)
 
 
-def in_one_block(rows: ScheduledSequence, block_tokens: int) -> bool:
+def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
     """Whether a sequence's rows lie in one block."""
-    return rows.start % block_tokens + rows.count <= block_tokens
+    return rows.start % block_size + rows.count <= block_size
 
 
 def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
