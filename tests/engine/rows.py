@@ -8,7 +8,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import PlacedMedia
 from quire.core.request import SamplingParams
 from quire.sampling.rows import RowSampling
-from quire.scheduler.plan import BlockIds, Placement, Positions, ScheduledSequence
+from quire.scheduler.plan import BlockIds, KVPlacement, Positions, ScheduledSequence
 
 SIZE = 4
 
@@ -43,7 +43,7 @@ def scheduled(
         count=count,
         tokens=array("i", range(base + start, base + end - unread)),
         positions=range(start, end) if positions is None else positions,
-        placement=Placement(
+        placement=KVPlacement(
             tuple(BlockIds(array("i", ids), len(ids)) for ids in tables),
             {group: 900 + ids[0] for group, ids in enumerate(tables)} if format.has_tail else {},
         ),

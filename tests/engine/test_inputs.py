@@ -153,7 +153,7 @@ def test_rows_take_their_positions_from_the_sequence() -> None:
     three = np.array([[5, 5, 5], [5, 6, 6], [5, 6.5, 7]], dtype=np.float32)
     inputs = inputs_of([chunk("a", 2, 3, positions=three), single("b", 9)])
     assert inputs.positions.tolist() == [[9, 5, 5, 5], [9, 5, 6, 6], [9, 5, 6.5, 7]]
-    narrowed = inputs.only_wanted()
+    narrowed = inputs.sampled_rows_only()
     assert narrowed is not None
     step, rows = narrowed
     assert rows.tolist() == [0, 3]

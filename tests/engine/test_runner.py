@@ -24,7 +24,7 @@ from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import (
     BlockCopy,
     BlockIds,
-    Placement,
+    KVPlacement,
     SampledTokens,
     ScheduledSequence,
     StepPlan,
@@ -75,7 +75,7 @@ def rows(
         count=end - start,
         tokens=array("i", tokens),
         positions=range(start, end),
-        placement=Placement((BlockIds(array("i", blocks), len(blocks)),)),
+        placement=KVPlacement((BlockIds(array("i", blocks), len(blocks)),)),
         sampling=tuple(RowSampling(GREEDY, first + n) for n in range(sampled)),
     )
 

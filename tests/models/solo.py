@@ -1,4 +1,4 @@
-"""A `Step` of one whole sequence: what a model computes when nobody shares the step with it."""
+"""A `ForwardContext` of one whole sequence, which shares its step with no other."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class SoloStep:
             chosen[row, best[:limit]] = True
         self._chosen[layer] = mx.array(chosen)
 
-    def only_wanted(self) -> None:
+    def sampled_rows_only(self) -> None:
         """All rows are."""
 
     def _states(self, layer: int) -> list[SoloStates]:

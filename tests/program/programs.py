@@ -13,7 +13,7 @@ import numpy as np
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
-from quire.models.base import LanguageModel, Step
+from quire.models.base import ForwardContext, LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.program.replay import replay
 from quire.program.trace import StepPrograms, trace
@@ -49,9 +49,9 @@ class ProgramModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         assert step.media is None, "media is not tried here"
-        narrowed = step.only_wanted() if self._narrows() else None
+        narrowed = step.sampled_rows_only() if self._narrows() else None
         axes = 0 if step.positions.ndim == 1 else step.positions.shape[0]
         variant = Variant(axes, narrowed is not None)
         steps, sizes = [step], {"T": len(step.tokens)}

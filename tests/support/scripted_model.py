@@ -21,7 +21,7 @@ import numpy as np
 
 from quire.cache.specs import FullKV, LayerSpec
 from quire.models.arguments import read_arguments
-from quire.models.base import LanguageModel, Module, Step
+from quire.models.base import ForwardContext, LanguageModel, Module
 
 MODEL_TYPE = "scripted"
 HEAD_DIM = 64
@@ -98,7 +98,7 @@ class Scripted(LanguageModel):
     def vocab_size(self) -> int:
         return self._args.vocab_size
 
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         """The next token of each row, `[T, 1]`."""
         script = step.tokens - self._args.first_script  # [T]
         names_one = (script >= 0) & (script < len(self._args.scripts))

@@ -137,7 +137,6 @@ class StepAttention:
         """By group of media, the rows that attend to any, where not all of them do."""
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        """See `models.base.Step.choose`."""
         chosen: list[mx.array | None] = []
         for part in self._parts(self._layout.group[layer]):
             store, rows = part.pool.indexes[layer], part.rows
@@ -157,7 +156,6 @@ class StepAttention:
         scoring: Scoring,
         chosen_by: int | None = None,
     ) -> mx.array:
-        """See `models.base.Step.attend`."""
         group, owner = self._layout.group[layer], self._layout.owner[layer]
         parts = self._parts(group)
         chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]

@@ -29,7 +29,7 @@ from quire.device.device import open_device
 from quire.device.dtypes import DTYPES
 from quire.engine.inputs import StepInputs
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.scheduler.plan import BlockIds, Placement, ScheduledSequence, StepPlan
+from quire.scheduler.plan import BlockIds, KVPlacement, ScheduledSequence, StepPlan
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -116,7 +116,7 @@ class Reader:
             if format.has_tail and group.spec.attention is not None:
                 self._pools.resize(Resize(PoolKey(group.index, format, tail=True), 1))
                 tails[group.index] = 0
-        self._placement = Placement(tuple(tables), tails)
+        self._placement = KVPlacement(tuple(tables), tails)
 
     def logits(self, start: int, count: int) -> mx.array:
         """`[count, vocab]` after tokens `start` and on; must be called for one after the other."""

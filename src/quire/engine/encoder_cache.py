@@ -55,7 +55,7 @@ class EncoderCache:
                 raise RequestError("media: places overlap or leave the prompt", param="media")
             end = placed.end
 
-    def shared(self, request: Request) -> Request:
+    def intern(self, request: Request) -> Request:
         """The request with items that others have too held once, as an agent's turns do."""
         if not request.media:
             return request

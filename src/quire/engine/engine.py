@@ -132,7 +132,7 @@ class Engine:
     def _admit(self, request: Request, make: MakeConstraint) -> None:
         try:
             self._runner.media.check(request)
-            request = self._runner.media.shared(request)
+            request = self._runner.media.intern(request)
             check_known(request, self._loaded.model, self._offered)
             check_sampling(request.sampling, self._loaded.model.vocab_size)
             format = self._format(request.kv_format)

@@ -16,16 +16,16 @@ from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32
 from quire.device.recurrence import DeltaGates
 from quire.engine.recurrent_rows import RecurrentRows, recurrent_rows
-from quire.models.base import CrossRows, MediaRows, Step
+from quire.models.base import CrossRows, ForwardContext, MediaRows
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 
 class _Rows:
-    """Rows as a model sees them; implements `models.base.Step`.
+    """Rows as a model sees them; implements `models.base.ForwardContext`.
 
     Attributes:
         sequences: in the order of the rows.
-        tokens, positions, media, cross: see `Step`; whoever makes this sets the first two.
+        tokens, positions, media, cross: as in `ForwardContext`; the maker sets the first two.
     """
 
     tokens: mx.array
@@ -55,11 +55,9 @@ class _Rows:
         sinks: mx.array | None = None,
         chosen_by: int | None = None,
     ) -> mx.array:
-        """See `models.base.Step.attend`."""
         return self._step.attend(layer, q, k, v, Scoring(scale, softcap, sinks), chosen_by)
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        """See `models.base.Step.choose`."""
         self._step.choose(layer, q, k, weights, limit)
 
     @property
@@ -89,8 +87,7 @@ class _Rows:
     ) -> mx.array:
         return self._recurrent.state_space(layer, values, keys, queries, steps, rates)
 
-    def only_wanted(self) -> tuple[Step, mx.array] | None:
-        """See `models.base.Step.only_wanted`."""
+    def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         return None
 
     def attending(self) -> npt.NDArray[np.bool_] | None:
@@ -137,8 +134,7 @@ class StepInputs(_Rows):
         self.positions = mx.array(_joined([each.positions for each in self.sequences]))
         self.tokens = self._gather_tokens(sampled, previous)
 
-    def only_wanted(self) -> tuple[Step, mx.array] | None:
-        """See `models.base.Step.only_wanted`."""
+    def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         if self.wanted is None or any(each.pooled > 1 for each in self.ending):
             return None
         if not self.ending:

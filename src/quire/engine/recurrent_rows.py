@@ -35,7 +35,7 @@ class States(Protocol):
 
 
 class RecurrentRows:
-    """The rows of one step for its recurrent layers; implements that part of `models.base.Step`.
+    """The rows of one step for recurrent layers: that part of `models.base.ForwardContext`.
 
     Args:
         segments: the numbers of the rows that advance together, `[n, t]` each: `n` sequences with
@@ -54,7 +54,6 @@ class RecurrentRows:
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
-        """See `models.base.Step.convolve`."""
         operations = current_device().operations
 
         def advance(states: States, cut: Cut) -> mx.array:
@@ -68,7 +67,6 @@ class RecurrentRows:
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
     ) -> mx.array:
-        """See `models.base.Step.delta_rule`."""
         operations = current_device().operations
 
         def advance(states: States, cut: Cut) -> mx.array:
@@ -89,7 +87,6 @@ class RecurrentRows:
         steps: mx.array,
         rates: mx.array,
     ) -> mx.array:
-        """See `models.base.Step.state_space`."""
         operations = current_device().operations
 
         def advance(states: States, cut: Cut) -> mx.array:

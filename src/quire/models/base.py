@@ -2,7 +2,7 @@
 
 A model is a function of weights, a step's inputs and the KV pools. It never sees a mask, a cache
 object, a batch size or a request: the tokens of all sequences in a step come as one flat list, each
-with its own position, and `Step.attend` lets each row see exactly the keys that it may see.
+with its own position, and `ForwardContext.attend` lets a row see exactly its visible keys.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CrossRows:
     states: mx.array | None
 
 
-class Step(Protocol):
+class ForwardContext(Protocol):
     """What a model sees of one step: T rows, one a token, of any number of sequences.
 
     Attributes:
@@ -191,7 +191,7 @@ class Step(Protocol):
         """
         ...
 
-    def only_wanted(self) -> tuple[Step, mx.array] | None:
+    def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         """What to go on with where no later layer keeps anything.
 
         Then only the rows matter whose hidden states are wanted, the last of each prompt that is
@@ -335,10 +335,10 @@ class LanguageModel(Module):
         return self.vocab_size
 
     @abstractmethod
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         """Final hidden states, normalised, ready for `logits`: `[T, hidden]`.
 
-        `[R, hidden]` when it took `Step.only_wanted`.
+        `[R, hidden]` when it took `ForwardContext.sampled_rows_only`.
         """
 
     @abstractmethod

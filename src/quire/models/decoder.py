@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
-from quire.models.base import LanguageModel, Module, Step, named_parameters
+from quire.models.base import ForwardContext, LanguageModel, Module, named_parameters
 from quire.models.decoder_stack import decoder_stack
-from quire.models.description import Description, Layer, Placement, Rotation
+from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope, Rotate
 from quire.models.stack import Stack
@@ -48,7 +48,7 @@ class DecoderLayer(Module):
         mixes, feeds = bool(layer.mixers), layer.feed_forward is not None
         return ("input_layernorm",) * mixes + ("post_attention_layernorm",) * feeds
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         if "input_layernorm" in self:
             x = self._add(x, self._mix(self.input_layernorm(x), step, rotate))
@@ -56,14 +56,14 @@ class DecoderLayer(Module):
             x = self._add(x, self._feed(self.post_attention_layernorm(x), step))
         return x
 
-    def _mix(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def _mix(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         (name, kind), *others = self._mixers
         y: mx.array = self[name](x, step, None if kind is None else rotate[kind])
         for name, kind in others:
             y = y + self[name](x, step, None if kind is None else rotate[kind])
         return y
 
-    def _feed(self, x: mx.array, step: Step) -> mx.array:
+    def _feed(self, x: mx.array, step: ForwardContext) -> mx.array:
         y: mx.array = self.mlp(x, step.tokens) if self._by_token else self.mlp(x)
         return y
 
@@ -78,7 +78,7 @@ class PostNormLayer(DecoderLayer):
     def _norms(layer: Layer) -> tuple[str, ...]:
         return ("post_attention_layernorm", "post_feedforward_layernorm")
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         x = self._add(x, self.post_attention_layernorm(self._mix(x, step, rotate)))
         return self._add(x, self.post_feedforward_layernorm(self._feed(x, step)))
 
@@ -95,7 +95,7 @@ class SandwichLayer(DecoderLayer):
             "post_feedforward_layernorm",
         )
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         y = self._mix(self.input_layernorm(x), step, rotate)
         x = self._add(x, self.post_attention_layernorm(y))
         y = self._feed(self.pre_feedforward_layernorm(x), step)
@@ -109,7 +109,7 @@ class ParallelLayer(DecoderLayer):
     def _norms(layer: Layer) -> tuple[str, ...]:
         return ("input_layernorm",)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         y = self.input_layernorm(x)
         return self._add(x, self._mix(y, step, rotate) + self._feed(y, step))
 
@@ -117,7 +117,7 @@ class ParallelLayer(DecoderLayer):
 class BesideLayer(DecoderLayer):
     """Both blocks read the same rows, each by its own norm."""
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         mixed = self._mix(self.input_layernorm(x), step, rotate)
         return self._add(x, mixed + self._feed(self.post_attention_layernorm(x), step))
 
@@ -133,7 +133,7 @@ class GatedLayer(DecoderLayer):
         self.cross_attn_attn_gate = mx.zeros(1)
         self.cross_attn_mlp_gate = mx.zeros(1)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         if step.cross is None:
             return x
         y = self._mix(self.input_layernorm(x), step, rotate)
@@ -144,13 +144,13 @@ class GatedLayer(DecoderLayer):
         return y if attending is None else mx.where(attending, y, x)
 
 
-_LAYERS: dict[Placement, type[DecoderLayer]] = {
-    Placement.PRE: DecoderLayer,
-    Placement.POST: PostNormLayer,
-    Placement.SANDWICH: SandwichLayer,
-    Placement.PARALLEL: ParallelLayer,
-    Placement.BESIDE: BesideLayer,
-    Placement.GATED: GatedLayer,
+_LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
+    NormPlacement.PRE: DecoderLayer,
+    NormPlacement.POST: PostNormLayer,
+    NormPlacement.SANDWICH: SandwichLayer,
+    NormPlacement.PARALLEL: ParallelLayer,
+    NormPlacement.BESIDE: BesideLayer,
+    NormPlacement.GATED: GatedLayer,
 }
 
 
@@ -170,7 +170,7 @@ class Decoder(Module):
         kinds = dict.fromkeys(mixer.rotation for mixer in whole.mixers)
         self._ropes = tuple((kind, Rope(*kind)) for kind in kinds if kind is not None)
 
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         """Normalised hidden states `[T, hidden]`."""
         x = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
         if self._multiplier != 1:
@@ -221,7 +221,7 @@ class DecoderModel(LanguageModel):
     def embedded_tokens(self) -> int:
         return self.description.vocab_size + self.description.marks
 
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         return self.model(step)
 
     def stack(self) -> Stack:

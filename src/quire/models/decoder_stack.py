@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.models.description import Description, Layer, Placement, Rotation
+from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.attention import Attention, Over
 from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
@@ -37,7 +37,7 @@ def decoder_stack(
         UnsupportedModel: it has a part that is not among plain attention, gated MLPs and experts
             behind a softmax, with RMS norms before each block; or weights are not packed.
     """
-    if whole.placement is not Placement.PRE or whole.residual_multiplier != 1:
+    if whole.placement is not NormPlacement.PRE or whole.residual_multiplier != 1:
         raise UnsupportedModel("norms elsewhere than before each block")
     layers = tuple(
         _layer(index, layer, module, ropes)

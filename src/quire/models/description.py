@@ -19,7 +19,7 @@ Rotation = tuple[int, RopeParameters]
 """Size of a head, and how it is rotated."""
 
 
-class Placement(Enum):
+class NormPlacement(Enum):
     """Where a layer normalises, for `x` and the two blocks `attention` and `mlp`."""
 
     PRE = "before each block"
@@ -103,7 +103,7 @@ class Layer:
 
     mixers: tuple[Mixer, ...]
     feed_forward: FeedForward | None
-    placement: Placement | None = None
+    placement: NormPlacement | None = None
     by_token: bool = False
 
 
@@ -126,7 +126,7 @@ class Description:
     hidden_size: int
     layers: tuple[Layer, ...]
     norm: Norm
-    placement: Placement = Placement.PRE
+    placement: NormPlacement = NormPlacement.PRE
     block_norm: Norm | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from quire.device.operations import Operations
 from quire.device.recurrence import DeltaGates
-from quire.models.base import Step
+from quire.models.base import ForwardContext
 from quire.program.primitives import compute
 from quire.program.values import FUSED, Node, Program, Weight, bound
 
@@ -23,14 +23,14 @@ def replay(
     operations: Operations,
     given: Mapping[str, mx.array],
     sizes: Mapping[str, int],
-    steps: Sequence[Step] = (),
+    steps: Sequence[ForwardContext] = (),
 ) -> list[mx.array]:
     """Return the outputs of a program.
 
     Args:
         given: the fields by name.
         sizes: by symbol.
-        steps: whose pools attention and states read and write; the second one after `only_wanted`.
+        steps: steps whose pools the program uses; the second one is that of `sampled_rows_only`.
     """
     known = {id: each.array for id, each in program.constants.items()}
     known |= {id: given[name] for name, id in program.fields.items()}
@@ -55,7 +55,7 @@ def replay(
 
 
 def _operation(
-    node: Node, inputs: list[mx.array], operations: Operations, steps: Sequence[Step]
+    node: Node, inputs: list[mx.array], operations: Operations, steps: Sequence[ForwardContext]
 ) -> list[mx.array]:
     given = {k: v.value if isinstance(v, Weight) else v for k, v in node.attributes.items()}
     given |= dict(zip(node.roles, inputs, strict=True))

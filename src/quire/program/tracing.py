@@ -15,7 +15,7 @@ from quire.device.operations import Operations
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
-from quire.models.base import CrossRows, LanguageModel, MediaRows, Step
+from quire.models.base import CrossRows, ForwardContext, LanguageModel, MediaRows
 from quire.program.values import Weight
 
 Output = tuple[tuple[int, ...], mx.Dtype]
@@ -238,10 +238,10 @@ class Variant:
 
 
 class TracedStep:
-    """The step that a model sees while it is traced; implements `models.base.Step`.
+    """The step that a model sees while it is traced: a `models.base.ForwardContext`.
 
     Args:
-        part: 1 for the step that `only_wanted` returns.
+        part: 1 for the step that `sampled_rows_only` returns.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class TracedStep:
         (y,) = self._note("state_space", given, (values.shape, values.dtype), layer=layer)
         return y
 
-    def only_wanted(self) -> tuple[Step, mx.array] | None:
+    def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         if not self._variant.narrowed or self._part:
             return None
         own = self._operations, self._model, self._variant, self._given

@@ -7,7 +7,7 @@ from quire.cache.blocks import Block, PoolKey, blocks_by_pool
 from quire.cache.reuse import Match
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.cross_blocks import CrossBlocks
-from quire.scheduler.plan import Placement
+from quire.scheduler.plan import KVPlacement
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.sequence_blocks import BlockTable
 
@@ -257,7 +257,7 @@ class BlockTables:
 
     # -- snapshots -----------------------------------------------------------------------------
 
-    def place(self, sequence: Sequence) -> Placement:
+    def place(self, sequence: Sequence) -> KVPlacement:
         """Where everything is. Holds for one step: blocks move when pools shrink."""
         held = sequence.blocks
         if held.epoch != self._manager.capacity.epoch:
@@ -265,7 +265,7 @@ class BlockTables:
                 table.renew()
             held.epoch, held.placement = self._manager.capacity.epoch, None
         if held.placement is None:
-            held.placement = Placement(
+            held.placement = KVPlacement(
                 tuple(table.ids() for table in held.tables),
                 {group: block.id for group, block in held.tails.items()},
             )

@@ -44,7 +44,7 @@ class BlockIds:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placement:
+class KVPlacement:
     """Where a sequence's keys, values and states are. One object serves until a table changes.
 
     Attributes:
@@ -103,7 +103,7 @@ class ScheduledSequence:
     count: int
     tokens: array[int]
     positions: Positions
-    placement: Placement
+    placement: KVPlacement
     pooled: int = 0
     completes: bool = False
     sampling: tuple[RowSampling, ...] = ()

@@ -118,7 +118,7 @@ class PrefillBudget:
         Args:
             decode_rows: rows of the step that generate.
             prompts: how many wait, begun or not.
-            awaits_token: whether a generating sequence has no row here and waits for the step's end.
+            awaits_token: whether a generating sequence has no row here and waits for the end.
         """
         if not decode_rows and not awaits_token:
             return self._step_s

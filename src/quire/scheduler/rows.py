@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quire.cache.blocks import Block
 from quire.core.media import PlacedMedia
 from quire.sampling.rows import RowSampling
-from quire.scheduler.plan import BlockCopy, CrossKeys, Placement, ScheduledSequence
+from quire.scheduler.plan import BlockCopy, CrossKeys, KVPlacement, ScheduledSequence
 from quire.scheduler.sequence import Sequence
 
 
@@ -42,7 +42,7 @@ class PlannedRows:
         return self.last and self.sequence.request.task.samples
 
     def scheduled(
-        self, placement: Placement, crossed: tuple[CrossKeys, ...] = ()
+        self, placement: KVPlacement, crossed: tuple[CrossKeys, ...] = ()
     ) -> ScheduledSequence:
         """The snapshot."""
         sequence, request = self.sequence, self.sequence.request

@@ -6,7 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from quire.cache.blocks import Block
-from quire.scheduler.plan import BlockIds, Placement
+from quire.scheduler.plan import BlockIds, KVPlacement
 
 if TYPE_CHECKING:
     from quire.scheduler.cross_blocks import CrossEntry
@@ -53,7 +53,7 @@ class SequenceBlocks:
         self.spares: dict[int, Block] = {}
         self.cross: dict[int, CrossEntry] = {}
         self.state_at = 0
-        self.placement: Placement | None = None
+        self.placement: KVPlacement | None = None
         self.epoch = -1
 
     def table(self, group: int) -> list[Block | None]:

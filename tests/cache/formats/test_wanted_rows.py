@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.kv_format import KVFormat
 from quire.engine.inputs import StepInputs
-from quire.models.base import Step
+from quire.models.base import ForwardContext
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.cache.formats.harness import TOLERANCE, Bench, difference, requests
 from tests.support.tiny_models import tiny_model
@@ -36,7 +36,7 @@ def test_the_same_as_with_all_rows(
     asked = requests(format, LENGTHS, new=3)
     ids = [request.id for request in asked]
     got = Bench(shared, max_step_tokens=most).run(asked)
-    monkeypatch.setattr(StepInputs, "only_wanted", lambda self: None)
+    monkeypatch.setattr(StepInputs, "sampled_rows_only", lambda self: None)
     expected = Bench(shared, max_step_tokens=most).run(asked)
     assert difference(expected, got, ids) <= TOLERANCE
 
@@ -45,15 +45,15 @@ def test_a_prompt_s_other_rows_stay_out(
     shared: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrowed: list[tuple[int, int]] = []
-    real = StepInputs.only_wanted
+    real = StepInputs.sampled_rows_only
 
-    def spy(self: StepInputs) -> tuple[Step, mx.array] | None:
+    def spy(self: StepInputs) -> tuple[ForwardContext, mx.array] | None:
         step = real(self)
         if step is not None:
             narrowed.append((self.tokens.shape[0], step[0].tokens.shape[0]))
         return step
 
-    monkeypatch.setattr(StepInputs, "only_wanted", spy)
+    monkeypatch.setattr(StepInputs, "sampled_rows_only", spy)
     Bench(shared).run(requests(KVFormat(), (100, 30), new=4))
     assert narrowed
     assert all(wanted <= 2 and wanted < rows for rows, wanted in narrowed)
@@ -62,5 +62,5 @@ def test_a_prompt_s_other_rows_stay_out(
 def test_a_family_that_shares_nothing_needs_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StepInputs, "only_wanted", lambda self: pytest.fail("asked"))
+    monkeypatch.setattr(StepInputs, "sampled_rows_only", lambda self: pytest.fail("asked"))
     Bench(open_model(str(tiny_model(tmp_path, "gemma4")))).run(requests(KVFormat(), (30,), new=2))

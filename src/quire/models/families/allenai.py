@@ -8,7 +8,7 @@ from functools import partial
 import mlx.core as mx
 
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer, Norm, Placement
+from quire.models.description import Mixer, Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     attention,
@@ -46,7 +46,7 @@ def olmo2(s: Settings) -> LanguageModel:
     norm = rms(s, 1e-5)
     usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS))
     layers = uniform_layers(s, usual, mlp(s, bias=False))
-    return decoder(s, layers, norm=norm, placement=Placement.POST)
+    return decoder(s, layers, norm=norm, placement=NormPlacement.POST)
 
 
 def olmo3(s: Settings) -> LanguageModel:
@@ -60,7 +60,7 @@ def olmo3(s: Settings) -> LanguageModel:
     }
     types = s.layer_types(full_every(s, 4))
     layers = by_type(types, mixers, mlp(s, bias=False))
-    return decoder(s, layers, norm=norm, placement=Placement.POST)
+    return decoder(s, layers, norm=norm, placement=NormPlacement.POST)
 
 
 def olmoe(s: Settings) -> LanguageModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer, Placement
+from quire.models.description import Mixer, NormPlacement
 from quire.models.families.common import (
     Family,
     activation,
@@ -59,7 +59,7 @@ def afmoe(s: Settings) -> LanguageModel:
         layers,
         Names(renamed=_PARTS),
         norm=norm,
-        placement=Placement.SANDWICH,
+        placement=NormPlacement.SANDWICH,
         embedding_multiplier=s.integer("hidden_size") ** 0.5 if scaled else 1.0,
     )
 

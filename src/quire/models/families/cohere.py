@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.device.mixture import Router
 from quire.models.base import LanguageModel
-from quire.models.description import Layer, Mixer, Norm, Placement
+from quire.models.description import Layer, Mixer, Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     attention,
@@ -103,7 +103,7 @@ def _decoder(
 ) -> LanguageModel:
     changes: dict[str, Any] = {
         "norm": norm or _norm(s),
-        "placement": Placement.PARALLEL,
+        "placement": NormPlacement.PARALLEL,
         "head_multiplier": s.number("logit_scale", default=0.0625),
     }
     return decoder(s, layers, names, tied=True, **changes)

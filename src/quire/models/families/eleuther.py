@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from quire.models.base import LanguageModel
-from quire.models.description import Norm, Placement
+from quire.models.description import Norm, NormPlacement
 from quire.models.families.common import Family, activation, attention, decoder, uniform_layers
 from quire.models.layers.attention import Attention
 from quire.models.layers.feed_forward import MLP
@@ -34,7 +34,7 @@ def gpt_neox(s: Settings) -> LanguageModel:
         uniform_layers(s, usual, block),
         Names(renamed=_PARTS, prepare=partial(_apart, attention=usual)),
         norm=norm,
-        placement=Placement.BESIDE if parallel else Placement.PRE,
+        placement=NormPlacement.BESIDE if parallel else NormPlacement.PRE,
     )
 
 

@@ -24,7 +24,7 @@ from quire.models.audio.gemma3n import (
     Gemma3nAudioTower,
     audio_name,
 )
-from quire.models.base import MediaEncoder, Module, Step
+from quire.models.base import ForwardContext, MediaEncoder, Module
 from quire.models.families.gemma4 import Attention, Decoder, Gemma4
 from quire.models.families.gemma4_arguments import Gemma4Arguments
 from quire.models.layers.common import GATES
@@ -223,7 +223,7 @@ class DecoderLayer(Module):
         self._gate = GATES[args.hidden_activation]
 
     def __call__(
-        self, states: mx.array, own: mx.array | None, step: Step, rotate: Rotate
+        self, states: mx.array, own: mx.array | None, step: ForwardContext, rotate: Rotate
     ) -> mx.array:
         """`[T, states, hidden]` -> the same; `own` is `[T, hidden_size_per_layer_input]`."""
         assert own is not None

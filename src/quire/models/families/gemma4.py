@@ -27,7 +27,7 @@ from quire.models.audio.gemma4 import (
     Gemma4AudioEncoder,
     channels_last,
 )
-from quire.models.base import LanguageModel, MediaEncoder, Module, Step
+from quire.models.base import ForwardContext, LanguageModel, MediaEncoder, Module
 from quire.models.families.gemma4_arguments import Gemma4Arguments
 from quire.models.gemma4_stack import gemma4_stack
 from quire.models.layers.clipped import CLIP_BOUNDS, Projector
@@ -70,7 +70,7 @@ class Attention(Module):
         """Queries, keys and values, once they have been asked for."""
         self.o_proj = nn.Linear(self._heads * self._head_dim, args.hidden_size, bias=bias)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         if not self._parts:
             self._parts = self._described()
@@ -143,7 +143,9 @@ class DecoderLayer(Module):
             self.post_per_layer_input_norm = RMSNorm(hidden, eps=eps)
             self._gate = GATES[args.hidden_activation]
 
-    def __call__(self, x: mx.array, own: mx.array | None, step: Step, rotate: Rotate) -> mx.array:
+    def __call__(
+        self, x: mx.array, own: mx.array | None, step: ForwardContext, rotate: Rotate
+    ) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
         y = self.self_attn(self.input_layernorm(x), step, rotate)
         x = self.post_attention_layernorm.added(x, y)
@@ -183,7 +185,7 @@ class Decoder(Module):
             self.per_layer_model_projection = nn.Linear(args.hidden_size, packed, bias=False)
             self.per_layer_projection_norm = RMSNorm(own, eps=args.rms_norm_eps)
 
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         """Normalised hidden states `[T, hidden]`."""
         args = self._args
         tokens = self._looked_up(step)
@@ -196,7 +198,7 @@ class Decoder(Module):
         parts = self._parts(own)
         for index, layer in enumerate(self.layers):
             # Layers that share others' keys keep nothing: most of a prompt need not go through.
-            if index == args.first_shared and (wanted := step.only_wanted()) is not None:
+            if index == args.first_shared and (wanted := step.sampled_rows_only()) is not None:
                 step, rows = wanted
                 x, rotations = x[rows], self._rotations(step)
                 parts = self._parts(None if own is None else own[rows])
@@ -227,14 +229,14 @@ class Decoder(Module):
         """By the kind of layer."""
         return dict(self._ropes)
 
-    def _looked_up(self, step: Step) -> mx.array:
+    def _looked_up(self, step: ForwardContext) -> mx.array:
         """The tokens `[T]` whose embeddings are read: padding stands in for what marks media."""
         if step.media is None:
             return step.tokens
         padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)
         return mx.put_along_axis(step.tokens, step.media.rows, padding, axis=0)
 
-    def _rotations(self, step: Step) -> dict[str, Rotate]:
+    def _rotations(self, step: ForwardContext) -> dict[str, Rotate]:
         """By the kind of layer."""
         return {kind: rope(step.positions) for kind, rope in self._ropes}
 
@@ -319,7 +321,7 @@ class Gemma4(LanguageModel):
     def vocab_size(self) -> int:
         return self.args.vocab_size
 
-    def __call__(self, step: Step) -> mx.array:
+    def __call__(self, step: ForwardContext) -> mx.array:
         return self.model(step)
 
     def stack(self) -> Stack:

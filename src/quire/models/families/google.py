@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.base import LanguageModel
-from quire.models.description import Layer, Mixer, Norm, Placement
+from quire.models.description import Layer, Mixer, Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     activation,
@@ -45,16 +45,16 @@ def gemma(s: Settings) -> LanguageModel:
 
 
 def gemma2(s: Settings) -> LanguageModel:
-    return _gemma2(s, _NAMES, placement=Placement.SANDWICH)
+    return _gemma2(s, _NAMES, placement=NormPlacement.SANDWICH)
 
 
 def vaultgemma(s: Settings) -> LanguageModel:
     """VaultGemma (arXiv:2510.15001): Gemma 2 with norms before blocks alone."""
     names = replace(_NAMES, renamed={"pre_feedforward_layernorm": "post_attention_layernorm"})
-    return _gemma2(s, names, placement=Placement.PRE)
+    return _gemma2(s, names, placement=NormPlacement.PRE)
 
 
-def _gemma2(s: Settings, names: Names, *, placement: Placement) -> LanguageModel:
+def _gemma2(s: Settings, names: Names, *, placement: NormPlacement) -> LanguageModel:
     s.only("use_bidirectional_attention", False)
     usual = attention(s, scale=_scale(s), softcap=_softcap(s, "attn_logit_softcapping", 50.0))
     types = s.layer_types(full_every(s, 2))
@@ -96,7 +96,7 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
     )
     types = s.layer_types(full_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
-    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=caps[1])
+    return _decoder(s, layers, placement=NormPlacement.SANDWICH, logit_softcap=caps[1])
 
 
 def _decoder(

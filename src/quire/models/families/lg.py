@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
-from quire.models.description import Description, Mixer, Placement
+from quire.models.description import Description, Mixer, NormPlacement
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
@@ -33,7 +33,7 @@ def exaone4(s: Settings) -> LanguageModel:
 def exaone4_described(s: Settings) -> Description:
     """EXAONE 4's decoder."""
     layers = by_type(*_mixers(s), mlp(s, bias=False))
-    return described(s, layers, norm=rms(s, 1e-5), placement=Placement.POST)
+    return described(s, layers, norm=rms(s, 1e-5), placement=NormPlacement.POST)
 
 
 def exaone_moe(s: Settings) -> LanguageModel:

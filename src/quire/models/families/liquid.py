@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.base import LanguageModel
-from quire.models.description import FeedForward, Layer, Mixer, Norm, Placement
+from quire.models.description import FeedForward, Layer, Mixer, Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     attention,
@@ -103,7 +103,7 @@ def lfm3(s: Settings) -> LanguageModel:
     layers = by_type(types, mixers, MLP(s.integer("intermediate_size"), "silu"))
     if s.flag("use_sandwich_norm", default=True):
         names = Names(renamed=_PARTS | _AROUND, prepare=channels_last)
-        return decoder(s, layers, names, norm=norm, tied=True, placement=Placement.SANDWICH)
+        return decoder(s, layers, names, norm=norm, tied=True, placement=NormPlacement.SANDWICH)
     names = Names(renamed=_PARTS, prepare=channels_last)
     return decoder(s, layers, names, norm=norm, tied=True)
 

@@ -12,7 +12,7 @@ from quire.core.errors import ModelError
 from quire.core.media import CrossMedia, PlacedMedia
 from quire.models.base import LanguageModel, MediaEncoder, Module
 from quire.models.decoder import DecoderModel
-from quire.models.description import Description, Layer, Norm, Placement
+from quire.models.description import Description, Layer, Norm, NormPlacement
 from quire.models.families.common import Family, activation, attention, described, mlp, rms
 from quire.models.layers.cross_attention import CrossAttention
 from quire.models.layers.feed_forward import MLP
@@ -37,7 +37,7 @@ def mllama(s: Settings) -> LanguageModel:
     dense = mlp(text)
     crossing = text.integers("cross_attention_layers")
     layers = tuple(
-        Layer((crossing_layer,), dense, Placement.GATED)
+        Layer((crossing_layer,), dense, NormPlacement.GATED)
         if index in crossing
         else Layer((usual,), dense)
         for index in range(text.integer("num_hidden_layers"))

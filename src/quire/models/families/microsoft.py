@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.base import LanguageModel
-from quire.models.description import Norm, Placement
+from quire.models.description import Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     activation,
@@ -46,7 +46,7 @@ def phi(s: Settings) -> LanguageModel:
         uniform_layers(s, usual, block),
         Names(renamed=parts),
         norm=norm,
-        placement=Placement.PARALLEL,
+        placement=NormPlacement.PARALLEL,
         head_bias=True,
     )
 

@@ -11,7 +11,7 @@ from quire.core.errors import ModelError
 from quire.core.media import EVEN_COLOURS
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
-from quire.models.description import Description, Norm, Placement
+from quire.models.description import Description, Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     described,
@@ -111,7 +111,7 @@ def moondream3(s: Settings) -> LanguageModel:
         text,
         with_dense(uniform_layers(text, attention, mixture), dense, lambda layer: layer < first),
         norm=Norm(text.number("rms_norm_eps", minimum=0.0), centred=True, bias=True),
-        placement=Placement.PARALLEL,
+        placement=NormPlacement.PARALLEL,
         head_bias=True,
     )
     visual = MoondreamVision(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.models.base import LanguageModel
-from quire.models.description import Layer, Placement
+from quire.models.description import Layer, NormPlacement
 from quire.models.families.common import (
     Family,
     attention,
@@ -32,8 +32,8 @@ def olmo_hybrid(s: Settings) -> LanguageModel:
     full = attention(s, rope=None if unrotated else s.rope(), qk_norm=QKNorm(norm, Over.ALL_HEADS))
     block = mlp(s, bias=False)
     layers = {
-        FULL: Layer((full,), block, Placement.POST),
-        LINEAR: Layer((_delta(s),), block, Placement.PRE),
+        FULL: Layer((full,), block, NormPlacement.POST),
+        LINEAR: Layer((_delta(s),), block, NormPlacement.PRE),
     }
     types = s.layer_types(usually, layers)
     hidden = s.integer("hidden_size")

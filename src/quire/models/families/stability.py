@@ -7,7 +7,7 @@ import re
 import mlx.core as mx
 
 from quire.models.base import LanguageModel
-from quire.models.description import Norm, Placement
+from quire.models.description import Norm, NormPlacement
 from quire.models.families.common import Family, attention, decoder, mlp, uniform_layers
 from quire.models.layers.attention import Over, QKNorm
 from quire.models.settings import Settings
@@ -32,7 +32,7 @@ def stablelm(s: Settings) -> LanguageModel:
         uniform_layers(s, usual, mlp(s, bias=False)),
         Names(prepare=_stacked_norms),
         norm=norm,
-        placement=Placement.PARALLEL if parallel else Placement.PRE,
+        placement=NormPlacement.PARALLEL if parallel else NormPlacement.PRE,
     )
 
 

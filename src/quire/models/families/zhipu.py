@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
-from quire.models.description import Description, Placement
+from quire.models.description import Description, NormPlacement
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
@@ -39,7 +39,7 @@ def glm4(s: Settings) -> LanguageModel:
 def glm4_described(s: Settings, partial: float = 0.5) -> Description:
     """Norms around both blocks. `partial` is the share of a head that is usually rotated."""
     layers = uniform_layers(s, _attention(s, partial), mlp(s, bias=False))
-    return described(s, layers, norm=rms(s, 1.5625e-07), placement=Placement.SANDWICH)
+    return described(s, layers, norm=rms(s, 1.5625e-07), placement=NormPlacement.SANDWICH)
 
 
 def glm4_names(s: Settings) -> Names:

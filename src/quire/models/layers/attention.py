@@ -13,7 +13,7 @@ from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
 from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.weights import HeadPart
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm, Rotation
 from quire.models.layers.linear import matrix_of
 from quire.models.layers.rope import RopeParameters, Rotate
@@ -191,7 +191,7 @@ class SelfAttention(Module):
         self._parts: tuple[HeadPart, ...] = ()
         """Queries, keys and values, where nothing else is done to them; once asked for."""
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
         gate = None
@@ -236,7 +236,7 @@ class SelfAttention(Module):
             HeadPart(matrix_of(self.v_proj), kind.kv_heads),
         )
 
-    def _projected(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+    def _projected(self, x: mx.array, step: ForwardContext) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys and values, all heads side by side: `[T, width]`."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 

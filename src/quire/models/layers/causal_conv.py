@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 
 
 class CausalConv(Module):
@@ -16,6 +16,8 @@ class CausalConv(Module):
         if bias:
             self.bias = mx.zeros(channels)
 
-    def __call__(self, x: mx.array, step: Step, layer: int, *, silu: bool = False) -> mx.array:
-        """`[T, channels]` -> the same, then SiLU if `silu`; see `Step.convolve`."""
+    def __call__(
+        self, x: mx.array, step: ForwardContext, layer: int, *, silu: bool = False
+    ) -> mx.array:
+        """`[T, channels]` -> the same, then SiLU if `silu`; see `ForwardContext.convolve`."""
         return step.convolve(layer, x, self.weight.squeeze(-1), self.get("bias"), silu=silu)

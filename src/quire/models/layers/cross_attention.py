@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import CrossKV
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm, Rotation
 from quire.models.layers.rope import Rotate
 
@@ -56,7 +56,7 @@ class CrossAttentionBlock(Module):
         self.q_norm = kind.norm.module(kind.head_dim)
         self.k_norm = kind.norm.module(kind.head_dim)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`; zeros for rows that look at nothing."""
         kind, rows = self._kind, x.shape[0]
         q = self.q_norm(self.q_proj(x).reshape(rows, kind.heads, kind.head_dim))

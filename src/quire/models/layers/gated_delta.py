@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
 from quire.device.recurrence import DeltaGates
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.common import GATES
 from quire.models.layers.norm import RMSNorm
@@ -82,7 +82,7 @@ class GatedDeltaNet(Module):
         self.norm = RMSNorm(shape.value_dim, eps=shape.eps)
         self.out_proj = nn.Linear(values, hidden, bias=False)
 
-    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         shape, layer = self._shape, self._layer
         mixed = self.conv1d(self.in_proj_qkv(x), step, layer, silu=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.layers.norm import LayerNorm
 from quire.models.layers.rope import Rotate
 
@@ -52,7 +52,7 @@ class KeyIndexer(Module):
         self.k_norm = LayerNorm((kind.dim,), _NORM_EPS, bias=True)
         self.weights_proj = nn.Linear(hidden_size, kind.heads, bias=False)
 
-    def __call__(self, x: mx.array, latent: mx.array, step: Step, rotate: Rotate) -> None:
+    def __call__(self, x: mx.array, latent: mx.array, step: ForwardContext, rotate: Rotate) -> None:
         """Has the step choose keys for each row.
 
         Args:

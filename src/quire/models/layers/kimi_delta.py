@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
 from quire.device.recurrence import DeltaGates
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.norm import RMSNorm
 
@@ -90,7 +90,7 @@ class KimiDeltaAttention(Module):
         self.o_norm = RMSNorm(kind.head_dim, eps=kind.eps)
         self.o_proj = nn.Linear(width, hidden, bias=False)
 
-    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, layer, rows = self._kind, self._layer, x.shape[0]
         qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)

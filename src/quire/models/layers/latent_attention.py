@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, FullKV
 from quire.device.device import current_device
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.description import Rotation
 from quire.models.layers.attention import Temperature
 from quire.models.layers.indexer import Indexer, KeyIndexer
@@ -145,7 +145,7 @@ class LatentSelfAttention(Module):
             self.g_proj = nn.Linear(hidden_size, kind.heads, bias=False)
         self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
         if rotate is None:
@@ -167,7 +167,7 @@ class LatentSelfAttention(Module):
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
 
-    def _queries(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+    def _queries(self, x: mx.array, step: ForwardContext, rotate: Rotate) -> mx.array:
         """`[T, heads * (plain_dim + rotated_dim)]`. An indexer chooses their keys on the way."""
         if self._kind.query_latent_dim is None:
             return self.q_proj(x)

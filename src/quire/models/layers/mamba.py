@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.common import ACTIVATIONS
@@ -79,7 +79,7 @@ class MambaMixer(Module):
         self.D = mx.ones(kind.channels)
         self.out_proj = nn.Linear(kind.channels, hidden_size, bias=kind.bias)
 
-    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, layer = self._kind, self._layer
         mixed, gate = mx.split(self.in_proj(x), 2, axis=-1)

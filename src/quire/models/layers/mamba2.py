@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.common import ACTIVATIONS
 from quire.models.layers.norm import unweighted_norm
@@ -109,7 +109,7 @@ class Mamba2Mixer(Module):
         out_bias = kind.bias if kind.out_bias is None else kind.out_bias
         self.out_proj = nn.Linear(kind.width, hidden_size, bias=out_bias)
 
-    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, layer, rows = self._kind, self._layer, x.shape[0]
         cuts = [kind.width, kind.width + kind.channels]

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.models.base import Module, Step
+from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 
 
@@ -53,7 +53,7 @@ class GatedShortConv(Module):
         self.conv = CausalConv(hidden_size, kind.kernel, kind.bias)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=kind.bias)
 
-    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         before, after, value = mx.split(self.in_proj(x), 3, axis=-1)
         out: mx.array = self.out_proj(after * self.conv(before * value, step, self._layer))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.cache.specs import FullKV
 from quire.core.media import EVEN_COLOURS, LEARNED_ROWS, PlacedMedia
-from quire.models.base import MediaEncoder, Module, Step
+from quire.models.base import ForwardContext, MediaEncoder, Module
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.common import embed
 from quire.models.layers.rope import Rotate
@@ -52,7 +52,7 @@ class PatchRotarySelfAttention(SelfAttention):
         super().__init__(kind, hidden_size, layer)
         self.places = mx.zeros((kind.heads, kind.head_dim // 4, 2))
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         assert rotate is not None
         return super().__call__(x, step, self._turning(rotate, step.positions))
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from quire.models.base import Encoding, Module, Step
+from quire.models.base import Encoding, ForwardContext, Module
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.common import ACTIVATIONS, embed
 from quire.models.vision.packing import Shape
@@ -62,7 +62,7 @@ class TauSelfAttention(SelfAttention):
         super().__init__(kind, hidden_size, layer)
         self.tau = Tau(kind.heads, (kind.heads + 2 * kind.kv_heads) * kind.head_dim)
 
-    def _projected(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+    def _projected(self, x: mx.array, step: ForwardContext) -> tuple[mx.array, mx.array, mx.array]:
         q, k, v = super()._projected(x, step)
         of_queries, of_values = self.tau(mx.concatenate([q, k, v], axis=-1), step.positions)
 
