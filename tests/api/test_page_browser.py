@@ -14,17 +14,17 @@ import pytest
 
 from quire.api.app import build_app
 from quire.core.config import ServerConfig
-from quire.core.request import Request
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
+from tests.api.page_helpers import DONE, ask, opened, prompt_of, says
 from tests.core.test_figures import DURATIONS, SIZES
 from tests.media.files import encoded_sound, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving, slow_models
+from tests.support.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
-DONE = ".assistant:not([aria-busy]) .stats:not(:empty)"
 MARKDOWN = """## Title
 
 Some **bold** and `code`.
@@ -54,24 +54,6 @@ HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked
 def served(tokenizer: Tokenizer) -> Iterator[Served]:
     with ExitStack() as stack:
         yield start(stack, tokenizer, ServerConfig())
-
-
-def says(served: Served, text: str, *, silent: bool = False) -> None:
-    served.engine.reset(lambda _: Script(tokens=served.ids(text), group=4, silent=silent))
-
-
-def opened(page: Any, url: str) -> None:
-    page.goto(url)
-    page.wait_for_selector("html[data-ready]")
-
-
-def ask(page: Any, text: str) -> None:
-    page.fill(".write textarea", text)
-    page.keyboard.press("Enter")
-
-
-def prompt_of(served: Served, request: Request) -> str:
-    return served.tokenizer.decode(request.prompt)
 
 
 def test_an_answer_is_shown_as_markdown_and_kept(page: Any, served: Served) -> None:
@@ -183,7 +165,8 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
     page.wait_for_selector(".assistant .text:has-text('goes on')")
     page.on("dialog", lambda dialog: dialog.accept())
     page.click("[aria-label='Delete Of no use']")
-    page.wait_for_selector("#announcer:has-text('Stopped')", state="attached")
+    page.wait_for_selector(".welcome")
+    wait_until(lambda: served.engine.tickets[-1].aborted is not None)
     page.reload()
     page.wait_for_selector("html[data-ready]")
     assert page.locator(".entry").all_inner_texts() == []

@@ -46,14 +46,15 @@ async function newKey(refused) {
 export const enterKey = async () => Boolean(await newKey(false));
 
 /** A good response; asks for a key where the server wants one. Throws ApiError. */
-export async function ask(path, { body, signal, watching } = {}) {
+export async function ask(path, { body, method, stream, signal, watching } = {}) {
   for (;;) {
     const key = localStorage.getItem(KEY);
     const headers = { accept: "application/json" };
     if (watching) headers["x-quire-watch"] = "1"; // the log of the server need not tell of it
+    if (stream) headers["x-quire-stream"] = stream; // goes on when this page is gone
     if (key) headers.authorization = `Bearer ${key}`;
     if (body !== undefined) headers["content-type"] = "application/json";
-    const options = { method: body === undefined ? "GET" : "POST", headers, signal, cache: "no-store" };
+    const options = { method: method ?? (body === undefined ? "GET" : "POST"), headers, signal, cache: "no-store" };
     if (body !== undefined) options.body = JSON.stringify(body);
     let response;
     try {
@@ -88,27 +89,28 @@ export async function models() {
   return data;
 }
 
-/** The chunks of a streamed answer. Throws ApiError if the stream says so, or ends early. */
-export async function* chunks(body, signal) {
-  const response = await ask("/v1/chat/completions", { body, signal });
+/** The chunks of a streamed answer, each with its number if it has one. Throws ApiError if the stream says so, or ends early. */
+export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let number;
   for (;;) {
     const { value, done } = await reader.read().catch((error) => {
       if (error.name === "AbortError") throw error;
       noteContact("gone");
       throw new ApiError("The connection to the server was lost.", 0);
     });
-    if (done) throw new ApiError("The answer ended early.", 0);
+    if (done) throw new ApiError("The connection to the server was lost.", 0);
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
+      if (line.startsWith("id:")) number = Number(line.slice(3));
       if (!line.startsWith("data:")) continue;
       const data = line.slice(5).trim();
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ApiError(chunk.error.message, 500);
-      yield chunk;
+      yield [number, chunk];
     }
   }
 }

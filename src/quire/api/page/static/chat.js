@@ -1,27 +1,33 @@
-// The chat: conversations at the side, messages, and where one writes.
+// The chat: the open conversation's messages, where one writes, and the answers that run.
 
-import { chunks } from "./api.js";
 import { Composer } from "./composer.js";
-import { $, announce, h, icon, iconButton } from "./dom.js";
+import { $, announce, h, iconButton } from "./dom.js";
 import { exported } from "./export.js";
-import { titled, withNames } from "./files.js";
+import { titled } from "./files.js";
 import { failed, MessageView } from "./message.js";
 import { Parameters } from "./parameters.js";
+import { isEmpty, isUnfinished, prepare, Run } from "./run.js";
+import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
+import * as tree from "./tree.js";
 
 const EXAMPLES = ["What is 27 plus 45?", "Count from 1 to 20.", "What is the capital of France?"];
 
 export class Chat {
   constructor(root, side, leaveDrawer, turn) {
-    this.side = side;
-    this.leaveDrawer = leaveDrawer;
     this.turn = turn;
+    this.runs = new Map(); // by the ids of the messages that are written
     this.parameters = new Parameters();
     this.composer = new Composer((text, files) => this.send(text, files), () => this.stop());
+    this.sidebar = new Sidebar(side, {
+      open: (conversation) => { this.open(conversation); leaveDrawer(); },
+      remove: (conversation) => this.remove(conversation),
+      runs: (conversation) => this.runsOf(conversation).length > 0,
+    });
     this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
     this.scroller = h("div", { class: "scroller", tabindex: "-1", onscroll: () => this.scrolled() }, this.log);
     for (const late of ["load", "loadedmetadata"]) this.log.addEventListener(late, () => this.follow(), true); // pictures and films grow
-    this.title = h("h1", { class: "title" });
+    this.title = h("h1", { class: "title", dir: "auto" });
     const bar = h("div", { class: "chat-bar" }, this.title,
       iconButton("tune", "Parameters", () => this.parameters.show()),
       iconButton("save", "Export conversation", () => exported(this.current)));
@@ -31,22 +37,22 @@ export class Chat {
       this.composer.field.focus();
     });
     this.views = [];
-    this.running = this.answering = null;
   }
 
   models(list) {
     this.parameters.models(list);
     this.composer.use(this.parameters.model);
-    this.showModel();
+    this.showModels();
   }
 
-  /** Tells the answer that waits of its model, which is loaded first where it is not. */
-  showModel() {
-    const { answering, parameters } = this;
-    const model = parameters.list.find(({ id }) => id === answering?.message.model);
-    if (!model) return;
-    answering.message.trained = model.trained_length;
-    answering.load(model.state === "loaded" ? undefined : model);
+  /** Tells the answers that wait of their models, which are loaded first where they are not. */
+  showModels() {
+    for (const view of this.views) {
+      const model = this.runs.has(view.message.id) && this.parameters.list.find(({ id }) => id === view.message.model);
+      if (!model) continue;
+      view.message.trained = model.trained_length;
+      view.load(model.state === "loaded" ? undefined : model);
+    }
   }
 
   choose(model) {
@@ -56,21 +62,69 @@ export class Chat {
 
   async begin() {
     this.conversations = await store.all();
+    store.onChange((id, theirs, whole) => this.changedElsewhere(id, theirs, whole));
     addEventListener("hashchange", () => this.composer.catchFocus());
+    addEventListener("pagehide", () => this.runs.forEach((run) => run.keep()));
     this.open(this.conversations[0] ?? null);
+    this.pickUp();
+  }
+
+  /** Take up the answers that were left behind, where the server still has them. */
+  pickUp() {
+    for (const conversation of this.conversations ?? []) {
+      for (const message of conversation.messages) {
+        if (isUnfinished(message) && message.stream && !this.runs.has(message.id)) this.run(conversation, message, (run) => run.resume());
+      }
+    }
+  }
+
+  /** Another tab of this browser wrote to a conversation. */
+  async changedElsewhere(id, theirs, whole) {
+    let mine = this.conversations.find((each) => each.id === id);
+    if (!theirs) {
+      if (mine) this.forget(mine);
+      return;
+    }
+    if (!mine) this.conversations.push(mine = theirs = await whole());
+    if (!mine) return;
+    tree.merge(mine, theirs, ({ id: each }) => this.runs.has(each));
+    this.order();
+    if (mine === this.current) {
+      this.show();
+      for (const view of this.views) if (theirs.messages.some((each) => each.id === view.message.id)) view.draw();
+      this.follow();
+      this.pickUp();
+    }
   }
 
   open(conversation) {
-    this.stop();
-    this.current = conversation ?? { id: crypto.randomUUID?.() ?? String(Math.random()), title: "New conversation", updated: Date.now(), messages: [] };
+    this.current = conversation ?? tree.created();
     this.views = [];
     this.log.replaceChildren();
-    for (const message of this.current.messages) this.view(message);
-    if (!this.views.length) this.log.append(this.welcome());
-    this.markFailed();
+    this.show();
     this.list();
     this.toEnd();
+    this.composer.open(this.current.id);
     this.composer.focus();
+  }
+
+  /** Show the messages of the chosen branches; those that are shown keep their nodes. */
+  show() {
+    const messages = tree.path(this.current);
+    let same = 0;
+    while (same < messages.length && this.views[same]?.message === messages[same]) same += 1;
+    for (const old of this.views.splice(same)) old.node.remove();
+    for (const message of messages.slice(same)) this.view(message);
+    const left = failed(messages);
+    for (const view of this.views) {
+      const versions = tree.versions(this.current, view.message);
+      view.place(versions.indexOf(view.message), versions.length);
+      view.leaveOut(left.has(view.message));
+    }
+    if (this.views.length) $(".welcome", this.log)?.remove();
+    else if (!$(".welcome", this.log)) this.log.append(this.welcome());
+    this.composer.busy = this.runsOf(this.current).length > 0;
+    this.showModels();
   }
 
   welcome() {
@@ -85,132 +139,169 @@ export class Chat {
   list() {
     this.title.textContent = this.current.title;
     document.title = `${this.current.title} · Quire`;
-    const entries = this.conversations.map((each) => h("li", { class: each.id === this.current.id ? "current" : null },
-      h("button", { type: "button", class: "entry", "aria-current": each.id === this.current.id ? "true" : null, onclick: () => { this.open(each); this.leaveDrawer(); } }, each.title),
-      iconButton("trash", `Delete ${each.title}`, () => this.remove(each))));
-    this.side.replaceChildren(
-      h("button", { type: "button", class: "new", onclick: () => { this.open(null); this.leaveDrawer(); } }, icon("plus"), "New conversation"),
-      h("ul", { class: "entries" }, entries),
-      h("p", { class: "hint" }, this.conversations.length ? "Kept in this browser only." : "Your conversations will stand here. They are kept in this browser only."));
+    this.sidebar.show(this.conversations, this.current);
+  }
+
+  /** The conversation that last changed stands first. */
+  order() {
+    this.conversations.sort((a, b) => b.updated - a.updated);
+    this.list();
   }
 
   async remove(conversation) {
     if (!confirm(`Delete "${conversation.title}"?`)) return;
+    this.forget(conversation);
     await store.remove(conversation.id);
+    this.composer.catchFocus();
+  }
+
+  forget(conversation) {
+    for (const run of this.runsOf(conversation)) run.stop();
     this.conversations = this.conversations.filter((each) => each !== conversation);
     if (conversation === this.current) this.open(this.conversations[0] ?? null);
-    else {
-      this.list();
-      this.composer.catchFocus();
-    }
+    else this.list();
   }
 
   view(message) {
-    $(".welcome", this.log)?.remove();
     const view = new MessageView(message, {
-      edit: (text, files) => this.rewrite(view, text, files),
-      again: () => this.again(view),
+      edit: (text, files) => this.rewrite(message, text, files),
+      again: () => this.again(message),
+      more: () => this.answer(message),
       results: (results) => this.results(results),
+      turn: (step) => this.turnTo(message, step),
     });
+    if (this.runs.has(message.id)) view.begin();
     this.views.push(view);
     this.log.append(view.node);
-    return view;
+  }
+
+  get busy() {
+    return this.runsOf(this.current).length > 0;
   }
 
   async send(text, files) {
-    if (this.running) return;
-    this.add({ role: "user", content: text, files });
+    if (this.busy) return;
+    this.add(tree.path(this.current).at(-1), { role: "user", content: text, files });
     await this.answer();
   }
 
   async results(results) {
-    if (this.running) return;
-    for (const result of results) this.add({ role: "tool", ...result });
+    if (this.busy) return;
+    for (const result of results) this.add(tree.path(this.current).at(-1), { role: "tool", ...result });
     await this.answer();
   }
 
-  add(message) {
+  add(after, message) {
     const { current } = this;
-    current.messages.push(message);
+    tree.add(current, after, message);
+    const fresh = !this.conversations.includes(current);
+    if (fresh) this.conversations.push(current);
     if (current.messages.length === 1) current.title = (message.content || titled(message.files)).replace(/\s+/g, " ").slice(0, 60);
-    this.conversations = [current, ...this.conversations.filter((each) => each !== current)];
-    this.keep();
-    this.list();
-    const view = this.view(message);
+    current.updated = Date.now();
+    this.keep(current, [message], { fresh });
+    this.order();
+    this.show();
     this.toEnd();
-    return view;
+    return message;
   }
 
-  keep() {
-    this.current.updated = Date.now();
-    store.put(this.current).catch(() => announce("The conversation could not be kept."));
+  keep(conversation, messages = [], more = {}) {
+    store.keep(conversation, messages, more).catch(() => announce("The conversation could not be kept."));
   }
 
-  /** Drops a message and all that follow. */
-  cut(view) {
-    const index = this.views.indexOf(view);
-    for (const old of this.views.splice(index)) old.node.remove();
-    this.current.messages.splice(index);
-    this.markFailed();
+  /** The message that stands before another one. */
+  before({ parent }) {
+    return this.current.messages.find(({ id }) => id === parent);
   }
 
-  markFailed() {
-    const left = failed(this.current.messages);
-    for (const view of this.views) view.leaveOut(left.has(view.message));
-  }
-
-  async rewrite(view, text, files) {
-    if (this.running) return;
-    this.cut(view);
-    this.add({ role: "user", content: text, files });
+  /** A message in other words: a new version of it, with what follows from there. */
+  async rewrite(message, text, files) {
+    if (this.busy) return;
+    this.add(this.before(message), { role: "user", content: text, files });
     await this.answer();
   }
 
-  async again(view) {
-    if (this.running) return;
-    this.cut(view);
-    await this.answer();
+  /** Another answer: a new version; where there was none, in its place. */
+  async again(message) {
+    if (this.busy) return;
+    if (isEmpty(message)) {
+      message.reasoning = "";
+      await this.answer(message);
+      return;
+    }
+    await this.answer(null, this.before(message));
+  }
+
+  /** Show the version of a message that came before or after. */
+  turnTo(message, step) {
+    const versions = tree.versions(this.current, message);
+    const shown = versions[versions.indexOf(message) + step];
+    if (!shown) return;
+    tree.choose(this.current, shown);
+    this.keep(this.current);
+    this.show();
+    this.views.find((view) => view.message === shown)?.focusTurn(step);
+  }
+
+  runsOf(conversation) {
+    return [...this.runs.values()].filter((run) => run.conversation === conversation);
   }
 
   stop() {
-    this.running?.abort();
+    for (const run of this.runsOf(this.current)) run.stop();
   }
 
-  async answer() {
+  /** Ask for an answer behind a message, or for the rest of one that was cut off. */
+  async answer(message = null, after = tree.path(this.current).at(-1)) {
     const conversation = this.current;
-    const message = { role: "assistant", content: "", reasoning: "", calls: [], stats: null, model: this.parameters.model?.id };
-    const body = this.parameters.body(conversation.messages);
-    const view = this.add(message);
-    const running = (this.running = new AbortController());
-    this.composer.busy = true;
-    this.composer.catchFocus();
-    view.begin();
-    this.answering = view;
-    this.showModel();
-    this.turn(true);
-    const speed = new Speed();
-    try {
-      for await (const chunk of chunks(body, running.signal)) {
-        if (chunk.prompt_progress) view.read(chunk.prompt_progress);
-        take(message, chunk);
-        message.stats = speed.stats(chunk, message.stats);
-        view.soon(() => this.follow());
-      }
-    } catch (error) {
-      if (error.name === "AbortError") message.stopped = true;
-      else message.error = withNames(error.message, body.messages);
-    }
-    view.end();
-    this.running = this.answering = null;
-    this.composer.busy = false;
-    this.turn(false);
-    if (this.conversations.includes(conversation)) store.put(conversation).catch(() => {}); // else it was deleted meanwhile
+    const continued = Boolean(message?.content);
+    const before = message ? this.before(message) : after;
+    message ??= { role: "assistant" };
+    prepare(message, this.parameters.model?.id);
+    if (message.id) this.keep(conversation, [message]);
+    else this.add(after, message);
+    const messages = tree.path(conversation);
+    const end = messages.indexOf(before) + 1;
+    const body = this.parameters.body(messages.slice(0, end), continued ? message : null);
+    await this.run(conversation, message, (run) => run.ask(body));
+  }
+
+  async run(conversation, message, act) {
+    const run = new Run(conversation, message, () => this.grown(run));
+    this.runs.set(message.id, run);
+    this.viewOf(message)?.begin();
+    this.refresh(conversation);
     if (conversation === this.current) {
-      this.markFailed();
-      this.follow();
+      this.toEnd();
+      this.composer.catchFocus();
     }
+    this.turn(true);
+    const there = await act(run);
+    this.runs.delete(message.id);
+    this.viewOf(message)?.end();
+    this.turn(this.runs.size > 0);
+    this.refresh(conversation);
+    if (conversation !== this.current || there === false) return;
+    this.follow();
     announce(message.error ? `Error: ${message.error}` : message.stopped ? "Stopped." : `Answer: ${message.content.slice(0, 400)}`);
     this.composer.catchFocus();
+  }
+
+  /** An answer of a conversation began or ended. */
+  refresh(conversation) {
+    this.list();
+    if (conversation === this.current) this.show();
+  }
+
+  viewOf(message) {
+    return this.views.find((view) => view.message === message);
+  }
+
+  grown(run) {
+    const view = this.viewOf(run.message);
+    if (!view) return;
+    if (run.progress) view.read(run.progress);
+    view.soon(() => this.follow());
   }
 
   follow() {
@@ -229,42 +320,4 @@ export class Chat {
     this.atEnd = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
-}
-
-/** An answer's figures, from when it is asked for. */
-class Speed {
-  constructor() {
-    this.started = performance.now();
-  }
-
-  /** Those after a chunk, which tells of all tokens so far. */
-  stats({ choices, usage }, before) {
-    const now = performance.now();
-    const { content, reasoning_content: thought, tool_calls: calls } = choices[0]?.delta ?? {};
-    const tokens = usage?.completion_tokens ?? before?.tokens;
-    if (content || thought || calls) this.first ??= { at: now, tokens };
-    const counts = { tokens, prompt: usage?.prompt_tokens ?? before?.prompt, cached: usage?.prompt_tokens_details?.cached_tokens ?? before?.cached };
-    if (!this.first) return counts;
-    return {
-      ...counts,
-      first_s: (this.first.at - this.started) / 1000,
-      write_s: (now - this.first.at) / 1000,
-      first_tokens: this.first.tokens,
-    };
-  }
-}
-
-/** Adds what a chunk says to a message. */
-function take(message, chunk) {
-  const delta = chunk.choices[0]?.delta ?? {};
-  message.reasoning += delta.reasoning_content ?? "";
-  message.content += delta.content ?? "";
-  for (const part of delta.tool_calls ?? []) {
-    const call = (message.calls[part.index] ??= { id: "", name: "", arguments: "" });
-    call.id ||= part.id ?? "";
-    call.name += part.function?.name ?? "";
-    call.arguments += part.function?.arguments ?? "";
-  }
-  message.model = chunk.model ?? message.model;
-  message.finish = chunk.choices[0]?.finish_reason ?? message.finish;
 }

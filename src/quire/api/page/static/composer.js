@@ -1,6 +1,7 @@
 // Where one writes: text that grows, files by drop, paste or choice, send and stop.
 
 import { h, iconButton } from "./dom.js";
+import { settings } from "./store.js";
 import { accepted, named, read, refusal, removable, taken } from "./files.js";
 
 export class Composer {
@@ -12,11 +13,12 @@ export class Composer {
       if (this.isBusy || (!text && !this.files.length) || this.objections()) return;
       const files = this.files.splice(0);
       this.field.value = "";
+      this.draft();
       this.complain("");
       this.refresh();
       send(text, files);
     };
-    this.field = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", oninput: () => this.refresh() });
+    this.field = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", oninput: () => { this.refresh(); this.draft(); } });
     this.thumbs = h("div", { class: "thumbs" });
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.file = h("input", { type: "file", multiple: true, hidden: true, onchange: () => { this.take([...this.file.files]); this.file.value = ""; } });
@@ -33,6 +35,21 @@ export class Composer {
     this.field.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), this.take([...event.clipboardData.files])));
     for (const kind of ["dragover", "dragleave", "drop"]) addEventListener(kind, (event) => this.drag(event));
     this.refresh();
+  }
+
+  /** Goes over to a conversation, where what was not sent yet stands again. */
+  open(id) {
+    this.conversation = id;
+    this.files = [];
+    this.field.value = settings.read("drafts", {})[id] ?? "";
+    this.refresh();
+  }
+
+  /** Keeps what is written and not sent. */
+  draft() {
+    const { [this.conversation]: before, ...drafts } = settings.read("drafts", {});
+    if (this.field.value) drafts[this.conversation] = this.field.value;
+    settings.write("drafts", drafts);
   }
 
   drag(event) {

@@ -41,6 +41,8 @@ const ICONS = {
   edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   again: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  older: "M14 6l-6 6 6 6",
+  newer: "M10 6l6 6-6 6",
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",
   tune: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",

@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { described } from "./files.js";
 import { whose } from "./message.js";
+import { path, versions } from "./tree.js";
 
 export function exported(conversation) {
   const save = (kind, type, text) => () => {
@@ -14,7 +15,7 @@ export function exported(conversation) {
   const dialog = h("dialog", { class: "small", "aria-label": "Export conversation", onclose: () => dialog.remove() },
     h("form", { method: "dialog" },
       h("h2", {}, "Export"),
-      h("p", {}, "Markdown is for reading; JSON has everything, files and figures too."),
+      h("p", {}, "Markdown is for reading, and has the versions that are shown. JSON has everything: all versions, files and figures."),
       h("div", { class: "row end" },
         h("button", {}, "Cancel"), h("span", { class: "space" }),
         h("button", { onclick: save("md", "text/markdown", markdown(conversation)) }, "Markdown"),
@@ -23,11 +24,13 @@ export function exported(conversation) {
   dialog.showModal();
 }
 
-function markdown({ title, messages }) {
-  const parts = messages.map((message) => {
+function markdown(conversation) {
+  const parts = path(conversation).map((message) => {
     const calls = (message.calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
     const files = (message.files ?? []).map((file) => `(${described(file)})`);
-    return [`## ${whose(message)}`, ...files, message.content, ...calls].filter(Boolean).join("\n\n");
+    const all = versions(conversation, message);
+    const version = all.length > 1 ? ` (version ${all.indexOf(message) + 1} of ${all.length})` : "";
+    return [`## ${whose(message)}${version}`, ...files, message.content, ...calls].filter(Boolean).join("\n\n");
   });
-  return `# ${title}\n\n${parts.join("\n\n")}\n`;
+  return `# ${conversation.title}\n\n${parts.join("\n\n")}\n`;
 }

@@ -4,6 +4,7 @@ import { copyButton, h, icon, iconButton } from "./dom.js";
 import { player, removable } from "./files.js";
 import { count, loaded, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
+import { isEmpty, isUnfinished } from "./run.js";
 
 /** Whose words a message has; an answer is headed by its model's name. */
 export const whose = ({ role, model }) => ({ user: "You", assistant: model ?? "Model", tool: "Tool result" })[role];
@@ -12,16 +13,20 @@ export class MessageView {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.text = h("div", { class: "text" });
+    this.text = h("div", { class: "text", dir: "auto" });
     this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
     this.above = h("div");
     this.below = h("div");
     this.stats = h("span", { class: "stats" });
+    this.turns = h("span", { class: "turns", hidden: true },
+      this.older = iconButton("older", "Older version", () => actions.turn(-1)),
+      this.turnText = h("span", { class: "turn" }),
+      this.newer = iconButton("newer", "Newer version", () => actions.turn(1)));
     this.foot = h("footer", { class: "foot" }, this.feet());
     this.who = h("div", { class: "who" });
     this.node = h("article", { class: `message ${message.role}` }, this.who, this.above, this.text, this.below, this.foot);
+    this.continueButton = h("button", { type: "button", class: "continue", onclick: actions.more }, "Continue");
     this.waiting = false;
-    this.draw();
     this.end();
   }
 
@@ -61,6 +66,7 @@ export class MessageView {
 
   end() {
     this.streaming = false;
+    this.reading = this.loading = undefined;
     this.node.removeAttribute("aria-busy");
     this.draw();
   }
@@ -69,6 +75,21 @@ export class MessageView {
   leaveOut(left) {
     if (this.message.role !== "user") return;
     this.below.replaceChildren(...(left ? [h("p", { class: "note" }, "Not answered, so it is not sent along with later messages.")] : []));
+  }
+
+  /** Shows which version of its place the message is, where there are several. */
+  place(at, count) {
+    this.turns.hidden = count < 2;
+    this.turnText.textContent = `${at + 1}/${count}`;
+    this.turnText.setAttribute("aria-label", `Version ${at + 1} of ${count}`);
+    this.older.disabled = at === 0;
+    this.newer.disabled = at === count - 1;
+  }
+
+  /** Gives the focus to the button by which one came to this version. */
+  focusTurn(step) {
+    const [used, other] = step < 0 ? [this.older, this.newer] : [this.newer, this.older];
+    (used.disabled ? other : used).focus();
   }
 
   draw() {
@@ -120,17 +141,18 @@ export class MessageView {
     if (tokens > message.trained) nodes.push(h("p", { class: "note" }, `This prompt has ${count(tokens)} tokens; the model was trained on ${count(message.trained)}.`));
     if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
     if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
-    if (!this.streaming && isCutOff(message)) nodes.push(h("p", { class: "note" }, "Not answered: the page was left or reloaded before."));
+    if (!this.streaming && isUnfinished(message)) nodes.push(h("p", { class: "note" }, isEmpty(message) ? "Not answered: the page was left or reloaded before." : "Cut off: the page was left or reloaded before the end."));
     if (!this.streaming && message.finish === "length") nodes.push(h("p", { class: "note" }, "Ended at the limit of tokens."));
+    if (!this.streaming && canGoOn(message)) nodes.push(this.continueButton);
     this.below.replaceChildren(...nodes);
   }
 
   feet() {
     const { message, actions } = this;
     const copy = copyButton("Copy text", () => message.content);
-    if (message.role === "user") return [copy, iconButton("edit", "Edit and send again", () => this.edit())];
+    if (message.role === "user") return [this.turns, copy, iconButton("edit", "Edit and send again", () => this.edit())];
     if (message.role === "tool") return [];
-    return [copy, iconButton("again", "Answer again", actions.again), this.stats];
+    return [copy, iconButton("again", "Answer again", actions.again), this.turns, this.stats];
   }
 
   edit() {
@@ -163,14 +185,14 @@ export class MessageView {
   }
 }
 
-/** Whether an answer never came to its end, not even to an error: it is kept as it began. */
-const isCutOff = ({ role, finish, error, stopped }) => role === "assistant" && !finish && !error && !stopped;
+/** Whether there is a rest to ask for: the text ends where the answer did not. */
+const canGoOn = ({ role, content, calls, finish, error, stopped }) => role === "assistant" && content && !calls.length && (error || stopped || !finish || finish === "length");
 
-/** The messages of turns that failed. They are shown and not sent along: what the server refused once it would refuse again. */
+/** The messages of turns without an answer. They are shown and not sent along: what the server refused once it would refuse again. */
 export function failed(messages) {
   const found = new Set();
   for (const [at, message] of messages.entries()) {
-    if (!message.error && !isCutOff(message)) continue;
+    if (!(message.error || isUnfinished(message)) || !isEmpty(message)) continue;
     let first = at;
     while (first > 0 && messages[first].role !== "user") first -= 1;
     for (const each of messages.slice(first, at + 1)) found.add(each);

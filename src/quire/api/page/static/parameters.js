@@ -35,8 +35,11 @@ export class Parameters {
     this.keep({ ...this.values, model: name });
   }
 
-  /** The request for a conversation's next answer. */
-  body(messages) {
+  /**
+   * The request for an answer to messages.
+   * @param continued an answer that was cut off, of which the rest is asked for
+   */
+  body(messages, continued = null) {
     const { values } = this;
     const body = { stream: true, return_progress: true, stream_options: { include_usage: true, continuous_usage_stats: true }, messages: [] };
     if (this.model) body.model = this.model.id;
@@ -47,6 +50,7 @@ export class Parameters {
     if (values.system) body.messages.push({ role: "system", content: values.system });
     const left = failed(messages);
     for (const message of messages) if (!left.has(message)) body.messages.push(wire(message));
+    if (continued) Object.assign(body, { messages: [...body.messages, { role: "assistant", content: continued.content }], continue_final_message: true });
     return body;
   }
 
@@ -121,7 +125,7 @@ function kvOf(name) {
 function wire(message) {
   if (message.role === "tool") return { role: "tool", tool_call_id: message.tool_call_id, content: message.content };
   if (message.role === "assistant") {
-    const calls = message.stopped ? [] : message.calls;
+    const calls = message.finish ? message.calls : []; // the last call of an answer that was cut off is not whole
     const sent = { role: "assistant", content: message.content };
     if (calls.length) sent.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
     return sent;

@@ -65,6 +65,7 @@ export class Status {
     this.contact = contact;
     this.draw();
     if (back) this.poll();
+    if (contact === "ok") this.chat.pickUp();
   }
 
   draw() {

@@ -1,59 +1,117 @@
 // Conversations stay in this browser: IndexedDB, since files are large; memory where there is none.
+// A conversation's head and each of its messages are records of their own, so that tabs that write to
+// one conversation do not overwrite each other's messages.
 
-const STORE = "conversations";
+import { linked } from "./tree.js";
+
+const [HEADS, MESSAGES] = ["conversations", "messages"];
 const memory = new Map();
+const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel("quire") : null;
 let opened = null;
 
 function database() {
   opened ??= new Promise((resolve) => {
     let request;
     try {
-      request = indexedDB.open("quire", 1);
+      request = indexedDB.open("quire", 2);
     } catch {
       resolve(null);
       return;
     }
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
-    request.onsuccess = () => resolve(request.result);
+    request.onupgradeneeded = () => upgrade(request);
+    request.onsuccess = () => {
+      request.result.onversionchange = () => request.result.close();
+      resolve(request.result);
+    };
     request.onerror = () => resolve(null);
   });
   return opened;
 }
 
+/** Make the stores; conversations of the first version held their messages. */
+function upgrade({ result: db, transaction }) {
+  const messages = db.createObjectStore(MESSAGES, { keyPath: "id" });
+  messages.createIndex("conversation", "conversation");
+  if (!db.objectStoreNames.contains(HEADS)) {
+    db.createObjectStore(HEADS, { keyPath: "id" });
+    return;
+  }
+  const heads = transaction.objectStore(HEADS);
+  heads.openCursor().onsuccess = ({ target: { result: cursor } }) => {
+    if (!cursor) return;
+    const conversation = linked(cursor.value);
+    for (const message of conversation.messages) messages.put({ ...message, conversation: conversation.id });
+    cursor.update(headOf(conversation));
+    cursor.continue();
+  };
+}
+
+const headOf = ({ messages, ...head }) => head;
+
+/** Run `act` on both stores in one transaction; its result once all is written, null without a database. */
 async function transact(mode, act) {
   const db = await database();
   if (!db) return null;
   return new Promise((resolve, reject) => {
-    const transaction = db.transaction(STORE, mode);
-    const request = act(transaction.objectStore(STORE));
-    transaction.oncomplete = () => resolve(request.result);
+    const transaction = db.transaction([HEADS, MESSAGES], mode);
+    const got = act(transaction.objectStore(HEADS), transaction.objectStore(MESSAGES));
+    transaction.oncomplete = () => resolve(got);
     transaction.onabort = () => reject(transaction.error); // a full disk is found when all is written
   });
 }
 
+/** The conversation that last changed first. */
 export async function all() {
-  const kept = (await transact("readonly", (store) => store.getAll())) ?? [...memory.values()];
-  return kept.map(current).sort((a, b) => b.updated - a.updated);
+  const got = await transact("readonly", (heads, messages) => [heads.getAll(), messages.getAll()]);
+  if (!got) return [...memory.values()].sort(newest);
+  const [heads, messages] = got.map(({ result }) => result);
+  const of = Map.groupBy(messages.sort((a, b) => a.created - b.created), ({ conversation }) => conversation);
+  return heads.map((head) => ({ ...head, messages: of.get(head.id) ?? [] })).sort(newest);
 }
 
-/** A conversation as the page has them now; it once kept pictures alone. */
-function current(conversation) {
-  for (const message of conversation.messages) {
-    if (!message.images) continue;
-    message.files = message.images.map((url) => ({ kind: "image", name: "picture", url }));
-    delete message.images;
-  }
-  return conversation;
+const newest = (a, b) => b.updated - a.updated;
+
+/** A conversation with some of its messages, or all; null if it is not there. */
+async function read(id, ids) {
+  const got = await transact("readonly", (heads, messages) => [heads.get(id), ids ? ids.map((each) => messages.get(each)) : [messages.index("conversation").getAll(id)]]);
+  if (!got?.[0].result) return null;
+  const found = got[1].flatMap(({ result }) => result ?? []);
+  return { ...got[0].result, messages: found.sort((a, b) => a.created - b.created) };
 }
 
-export async function put(conversation) {
+/**
+ * Keep a conversation's head and some of its messages. One that another tab has deleted stays deleted.
+ * @param {boolean} more.fresh whether the conversation may be new
+ */
+export async function keep(conversation, messages, { fresh = false } = {}) {
   memory.set(conversation.id, conversation);
-  await transact("readwrite", (store) => store.put(conversation));
+  let written = true;
+  await transact("readwrite", (heads, store) => {
+    heads.get(conversation.id).onsuccess = ({ target: { result: stored } }) => {
+      written = Boolean(stored) || fresh;
+      if (!written) return;
+      heads.put({ ...headOf(conversation), chosen: { ...stored?.chosen, ...conversation.chosen } });
+      for (const message of messages) store.put({ ...message, conversation: conversation.id });
+    };
+  });
+  if (written) tabs?.postMessage({ id: conversation.id, ids: messages.map(({ id }) => id) });
 }
 
 export async function remove(id) {
   memory.delete(id);
-  await transact("readwrite", (store) => store.delete(id));
+  await transact("readwrite", (heads, messages) => {
+    heads.delete(id);
+    messages.index("conversation").getAllKeys(id).onsuccess = ({ target: { result } }) => result.forEach((key) => messages.delete(key));
+  });
+  tabs?.postMessage({ id, removed: true });
+}
+
+/** Says who hears of other tabs' changes: given an id and the conversation with what changed, null if it was deleted. */
+export function onChange(listener) {
+  if (tabs) tabs.onmessage = async ({ data: { id, ids, removed } }) => {
+    const conversation = removed ? null : await read(id, ids);
+    if (removed || conversation) listener(id, conversation, () => read(id));
+  };
 }
 
 /** Small settings, by name. */

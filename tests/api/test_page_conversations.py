@@ -1,0 +1,217 @@
+"""Conversations of the page in a real browser: no tab, reload, crash or new wording loses text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from quire.core.config import ServerConfig
+from quire.core.request import Failure
+from quire.text.tokenizer import Tokenizer
+from tests.api.conftest import Served, start
+from tests.api.page_helpers import DONE, ask, opened, prompt_of, says
+from tests.support.scripted_engine import Script
+
+TEXTS = ":is(.user, .assistant) > .text"
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer: Tokenizer) -> Iterator[Served]:
+    with ExitStack() as stack:
+        yield start(stack, tokenizer, ServerConfig())
+
+
+def holds(served: Served, text: str, at: int) -> threading.Event:
+    """Lets answers stop after `at` tokens until the event is set."""
+    held = threading.Event()
+    served.engine.reset(lambda _: Script(served.ids(text), held=held, held_at=at))
+    return held
+
+
+def texts(page: Any) -> list[str]:
+    return [text.strip() for text in page.locator(TEXTS).all_inner_texts()]
+
+
+def test_two_tabs_on_one_conversation_keep_each_others_messages(page: Any, served: Served) -> None:
+    says(served, "Yes")
+    opened(page, served.url)
+    ask(page, "A1")
+    page.wait_for_selector(DONE)
+    other = page.context.new_page()
+    opened(other, served.url)
+    ask(other, "B")
+    page.wait_for_selector(f"{DONE} >> nth=1")  # what the other tab said is shown here
+    assert texts(page) == ["A1", "Yes", "B", "Yes"]
+    ask(page, "A2")
+    page.wait_for_selector(f"{DONE} >> nth=2")
+    other.wait_for_selector(f"{DONE} >> nth=2")
+    assert texts(page) == texts(other) == ["A1", "Yes", "B", "Yes", "A2", "Yes"]
+    page.reload()
+    page.wait_for_selector(f"{DONE} >> nth=2")
+    assert texts(page) == ["A1", "Yes", "B", "Yes", "A2", "Yes"]
+
+
+def test_messages_that_tabs_write_at_once_are_both_kept(page: Any, served: Served) -> None:
+    says(served, "Yes")
+    opened(page, served.url)
+    ask(page, "First")
+    page.wait_for_selector(DONE)
+    other = page.context.new_page()
+    other.add_init_script("delete globalThis.BroadcastChannel")  # a tab that hears nothing
+    opened(other, served.url)
+    ask(page, "Here")
+    page.wait_for_selector(f"{DONE} >> nth=1")
+    ask(other, "There")
+    other.wait_for_selector(f"{DONE} >> nth=1")
+    page.reload()
+    page.wait_for_selector(f"{DONE} >> nth=1")
+    assert texts(page) == ["First", "Yes", "There", "Yes"]
+    page.click(".turns:not([hidden]) [aria-label='Older version']")
+    assert texts(page) == ["First", "Yes", "Here", "Yes"]
+
+
+def test_an_answer_goes_on_after_a_reload(page: Any, served: Served) -> None:
+    held = holds(served, "One two three four five six.", 3)
+    opened(page, served.url)
+    ask(page, "Count")
+    page.wait_for_selector(".assistant .text:has-text('One')")
+    page.reload()
+    page.wait_for_selector(".assistant[aria-busy] .text:has-text('One')")
+    held.set()
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["Count", "One two three four five six."]
+    assert len(served.engine.requests) == 1
+    page.reload()
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["Count", "One two three four five six."]
+
+
+def test_an_answer_that_the_server_lost_is_kept_and_continued(page: Any, served: Served) -> None:
+    held = holds(served, "One two three four five six.", 3)
+    opened(page, served.url)
+    ask(page, "Count")
+    page.wait_for_selector(".assistant .text:has-text('One')")
+    page.wait_for_timeout(700)  # text is kept twice a second
+    page.route("**/streams/**", lambda route: route.fulfill(status=404, json={}))
+    page.reload()
+    page.wait_for_selector(".assistant .note:has-text('Cut off')")
+    held.set()
+    assert page.locator(".user .note").count() == 0
+    kept = texts(page)[1]
+    assert kept.startswith("One")
+    says(served, " and so on")
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["Count", f"{kept} and so on"]
+    assert prompt_of(served, served.engine.requests[-1]).endswith(kept)
+    assert page.locator(".assistant .note, .continue").count() == 0
+
+
+def test_an_answer_goes_on_while_another_conversation_is_open(page: Any, served: Served) -> None:
+    held = holds(served, "One two three four five six.", 3)
+    opened(page, served.url)
+    ask(page, "Slow")
+    page.wait_for_selector(".assistant .text:has-text('One')")
+    page.click(".new")
+    page.wait_for_selector(".entries .running:has-text('Slow') [aria-label='Being answered']")
+    says(served, "Quick")
+    ask(page, "Fast")
+    page.wait_for_selector(f"{DONE}")
+    assert texts(page) == ["Fast", "Quick"]
+    held.set()
+    page.wait_for_selector(".entries:not(:has(.running))")
+    page.click(".entry:has-text('Slow')")
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["Slow", "One two three four five six."]
+
+
+def test_answering_again_and_sending_again_make_versions(page: Any, served: Served) -> None:
+    opened(page, served.url)
+    says(served, "Red")
+    ask(page, "A colour?")
+    page.wait_for_selector(DONE)
+    ask(page, "Why?")
+    page.wait_for_selector(f"{DONE} >> nth=1")
+    says(served, "Blue")
+    page.locator("[aria-label='Answer again']").first.click()
+    page.wait_for_selector(".assistant .text:has-text('Blue')")
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["A colour?", "Blue"]
+    assert page.locator(".assistant .turn").inner_text() == "2/2"
+    page.click("[aria-label='Edit and send again']")
+    page.fill(".editing textarea", "A number?")
+    says(served, "Seven")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".assistant .text:has-text('Seven')")
+    page.wait_for_selector(DONE)
+    page.click(".user [aria-label='Older version']")
+    assert texts(page) == ["A colour?", "Blue"]
+    page.click(".assistant [aria-label='Older version']")
+    assert texts(page) == ["A colour?", "Red", "Why?", "Red"]
+    page.reload()
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["A colour?", "Red", "Why?", "Red"]
+    page.click("[aria-label='Export conversation']")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON", exact=True).click()
+    exported = download.value.path().read_text()
+    for text in ("Red", "Blue", "Why?", "A number?", "Seven"):
+        assert text in exported
+
+
+def test_an_answer_cut_off_by_an_error_stays_part_of_the_conversation(
+    page: Any, served: Served
+) -> None:
+    opened(page, served.url)
+    gone = Failure("the engine is gone", 503)
+    served.engine.reset(lambda _: Script(served.ids("One two"), error=gone))
+    ask(page, "Count")
+    page.wait_for_selector(".assistant .error:has-text('engine is gone')")
+    assert page.locator(".user .note").count() == 0
+    says(served, "Seven")
+    ask(page, "And then?")
+    page.wait_for_selector(".assistant .text:has-text('Seven')")
+    prompt = prompt_of(served, served.engine.requests[-1])
+    assert prompt.index("Count") < prompt.index("One") < prompt.index("And then?")
+
+
+def test_what_is_written_and_not_sent_stays(page: Any, served: Served) -> None:
+    says(served, "Yes")
+    opened(page, served.url)
+    ask(page, "First")
+    page.wait_for_selector(DONE)
+    page.fill(".write textarea", "Not sent yet")
+    page.click(".new")
+    assert page.locator(".write textarea").input_value() == ""
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator(".write textarea").input_value() == "Not sent yet"
+
+
+OLD = """async () => {
+  const request = indexedDB.open("quire", 1);
+  const key = { keyPath: "id" };
+  request.onupgradeneeded = () => request.result.createObjectStore("conversations", key);
+  const db = await new Promise((resolve) => { request.onsuccess = () => resolve(request.result); });
+  const store = db.transaction("conversations", "readwrite").objectStore("conversations");
+  const question = { role: "user", content: "Old question", images: ["data:image/png;base64,"] };
+  const answer = { role: "assistant", content: "Old answer", finish: "stop" };
+  Object.assign(answer, { reasoning: "", calls: [], stats: null });
+  store.put({ id: "old", title: "Old one", updated: 1, messages: [question, answer] });
+  await new Promise((resolve) => { store.transaction.oncomplete = resolve; });
+  db.close();
+}"""
+
+
+def test_conversations_of_the_first_version_are_taken_over(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/page/mark.svg")
+    page.evaluate(OLD)
+    opened(page, served.url)
+    page.wait_for_selector(".user .chip")
+    assert texts(page) == ["Old question", "Old answer"]
+    page.reload()
+    page.wait_for_selector(".assistant .text:has-text('Old answer')")
