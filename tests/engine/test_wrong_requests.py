@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request, SamplingParams, Score, ThinkingBudget
 from quire.demo import MODEL_DIR
+from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
 from tests.support.parity import Company
 
@@ -66,3 +69,18 @@ def test_what_is_not_there_is_refused_by_name(
     assert refused.error.status == 400
     assert re.match(said, refused.error.message)
     assert answers["beside"].tokens == alone
+
+
+@pytest.mark.parametrize("size", [16, 48])
+def test_a_format_that_blocks_cannot_have_is_refused(company: Company, size: int) -> None:
+    """Packed words of the page format hold the codes of 32 tokens."""
+    loaded = company.engine._loaded
+    config = EngineConfig(str(MODEL_DIR), kv_memory=32 << 20, block_size=size)
+    format = KVFormat("page", 4, 4)
+    with pytest.raises(ModelError, match=f"page-4 is not possible in blocks of {size} tokens"):
+        Engine(loaded, replace(config, kv_format=format))
+    engine = Engine(loaded, config)
+    engine.add(asked("coded", kv_format=format))
+    (output,) = engine.step()
+    assert output.error is not None
+    assert "kv_format: page-4 is none of plain, " in output.error.message

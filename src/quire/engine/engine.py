@@ -29,7 +29,7 @@ from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format, check_request, limited
-from quire.engine.known import check_known
+from quire.engine.known import check_default, check_known
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.models.weights.loader import LoadedModel
@@ -101,6 +101,7 @@ class Engine:
             rows_together=self._runner.rows_together,
         )
         self._offered = offered(config.block_size, config.kv_format.group_size)
+        check_default(config.kv_format, self._offered, config.block_size)
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         check_format(config, self._format(None), self._runner.recorded)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from quire.core.errors import RequestError
+from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, Score
 from quire.models.base import LanguageModel
@@ -33,6 +33,15 @@ def check_known(request: Request, model: LanguageModel, formats: Sequence[KVForm
         _check_ids("labels", request.task.labels, model.vocab_size)
     if request.kv_format is not None:
         _check_format(request.kv_format.name, [each.name for each in formats])
+
+
+def check_default(format: KVFormat, formats: Sequence[KVFormat], block_tokens: int) -> None:
+    """Raise `ModelError` if blocks of so many tokens cannot have the server's own KV format."""
+    if format.name not in (names := [each.name for each in formats]):
+        raise ModelError(
+            f"kv_format: {format.name} is not possible in blocks of {block_tokens} tokens; "
+            f"possible are {', '.join(names)}"
+        )
 
 
 def _check_ids(field: str, ids: Collection[int], count: int) -> None:
