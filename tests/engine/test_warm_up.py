@@ -56,12 +56,20 @@ def test_chunks_and_streams_of_every_size_are_run(
     assert {plan.decode_rows for plan in plans if not plan.prompt_rows} >= {1, 2, 4, 6}
     beside = {plan.decode_rows for plan in plans if plan.prompt_rows > 64}
     assert beside >= {1, 2, 4, 5}  # of six sequences one reads its prompt
+    check_burst(plans, 100)
     engine = Engine(loaded, config)
     assert engine.stats().steps == 0
     assert engine.stats().prompt_tokens == 0
 
 
-def test_where_all_is_compiled_a_start_runs_a_first_request_alone(
+def check_burst(plans: list[StepPlan], rows: int) -> None:
+    """Full steps read several long prompts, and one beside streams of those read before."""
+    full = [plan for plan in plans if plan.prompt_rows > rows]
+    assert any(plan.prompt_chunks > 1 and not plan.decode_rows for plan in full)
+    assert any(plan.prompt_chunks and plan.decode_rows for plan in full)
+
+
+def test_where_all_is_compiled_a_start_runs_first_requests_alone(
     loaded: LoadedModel, plans: list[StepPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path / "kept", "")
@@ -73,7 +81,8 @@ def test_where_all_is_compiled_a_start_runs_a_first_request_alone(
         plans.clear()
         warm_up(loaded, own)
         sizes.append(max(len(plan.sequences) for plan in plans))
-    assert sizes == [2, 1, 4]
+        check_burst(plans, 50)
+    assert sizes == [2, 2, 4]
 
 
 def test_steps_are_measured_up_to_the_time_aimed_at(

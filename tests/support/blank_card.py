@@ -68,7 +68,7 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
             pass
 
     patch.setattr(device, "CPU", BlankCard)
-    device.current_device.cache_clear()
+    device._default_device.cache_clear()
     mx.disable_compile()
     patch.setattr(CompiledKernel, "__call__", blank)
     patch.setattr(Kept, "holds", lambda self, fact: fact.claim in _FOUND)

@@ -32,6 +32,8 @@ _FEW_TOKENS = (2, 8)
 """Prompt tokens of the first steps that are measured."""
 _FIRST_PROMPT = 300
 """Tokens: more than recorded steps would read."""
+_BURST = 32
+"""Prompts of the first burst that is made ready for."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 _ADJUSTED = SamplingParams(
@@ -140,10 +142,21 @@ def _request(name: str, length: int, vocabulary: int, sampling: SamplingParams) 
 
 
 def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Round]:
-    """What loads the kernels of a first request; the others are loaded when they are needed."""
+    """Load the kernels of a first request and of a first burst; others load when needed."""
     length = _first_length(config, context)
     for sampling in (_GREEDY, _SAMPLED):
         yield _Round([_request("prompt", length, vocabulary, sampling)])
+    yield _burst(config, vocabulary, context)
+
+
+def _burst(config: EngineConfig, vocabulary: int, context: int) -> _Round:
+    """Prompts that arrive together: steps read several, beside streams of those read before."""
+    longest, count = (
+        max(1, min(_FIRST_PROMPT, context - _TOKENS)),
+        min(_BURST, config.max_sequences),
+    )
+    lengths = [longest - n * longest // (2 * count) for n in range(count)]
+    return _Round([_request(f"{n}", lengths[n], vocabulary, _GREEDY) for n in range(count)])
 
 
 def _first_length(config: EngineConfig, context: int) -> int:
@@ -151,7 +164,7 @@ def _first_length(config: EngineConfig, context: int) -> int:
 
 
 def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Round]:
-    """Chunks of every size, streams of every number, and chunks beside streams."""
+    """Chunks of every size, a burst, streams of every number, and chunks beside streams."""
 
     def request(name: str, length: int, sampling: SamplingParams) -> Request:
         return _request(name, length, vocabulary, sampling)
@@ -165,6 +178,7 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
             # With one sequence no prompt comes late.
             sampling = _ADJUSTED if rows == 2 else _GREEDY
             yield _Round([request(f"{rows} rows", min(rows, longest), sampling)])
+    yield _burst(config, vocabulary, context)
     late = request("late", _first_length(config, context), _ADJUSTED)
     streams = 1
     while True:
