@@ -35,11 +35,11 @@ def check_known(request: Request, model: LanguageModel, formats: Sequence[KVForm
         _check_format(request.kv_format.name, [each.name for each in formats])
 
 
-def check_default(format: KVFormat, formats: Sequence[KVFormat], block_tokens: int) -> None:
+def check_default(format: KVFormat, formats: Sequence[KVFormat], block_size: int) -> None:
     """Raise `ModelError` if blocks of so many tokens cannot have the server's own KV format."""
     if format.name not in (names := [each.name for each in formats]):
         raise ModelError(
-            f"kv_format: {format.name} is not possible in blocks of {block_tokens} tokens; "
+            f"kv_format: {format.name} is not possible in blocks of {block_size} tokens; "
             f"possible are {', '.join(names)}"
         )
 

@@ -96,10 +96,10 @@ def _check_smallest(
 ) -> None:
     """Raise `NoRoom` unless `budget` bytes of KV hold the shortest useful context."""
     groups = KVLayout.of(model.layout).groups
-    manager = BlockManager(budget, Pools(groups, config.page_tokens, dtype).block_bytes)
+    manager = BlockManager(budget, Pools(groups, config.block_size, dtype).block_bytes)
     format = with_skips(config.kv_format, skipped_layers(model.layout, config.kv_skip_layers))
     least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
-    check_context(Limits(groups, manager, config.page_tokens, least).context(format), least)
+    check_context(Limits(groups, manager, config.block_size, least).context(format), least)
 
 
 def wanted_context(config: EngineConfig, longest: int) -> int:
