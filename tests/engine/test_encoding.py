@@ -80,7 +80,7 @@ class Watched:
     def held(self) -> int:
         """Items of which the runner has anything."""
         cache = self.engine._runner.media
-        return len(cache._made) + len(cache._begun)
+        return len(cache._made) + len(cache._started)
 
 
 @pytest.fixture(scope="module")

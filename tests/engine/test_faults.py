@@ -38,15 +38,15 @@ def expected(loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
 def break_steps(company: Company, count: int) -> None:
     """The next `count` launches raise, as MLX does when the device refuses a kernel."""
     runner = company.engine._runner
-    begin, left = runner._begin, [count]
+    start, left = runner._start, [count]
 
     def refuse(step: LaunchedStep) -> None:
         if left[0] > 0:
             left[0] -= 1
             raise RuntimeError("the device refuses")
-        begin(step)
+        start(step)
 
-    runner._begin = refuse  # type: ignore[method-assign]
+    runner._start = refuse  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class Run:
         shares = self.split.split(tokens, self.prompts, self.budget.room(streams))
         chunks, tokens = sum(map(bool, shares)), sum(shares)
         graphed = bool(tokens) and streams + tokens <= most
-        self.budget.begin(streams, waiting, chunks, tokens, recorded=graphed)
+        self.budget.start(streams, waiting, chunks, tokens, recorded=graphed)
         context = self.read
         self.prompts = [n - s for n, s in zip(self.prompts, shares, strict=True) if n > s]
         self.read += tokens
@@ -208,7 +208,7 @@ def test_a_stream_that_awaits_its_token_every_other_step_keeps_its_share() -> No
     for number in range(2000):
         rows, awaits_token = (0, True) if number % 2 else (1, False)
         tokens = budget.prompt_budget(rows, awaits_token=awaits_token)
-        budget.begin(rows, 1, int(tokens > 0), tokens, awaits_token=awaits_token)
+        budget.start(rows, 1, int(tokens > 0), tokens, awaits_token=awaits_token)
         seconds = GPU.seconds(rows, tokens)
         if rows or tokens:
             budget.observe(rows, int(tokens > 0), tokens, seconds)
@@ -381,9 +381,9 @@ def test_one_hiccup_changes_little() -> None:
 
 def test_a_short_prompt_beside_streams_is_read_at_once() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048, GPU.measured())
-    budget.begin(4, 0, 0, 0)
+    budget.start(4, 0, 0, 0)
     assert budget.prompt_budget(4) > 128
-    budget.begin(4, 1, 1, 128)
+    budget.start(4, 1, 1, 128)
     assert budget.prompt_budget(4) == 0
     assert budget.prompt_budget(0) > 0, "nobody else is there"
 
@@ -438,5 +438,5 @@ def test_graphed_steps_that_read_keep_to_the_allowance_of_prompts() -> None:
     for _ in range(100):
         rows = budget.graphed(budget.prompt_budget(8), 8, 100, 64)
         reads += rows > 0
-        budget.begin(8, 1, int(rows > 0), rows, recorded=True)
+        budget.start(8, 1, int(rows > 0), rows, recorded=True)
     assert 30 <= reads <= 55

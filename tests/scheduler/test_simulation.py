@@ -292,25 +292,25 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, bool]] = []
-    begun: list[tuple[int, bool]] = []
-    budget, begin = PrefillBudget.prompt_budget, PrefillBudget.begin
+    started: list[tuple[int, bool]] = []
+    budget, start = PrefillBudget.prompt_budget, PrefillBudget.start
 
     def is_asked(self: PrefillBudget, rows: int, *args: Any, awaits_token: bool = False) -> int:
         asked.append((rows, awaits_token))
         return budget(self, rows, *args, awaits_token=awaits_token)
 
-    def begins(
+    def starts(
         self: PrefillBudget,
         rows: int,
         *args: Any,
         awaits_token: bool = False,
         recorded: bool = False,
     ) -> None:
-        begun.append((rows, awaits_token))
-        begin(self, rows, *args, awaits_token=awaits_token, recorded=recorded)
+        started.append((rows, awaits_token))
+        start(self, rows, *args, awaits_token=awaits_token, recorded=recorded)
 
     monkeypatch.setattr(PrefillBudget, "prompt_budget", is_asked)
-    monkeypatch.setattr(PrefillBudget, "begin", begins)
+    monkeypatch.setattr(PrefillBudget, "start", starts)
     simulation = Simulation(GROUPS["full"], 4000)
     guesses = SequenceParts(proposer=Guessing(simulation, "waits", 1))
     simulation.add(Request("waits", (1, 2, 3), max_tokens=20), parts=guesses)
@@ -319,22 +319,22 @@ def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.Mon
     simulation.run()
     assert (0, True) in asked
     assert any(rows and not awaits_token for rows, awaits_token in asked)
-    assert asked == begun
+    assert asked == started
 
 
 def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps: list[tuple[int, int, bool]] = []  # rows that generate, rows that read, recorded
-    begin = PrefillBudget.begin
+    start = PrefillBudget.start
 
-    def begins(
+    def starts(
         self: PrefillBudget, generating: int, prompts: int, chunks: int, rows: int, **named: bool
     ) -> None:
         steps.append((generating, rows, named["recorded"]))
-        begin(self, generating, prompts, chunks, rows, **named)
+        start(self, generating, prompts, chunks, rows, **named)
 
-    monkeypatch.setattr(PrefillBudget, "begin", begins)
+    monkeypatch.setattr(PrefillBudget, "start", starts)
     simulation = Simulation(GROUPS["full"], 1 << 20, chunk=100, max_context=200, rows_together=16)
     for name in "ab":
         simulation.add(Request(name, (1, 2, 3), max_tokens=60))
@@ -361,17 +361,17 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
     """Its full blocks become codes when the step ends; rows of the next one read these."""
     spans: list[tuple[str, int, int]] = []
     recorded: list[bool] = []
-    begin, execute = PrefillBudget.begin, Simulation._execute
+    start, execute = PrefillBudget.start, Simulation._execute
 
-    def begins(self: PrefillBudget, *counts: int, **named: bool) -> None:
+    def starts(self: PrefillBudget, *counts: int, **named: bool) -> None:
         recorded.append(named["recorded"])
-        begin(self, *counts, **named)
+        start(self, *counts, **named)
 
     def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:
         spans.extend((rows.id, rows.start, rows.count) for rows in plan.sequences)
         return execute(self, plan, before)
 
-    monkeypatch.setattr(PrefillBudget, "begin", begins)
+    monkeypatch.setattr(PrefillBudget, "start", starts)
     monkeypatch.setattr(Simulation, "_execute", executes)
     simulation = Simulation(GROUPS["window"], 1 << 20, chunk=100, max_context=200, rows_together=16)
     simulation.add(Request("stream", (1, 2, 3), max_tokens=60), SEALED)

@@ -107,7 +107,7 @@ class DiskPrefetch:
         self._states = frozenset(recurrent_groups(index.groups))
         self._under_way: WeakValueDictionary[bytes, PrefetchedPart] = WeakValueDictionary()
 
-    def begin(
+    def start(
         self, prompt: WantedPrefix, matched: int, before: PrefetchedPart | None
     ) -> PrefetchedPart | None:
         """Starts reading what follows `matched` tokens in memory, if that beats computing it.

@@ -21,7 +21,7 @@ from rich.table import Table
 from quire.cli.files import check_writable
 from quire.cli.keys import ClientOptions
 from quire.cli.load import LoadError, Target, Timings, closed_loop, send
-from quire.cli.progress import Begin, shown
+from quire.cli.progress import StartStage, shown
 from quire.cli.served import Server, ServerError
 from quire.cli.settings import Command
 from quire.cli.values import Count, Counts, File, Flag, Seconds
@@ -278,27 +278,27 @@ class BenchCommand(ClientOptions, Command):
             target = Target.parse(self.url, self.key)
             check_writable(self.report, "--json")
             model = self.model or str(Server(self.url, self.key).model()["id"])
-            with shown(console) as begin:
-                levels = run_async(self._measure(model, target, console, begin))
+            with shown(console) as start_stage:
+                levels = run_async(self._measure(model, target, console, start_stage))
         except (QuireError, LoadError, ServerError, ValueError, OSError) as error:
             console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
             return 2
         return self._report(model, levels, Console())
 
     async def _measure(
-        self, model: str, target: Target, console: Console, begin: Begin
+        self, model: str, target: Target, console: Console, start_stage: StartStage
     ) -> list[Level]:
         run = partial(run_level, target, await self._load(model, target), timeout_s=self.timeout)
         first = self.warmup
         if first:
-            warm = await run(first, first, first=0, done=begin("warming up", first))
+            warm = await run(first, first, first=0, done=start_stage("warming up", first))
             if warm.failed:
                 raise LoadError(warm.errors[0][0])
         levels: list[Level] = []
         for concurrency in self.concurrency:
             requests = self.requests or 4 * concurrency
             streams = "1 stream" if concurrency == 1 else f"{concurrency} streams"
-            done = begin(f"requests in {streams}", requests)
+            done = start_stage(f"requests in {streams}", requests)
             level = await run(concurrency, requests, first=first, done=done)
             first += requests
             levels.append(level)

@@ -93,8 +93,8 @@ class EvalKVCommand(Command):
             skills=self.skills,
             items=self.skill_items,
         )
-        with shown(Console(stderr=True)) as begin_stage:
-            scores = evaluate(place(self.model), formats, plan, begin_stage)
+        with shown(Console(stderr=True)) as start_stage:
+            scores = evaluate(place(self.model), formats, plan, start_stage)
         print(table(scores))
         if self.report is not None:
             self.report.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")

@@ -99,7 +99,7 @@ class Growing:
         self._rest = ""
         self._rendered: Callable[[str], RenderableType] = Markdown
         self._keys = ExitStack()
-        self._begun = False  # whether anything stands above, from which a blank line parts
+        self._started = False  # whether anything stands above, from which a blank line parts
 
     def __enter__(self) -> Growing:
         self._keys.enter_context(silent_keys())
@@ -131,7 +131,7 @@ class Growing:
         if complete.strip():
             self._console.print(_thought(complete))
             self._rest = self._rest[len(complete) :]
-            self._begun = True
+            self._started = True
         self._draw(apart=False)
 
     def say(self, piece: str) -> None:
@@ -139,20 +139,20 @@ class Growing:
         if self._rendered is _thought:
             if self._rest.strip():
                 self._console.print(_thought(self._rest))
-                self._begun = True
+                self._started = True
             self._rest, self._rendered = "", Markdown
         self._rest += piece
         if "\n" in piece:
             self._settle(_last_block(self._rest))
-        self._draw(apart=self._begun)
+        self._draw(apart=self._started)
 
     def _settle(self, end: int) -> None:
         """Prints the rest up to a place, for good."""
         if self._rest[:end].strip():
-            if self._begun:
+            if self._started:
                 self._console.print()
             self._console.print(self._rendered(self._rest[:end]))
-            self._begun = True
+            self._started = True
         self._rest = self._rest[end:]
 
     def _draw(self, *, apart: bool) -> None:

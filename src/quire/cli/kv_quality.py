@@ -22,7 +22,7 @@ from quire.cache.specs import KVLayout, group_layers
 from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, fully_judged, prompt_of, sized_needle
-from quire.cli.progress import Begin, silent
+from quire.cli.progress import StartStage, silent
 from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.device import open_device
@@ -150,11 +150,11 @@ def teacher_forced(
     formats: Seq[KVFormat],
     texts: Seq[Text],
     scores: Seq[Score],
-    begin_stage: Begin = silent,
+    start_stage: StartStage = silent,
 ) -> None:
     """Fills in divergence, agreement and perplexity. All formats read the texts in step."""
     chunks = sum(len(range(0, len(text.tokens) - 1, _CHUNK)) for text in texts)
-    done = begin_stage("reading texts", chunks)
+    done = start_stage("reading texts", chunks)
     sums = [_Forced() for _ in formats]
     plain_loss = 0.0
     for text in texts:
@@ -208,7 +208,7 @@ def evaluate(
     model: str,
     formats: Seq[KVFormat],
     plan: Plan,
-    begin_stage: Begin = silent,
+    start_stage: StartStage = silent,
 ) -> list[Score]:
     """Scores of plain, first, and of each format.
 
@@ -229,19 +229,19 @@ def evaluate(
         count = max(1, plan.tokens // _CONVERSATION)
         each = min(plan.tokens, _CONVERSATION)
         texts = [conversation(tokenizer, template, each, seed) for seed in range(count)]
-    teacher_forced(loaded, every, texts, scores, begin_stage)
+    teacher_forced(loaded, every, texts, scores, start_stage)
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
     openings = [prompt_of(tokenizer, template, line) for line in _OPENINGS]
     continued = ([begin for t in texts for begin in _answered(t)] + cuts + openings)[: plan.prompts]
     if continued:
-        done = begin_stage("continuing prompts", len(every))
+        done = start_stage("continuing prompts", len(every))
         _continue(loaded, every, continued, scores, done)
     for length in plan.lengths:
-        done = begin_stage(f"finding needles in {length:,} tokens", len(every))
+        done = start_stage(f"finding needles in {length:,} tokens", len(every))
         _find_needles(loaded, tokenizer, template, every, length, plan.needles_each, scores, done)
     if plan.skills:
-        done = begin_stage("asking for skills", len(every))
+        done = start_stage("asking for skills", len(every))
         count_skills(loaded, tokenizer, template, every, plan.skills, plan.items, scores, done)
     return scores
 

@@ -138,7 +138,7 @@ class _Exchange:
 
     def __init__(self, started: float) -> None:
         self.finished: asyncio.Future[Timings] = asyncio.get_running_loop().create_future()
-        self.begun = False
+        self.started = False
         """Whether any of the answer has come."""
         self.whole = False
         """Whether all of it has, so that the connection can take the next request."""
@@ -156,7 +156,7 @@ class _Exchange:
     def feed(self, data: bytes) -> None:
         """Takes the next bytes of the answer."""
         now = time.perf_counter()
-        self.begun = True
+        self.started = True
         try:
             if self._head is not None:
                 data = self._read_head(data)
@@ -298,7 +298,7 @@ class Client:
                 await self._ask(request, exchange)
                 # Shielded, since the timeout must not cancel the future that `end` completes.
                 answer = await asyncio.shield(exchange.finished)
-                if kept and not exchange.begun:  # the server had closed what it had kept
+                if kept and not exchange.started:  # the server had closed what it had kept
                     exchange = _Exchange(time.perf_counter())
                     await self._ask(request, exchange)
                     answer = await asyncio.shield(exchange.finished)

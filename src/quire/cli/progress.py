@@ -18,12 +18,12 @@ from rich.text import Text
 
 from quire.core.figures import duration
 
-Begin = Callable[[str, int], Callable[[], None]]
+StartStage = Callable[[str, int], Callable[[], None]]
 """Begins a stage of so many parts; what it gives is called after each part."""
 
 
 def silent(what: str, parts: int) -> Callable[[], None]:
-    """A `Begin` that shows nothing."""
+    """A `StartStage` that shows nothing."""
     return lambda: None
 
 
@@ -50,7 +50,7 @@ class TimeLeft(ProgressColumn):
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[Begin]:
+def shown(console: Console) -> Iterator[StartStage]:
     """Bars with speed and time left in a terminal; elsewhere a line for each stage that begins."""
     if not console.is_terminal:
 
@@ -64,8 +64,8 @@ def shown(console: Console) -> Iterator[Begin]:
     # Seldom, since the bench shares its processor with what it measures.
     with Progress(*columns, TimeLeft(), console=console, refresh_per_second=2) as bars:
 
-        def begin(what: str, parts: int) -> Callable[[], None]:
+        def start_stage(what: str, parts: int) -> Callable[[], None]:
             task = bars.add_task(what, total=parts)
             return lambda: bars.advance(task)
 
-        yield begin
+        yield start_stage

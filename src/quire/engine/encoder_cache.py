@@ -30,7 +30,7 @@ class EncoderCache:
         self._encoders = encoders
         self._items: WeakValueDictionary[MediaKey, MediaItem] = WeakValueDictionary()
         self._made: dict[MediaKey, Encoded] = {}
-        self._begun: dict[MediaKey, Encoding] = {}
+        self._started: dict[MediaKey, Encoding] = {}
 
     def check(self, request: Request) -> None:
         """Whether the media of a request is such as this model's encoders take.
@@ -113,7 +113,7 @@ class EncoderCache:
         """Lets go of features, and of what there is of some."""
         for key in keys:
             self._made.pop(key, None)
-            self._begun.pop(key, None)
+            self._started.pop(key, None)
 
     def advance(self, work: Iterable[EncoderWork]) -> list[mx.array]:
         """Builds the graph of pieces; what they compute has to be evaluated in their step."""
@@ -121,14 +121,14 @@ class EncoderCache:
         for each in work:
             key = each.item.key
             if each.first == 0:
-                self._begun[key] = self._encode(each.item)
-            encoding = self._begun[key]
+                self._started[key] = self._encode(each.item)
+            encoding = self._started[key]
             state: Encoded = ()
             for _ in range(each.count - each.completes):
                 state = next(encoding)
             if each.completes:
                 state = self._made[key] = finished(encoding, pieces=1)
-                del self._begun[key]
+                del self._started[key]
             to_eval += state
         return to_eval
 
@@ -150,4 +150,4 @@ class EncoderCache:
     def clear(self) -> None:
         """Forgets all: after a step that failed, what it should have computed never was."""
         self._made.clear()
-        self._begun.clear()
+        self._started.clear()

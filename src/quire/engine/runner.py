@@ -127,7 +127,7 @@ class Runner:
         self._observe = observe
         self._running: LaunchedStep | None = None
         self._flushed = True
-        self._begun_at = 0.0
+        self._started_at = 0.0
         self._launch_s = 0.0
         """How long launching the last step took."""
 
@@ -148,16 +148,16 @@ class Runner:
         if before is not None and resizes:
             _let_go_of_pools(before)
         step = self._build(plan, before) if plan is not None else None
-        begun, early = self._begun_at, step is not None and step.whole
+        started, early = self._started_at, step is not None and step.whole
         if step is not None and early:
-            self._begin(step)
+            self._start(step)
         if before is not None:
             # A step that follows early may run already: what this one computes is waited for.
             mx.eval(before.to_eval) if early else mx.synchronize()
-            before.seconds = time.perf_counter() - begun
-            self._begun_at = time.perf_counter()
+            before.seconds = time.perf_counter() - started
+            self._started_at = time.perf_counter()
         if step is not None and not early:
-            self._begin(step)
+            self._start(step)
         self._running = step
         return step
 
@@ -185,9 +185,9 @@ class Runner:
         if self._flushed or self._running is None:
             return
         self._flushed = True
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mx.async_eval(self._running.to_eval)
-        self._launch_s += time.perf_counter() - begun
+        self._launch_s += time.perf_counter() - started
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """What a step that is done computed, on the host."""
@@ -218,12 +218,12 @@ class Runner:
         """Mutates the pools: what must be done before a step, to and from the disk as well."""
         carry_out(changes, self.pools, self.spill)
 
-    def _begin(self, step: LaunchedStep) -> None:
+    def _start(self, step: LaunchedStep) -> None:
         waits = current_device().begins_with_first_layer and self._launch_s > _LONG_S
         self._flushed = not waits
-        self._begun_at = time.perf_counter()
+        self._started_at = time.perf_counter()
         mx.async_eval(step.first if waits else step.to_eval)
-        self._launch_s = time.perf_counter() - self._begun_at
+        self._launch_s = time.perf_counter() - self._started_at
 
     # -- the graph of a step -------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def warm_up(
     Args:
         on_progress: called with the batches of requests that have run, and with the number of all.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     fact = _needed(loaded, config)
     again = current_device().keeps_compiled and kept().holds(fact)
     engine = _own_engine(loaded, config)
@@ -74,7 +74,7 @@ def warm_up(
         kept().note(fact)
     del engine
     mx.clear_cache()
-    log.info("kernels are ready after %.1f s", time.perf_counter() - begun)
+    log.info("kernels are ready after %.1f s", time.perf_counter() - started)
 
 
 def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:

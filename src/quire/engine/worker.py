@@ -107,7 +107,7 @@ class _Worker:
         self._engine = engine
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
         """Requests whose first output went out."""
         self._held: dict[str, list[int]] = {}
         """Tokens that wait for those of the next step, by request."""
@@ -161,16 +161,16 @@ class _Worker:
             if output.read is not None:
                 full.append(output)
                 continue
-            if output.finish is None and not output.logprobs and name in self._begun:
+            if output.finish is None and not output.logprobs and name in self._started:
                 self._held.setdefault(name, []).extend(output.token_ids)
                 continue
             if name in self._held:
                 tokens.append((name, tuple(self._held.pop(name))))
             full.append(output)
             if output.finish is None:
-                self._begun.add(name)
+                self._started.add(name)
             else:
-                self._begun.discard(name)
+                self._started.discard(name)
         now, step_s = time.perf_counter(), self._engine.expected_step_s
         if now + step_s - self._sent_at >= _GATHER_S or len(outputs) <= _MANY * step_s:
             tokens += [(name, tuple(held)) for name, held in self._held.items()]

@@ -199,7 +199,7 @@ class Planner:
         reading = {sequence.number for sequence in prompts}
         read = [rows.count for rows in plan if rows.sequence.number in reading]
         recorded = not read or generating + sum(read) <= most_recorded
-        self._prefill_budget.begin(
+        self._prefill_budget.start(
             generating, count, len(read), sum(read), awaits_token=awaits_token, recorded=recorded
         )
         return encoding
@@ -295,7 +295,7 @@ class Planner:
                 continue
             self.waiting.popleft()
             sequence.progress.computed = match.length
-            if self.sharing.begin(sequence, match, self.running):
+            if self.sharing.start(sequence, match, self.running):
                 sequence.queued_s = self._clock() - sequence.arrived
                 self.counters.add_start(sequence)
             sequence.status = Status.RUNNING

@@ -187,7 +187,7 @@ class PrefillBudget:
             return tokens
         return tokens - min(int(spent_s * (tokens - half) / (whole_s - half_s)), half)
 
-    def begin(
+    def start(
         self,
         decode_rows: int,
         prompts: int,

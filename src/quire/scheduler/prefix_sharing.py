@@ -85,7 +85,7 @@ class PrefixSharing:
             return None
         if self.prefetch is not None:
             prompt = WantedPrefix(cursor.identity, sequence.format, progress.content, keys)
-            reading = self.prefetch.begin(prompt, match.length, cursor.reading)
+            reading = self.prefetch.start(prompt, match.length, cursor.reading)
             cursor.reading = reading or cursor.reading
             end = cursor.reading.end * size if cursor.reading else -1
             if match.miss is not None and match.length == end:
@@ -120,7 +120,7 @@ class PrefixSharing:
         """From now on the sequence reuses nothing, and says why."""
         sequence.prefix.ignored = ReuseMiss(kind)
 
-    def begin(self, sequence: Sequence, match: Match, running: Iterable[Sequence]) -> bool:
+    def start(self, sequence: Sequence, match: Match, running: Iterable[Sequence]) -> bool:
         """A sequence runs: it goes on from what it matched, and will compute the rest.
 
         Args:
@@ -146,9 +146,9 @@ class PrefixSharing:
         miss, parting = self._beside_neighbours(sequence, match, running)
         worth = bool(self._recurrent) and parting - match.length >= self.index.min_saving
         cursor.parting = parting if worth else 0
-        first = not cursor.begun
+        first = not cursor.started
         if first:
-            cursor.begun, cursor.cached, cursor.miss = True, match.length, miss
+            cursor.started, cursor.cached, cursor.miss = True, match.length, miss
         return first
 
     def _beside_neighbours(

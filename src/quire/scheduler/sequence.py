@@ -150,14 +150,13 @@ class PrefixCursor:
             differently there; 0 if there is none.
         ignored: why it reuses nothing, for instance since it had no room beside what it would have
             reused; None if it does.
-        begun: whether the sequence has run.
+        started: whether the sequence has run.
         cached: prompt tokens that were reused when it first ran.
         miss: why not more of them; None if all were, and before it first ran.
     """
 
     __slots__ = (
         "_keys",
-        "begun",
         "cached",
         "computing",
         "identity",
@@ -167,6 +166,7 @@ class PrefixCursor:
         "parting",
         "reading",
         "registered",
+        "started",
         "waits_on",
     )
 
@@ -179,7 +179,7 @@ class PrefixCursor:
         self.reading: PrefetchedPart | None = None
         self.parting = 0
         self.ignored: ReuseMiss | None = None
-        self.begun = False
+        self.started = False
         self.cached = 0
         self.miss: ReuseMiss | None = None
         self._keys: list[bytes] = []
@@ -187,7 +187,7 @@ class PrefixCursor:
     @property
     def reason(self) -> str | None:
         """`Output.reuse`: why not more was reused; empty if all was, None before it first ran."""
-        if not self.begun:
+        if not self.started:
             return None
         return "" if self.miss is None else str(self.miss)
 

@@ -43,7 +43,7 @@ class WeightIdentity:
         self._known = _KnownHashes(folder)
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "hash")
-        self._files = [self._begin(path) for path in files]
+        self._files = [self._start(path) for path in files]
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +69,7 @@ class WeightIdentity:
         self._known.add([file for file in self._files if file.is_worth_keeping])
         return whole.hexdigest()[:32]
 
-    def _begin(self, path: Path) -> _Hashing:
+    def _start(self, path: Path) -> _Hashing:
         state = _state(path)
         known = self._known.find(path, state)
         if known is not None:
