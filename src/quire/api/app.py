@@ -24,7 +24,7 @@ from quire.api.routes import OPERATIONS, Endpoints
 from quire.api.shared.access import IGNORED_HEADER, Access, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
-from quire.api.shared.errors import ErrorMiddleware, RunFailed, handle
+from quire.api.shared.errors import ErrorMiddleware, handle
 from quire.api.shared.kept_streams import HEADER, CallerStreams, KeepsStream
 from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
@@ -81,7 +81,6 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         middleware=_middleware(server, routes, None if tracer is None else tracer.trace),
         exception_handlers={
             QuireError: handle,
-            RunFailed: handle,
             HTTPException: handle,
             ClientDisconnect: handle,
         },

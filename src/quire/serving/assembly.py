@@ -15,11 +15,13 @@ from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
 from quire.serving.media import MediaLoader
 from quire.serving.model_files import stamp_of
+from quire.serving.pooling import read_pooling
 from quire.serving.prompts import Prompts
 from quire.serving.sampling_defaults import overridden, recommended
 from quire.serving.sandbox import BuilderOpening, GrammarSandbox
 from quire.serving.service import Service
 from quire.serving.submission import Submission
+from quire.serving.vectors import Vectors
 from quire.text.controls import Controls, control_tokens
 from quire.text.dialects import NONE, choose_dialect
 from quire.text.dialects.base import Dialect, vocabulary_of
@@ -125,4 +127,5 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         deadline_s=config.request_deadline_s,
     )
     sampling = overridden(own, config.sampling_overrides)
-    return Service(name, client, prompts, constraints, submission, sampling)
+    vectors = Vectors(client, read_pooling(folder), deadline_s=config.request_deadline_s)
+    return Service(name, client, prompts, constraints, submission, vectors, sampling)

@@ -18,6 +18,7 @@ from quire.serving.prompts import Prompts
 from quire.serving.streams import GenerationStream, Observer
 from quire.serving.submission import Constrained, Submission
 from quire.serving.tasks import close_all
+from quire.serving.vectors import Vectors
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ class Service:
     prompts: Prompts
     constraints: Constraints
     submission: Submission
+    vectors: Vectors
     sampling: SamplingParams
 
     @property

@@ -54,6 +54,12 @@ def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
             named.append(name)
 
 
+def ignored_fields(scope: Scope) -> list[str]:
+    """Return the fields of a request that `note_ignored` named so far."""
+    named: list[str] = notes(scope).get(_IGNORED, [])
+    return named
+
+
 def note_run(scope: Scope, run: GenerationStream) -> None:
     """Adds what the log says of a run that is over, and keeps its times for who traces."""
     note(scope, run.summary())

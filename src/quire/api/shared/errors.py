@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.api.shared.notes import note
 from quire.core.errors import EngineFailure, LoadingStopped, Overloaded, RequestError
 from quire.core.request import Failure
+from quire.serving.run_failed import RunFailed
 
 log = logging.getLogger("quire.api")
 
@@ -43,14 +44,6 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-
-
-class RunFailed(Exception):
-    """An answer that is not streamed ended in an error, which the engine or the text side named."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 def failure_of(error: Exception) -> Failure:

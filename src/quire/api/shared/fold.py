@@ -9,10 +9,10 @@ from contextlib import aclosing
 from starlette.requests import Request
 
 from quire.api.shared.access import note_run
-from quire.api.shared.errors import RunFailed
 from quire.api.shared.limits import Slots
 from quire.api.shared.render import Logprobs
 from quire.api.shared.sse import abort_when_gone
+from quire.serving.run_failed import RunFailed
 from quire.serving.streams import GenerationStream
 from quire.serving.tasks import cancel_and_wait
 from quire.text.events import Event, Failed, Reasoning, Text

@@ -1,0 +1,130 @@
+"""How well documents answer queries: asked of a model that judges, or by its embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from quire.core.errors import RequestError
+from quire.core.request import Score
+from quire.serving.generation import Generation, Prepared, Thinking
+from quire.serving.placing import Prompt
+from quire.serving.service import Service
+from quire.serving.vectors import cosine
+
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".'
+)
+"""Qwen3-Reranker's system message: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B."""
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""What a model that judges is told where a request names no instruction; the model card's."""
+
+Method = Literal["judge", "embed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Pairs of a query and a document, ready to be scored.
+
+    Attributes:
+        method: "judge" asks the model for each pair, and the score is the probability of "yes"
+            against "no"; "embed" compares the two vectors by the cosine of their angle.
+        prepared: a prompt for each pair, or for each distinct text.
+        pairs: for "embed", the two prompts of each pair, by their places.
+    """
+
+    method: Method
+    prepared: Prepared
+    pairs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Scores of pairs, in order, and the tokens that were read for them."""
+
+    scores: list[float]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+async def prepare_ranking(
+    service: Service,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    instruction: str | None = None,
+    spec: Generation | None = None,
+    light: bool = False,
+) -> Ranking:
+    """Render and encode what the model is asked about pairs of a query and a document.
+
+    Args:
+        spec: has what else a request says, such as its salt and the tokens that are kept.
+        light: as in `Prompts.prepare`.
+
+    Raises:
+        RequestError: a text is too long, or the model neither embeds nor has a chat template.
+        NotOffered: the model embeds, by a pooling that cannot be computed.
+        NeedsJob: it is to be done in a job.
+    """
+    pooling, base = service.vectors.pooling, spec or Generation()
+    if pooling.trained:
+        pooling.check()
+        query = pooling.prompts.get("query", "")
+        written = [(query + question, document) for question, document in pairs]
+        places: dict[str, int] = {}
+        for text in (each for pair in written for each in pair):
+            places.setdefault(text, len(places))
+        prepared = await service.prepare(replace(base, prompts=tuple(places)), light=light)
+        return Ranking("embed", prepared, tuple((places[a], places[b]) for a, b in written))
+    if not service.template.exists:
+        raise RequestError(
+            "This model has no chat template and no modules.json: it can neither judge documents "
+            "nor compare embeddings.",
+            param="model",
+            code="unsupported_model",
+        )
+    prompts: list[Prompt] = []
+    prepared = Prepared(base, (), bare=False)
+    for question, document in pairs:
+        asked = _asked(base, question, document, instruction or INSTRUCTION)
+        prepared = await service.prepare(asked, light=light)
+        prompts += prepared.prompts
+    return Ranking("judge", replace(prepared, prompts=tuple(prompts)))
+
+
+async def ranked(service: Service, ranking: Ranking) -> Ranked:
+    """Score prepared pairs.
+
+    Raises:
+        RunFailed: the engine refused one, or failed.
+        EngineFailure: the engine cannot go on.
+    """
+    if ranking.method == "embed":
+        task = service.vectors.pooling.task
+        vectors = await service.vectors.compute(ranking.prepared, task)
+        scores = [cosine(vectors[a].values, vectors[b].values) for a, b in ranking.pairs]
+    else:
+        labels = tuple(_first_token(service, word) for word in ("yes", "no"))
+        vectors = await service.vectors.compute(ranking.prepared, Score(labels))
+        scores = [_probability(*each.values) for each in vectors]
+    tokens = sum(each.prompt_tokens for each in vectors)
+    return Ranked(scores, tokens, sum(each.cached_tokens for each in vectors))
+
+
+def _asked(base: Generation, query: str, document: str, instruction: str) -> Generation:
+    """Return the conversation in which a model judges one document."""
+    text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": text})
+    return replace(base, messages=messages, thinking=Thinking(enabled=False))
+
+
+def _first_token(service: Service, word: str) -> int:
+    return service.tokenizer.encode(word, add_special_tokens=False)[0]
+
+
+def _probability(yes: float, no: float) -> float:
+    """Return the probability of the first of two outcomes, given their log-probabilities."""
+    return 1 / (1 + math.exp(min(700.0, no - yes)))
