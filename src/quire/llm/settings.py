@@ -99,7 +99,7 @@ def configured(
 
 
 def _kv_format(given: Mapping[str, Any]) -> KVFormat:
-    names = [each.name for each in offered(EngineConfig("").page_tokens, _GROUP)]
+    names = [each.name for each in offered(EngineConfig("").block_size, _GROUP)]
     return choose_format(names, given.get("kv_bits"), given.get("kv_scheme")) or KVFormat()
 
 
