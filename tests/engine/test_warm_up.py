@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.device.device import current_device
-from quire.device.kept import Kept
+from quire.device.verified import VerifiedKernels
 from quire.engine import warm_up as module
 from quire.engine.engine import Engine
 from quire.engine.warm_up import measure_steps, warm_up
@@ -72,8 +72,8 @@ def check_burst(plans: list[StepPlan], rows: int) -> None:
 def test_where_all_is_compiled_a_start_runs_first_requests_alone(
     loaded: LoadedModel, plans: list[StepPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Kept(tmp_path / "kept", "")
-    monkeypatch.setattr(module, "kept", lambda: kept)
+    verified = VerifiedKernels(tmp_path / "verified", "")
+    monkeypatch.setattr(module, "verified_kernels", lambda: verified)
     monkeypatch.setattr(type(current_device()), "keeps_compiled", True)
     config = EngineConfig("", kv_memory=64 << 20, max_sequences=2, max_step_tokens=64)
     sizes = []

@@ -17,7 +17,7 @@ from quire.attention.paged import decoding
 from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
-from quire.device.kept import Claim, Kept
+from quire.device.verified import Check, VerifiedKernels
 from quire.engine.decode import whole
 from quire.engine.decode.pools import LayerPool, TokenPool
 from tests.device.cuda.cards import H200
@@ -26,7 +26,7 @@ from tests.support.compiled_kernels import Needed
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FOUND = {Claim.PRODUCTS_AGREE, Claim.ATTENTION_AGREES, Claim.CODING_AGREES}
+_FOUND = {Check.PRODUCTS_AGREE, Check.ATTENTION_AGREES, Check.CODING_AGREES}
 """What an earlier start found out about kernels."""
 
 
@@ -71,8 +71,8 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     device._default_device.cache_clear()
     mx.disable_compile()
     patch.setattr(CompiledKernel, "__call__", blank)
-    patch.setattr(Kept, "holds", lambda self, fact: fact.claim in _FOUND)
-    patch.setattr(Kept, "note", lambda self, fact: None)
+    patch.setattr(VerifiedKernels, "holds", lambda self, verification: verification.check in _FOUND)
+    patch.setattr(VerifiedKernels, "add", lambda self, verification: None)
     for module in (whole, packed):
         patch.setattr(module, "card", lambda: H200)
     patch.setattr(whole, "compiler", lambda: _Compiler(needed))

@@ -15,9 +15,9 @@ import pytest
 
 from quire.device.cuda.driver import Card, Launch
 from quire.device.device import current_device
-from quire.device.kept import Kept
 from quire.device.mixture import mixed
 from quire.device.operations import UnfusedOperations
+from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
 from quire.engine.decode import coding_check, whole
@@ -130,6 +130,6 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "card", lambda: SMALL)
     monkeypatch.setattr(whole, "compiler", lambda: compiler)
     monkeypatch.setattr(whole, "load_extension", lambda: extension)
-    monkeypatch.setattr(whole, "kept", lambda: Kept(None, ""))
+    monkeypatch.setattr(whole, "verified_kernels", lambda: VerifiedKernels(None, ""))
     for module in (whole, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)

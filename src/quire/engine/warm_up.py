@@ -18,7 +18,7 @@ import mlx.core as mx
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
-from quire.device.kept import Claim, Fact, kept
+from quire.device.verified import Check, Verification, verified_kernels
 from quire.engine.engine import Engine
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.prefill_budget import MeasuredSteps
@@ -59,8 +59,8 @@ def warm_up(
         on_progress: called with the batches of requests that have run, and with the number of all.
     """
     started = time.perf_counter()
-    fact = _needed(loaded, config)
-    again = current_device().keeps_compiled and kept().holds(fact)
+    verification = _needed(loaded, config)
+    again = current_device().keeps_compiled and verified_kernels().holds(verification)
     engine = _own_engine(loaded, config)
     vocabulary, context = loaded.model.vocab_size, engine.info.context_length
     rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
@@ -71,7 +71,7 @@ def warm_up(
         engine.rehearse()
     on_progress(len(rounds), len(rounds))
     if not again:
-        kept().note(fact)
+        verified_kernels().add(verification)
     del engine
     mx.clear_cache()
     log.info("kernels are ready after %.1f s", time.perf_counter() - started)
@@ -122,8 +122,8 @@ def _serve(engine: Engine, served: _Round) -> None:
             late = None
 
 
-def _needed(loaded: LoadedModel, config: EngineConfig) -> Fact:
-    """That all is compiled, for `kept`: what decides which kernels are needed."""
+def _needed(loaded: LoadedModel, config: EngineConfig) -> Verification:
+    """Return the verification that all kernels needed by this model and configuration exist."""
     own = (
         config.kv_format,
         config.kv_skip_layers,
@@ -133,7 +133,7 @@ def _needed(loaded: LoadedModel, config: EngineConfig) -> Fact:
         config.max_context,
         config.batch_invariant,
     )
-    return Fact(Claim.COMPILED, (loaded.fingerprint, *own))
+    return Verification(Check.COMPILED, (loaded.fingerprint, *own))
 
 
 def _request(name: str, length: int, vocabulary: int, sampling: SamplingParams) -> Request:

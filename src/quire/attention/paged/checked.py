@@ -10,7 +10,7 @@ from typing import ClassVar
 from quire.attention.backend import AttentionBackend, AttentionCase
 from quire.attention.paged.check import SINGLE_ROWS, SPANS, differs
 from quire.device.gpu_kernels import problem_of
-from quire.device.kept import Claim, Fact, kept
+from quire.device.verified import Check, Verification, verified_kernels
 
 log = logging.getLogger("quire.attention")
 
@@ -24,7 +24,7 @@ class CheckedBackend(AttentionBackend):
 
     sample: ClassVar[AttentionCase]
     _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
-    """By backend and kind of layer, what is wrong; agreement is kept for the next process."""
+    """The difference found, by backend and kind of layer. `verified_kernels` records agreement."""
 
     @abstractmethod
     def made_for(self, case: AttentionCase) -> bool:
@@ -42,10 +42,10 @@ class CheckedBackend(AttentionBackend):
     def _difference(self, case: AttentionCase) -> str | None:
         key = self.name, replace(case, rows=1)  # the check tries other numbers too
         if key not in self._found:
-            fact = Fact(Claim.ATTENTION_AGREES, key)
-            self._found[key] = None if kept().holds(fact) else self._tried(case)
+            verification = Verification(Check.ATTENTION_AGREES, key)
+            self._found[key] = None if verified_kernels().holds(verification) else self._tried(case)
             if self._found[key] is None:
-                kept().note(fact)
+                verified_kernels().add(verification)
         return self._found[key]
 
     def _tried(self, case: AttentionCase) -> str | None:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from quire.device.cuda import packed
 from quire.device.cuda.packed import ACTIVATIONS, Packed
 from quire.device.gpu_kernels import problem_of
-from quire.device.kept import Claim, Fact, kept
+from quire.device.verified import Check, Verification, verified_kernels
 
 log = logging.getLogger("quire.device")
 
@@ -28,7 +28,7 @@ _MOST_EXPERTS = 1024
 _TOLERANCE = 1e-2
 _WIDE, _WIDE_OF_EXPERTS = 16_384, 4096
 """Columns of matrices that are held against MLX's, as wide as those of models."""
-_AGREE = Fact(Claim.PRODUCTS_AGREE)
+_AGREE = Verification(Check.PRODUCTS_AGREE)
 
 
 class Products:
@@ -37,13 +37,13 @@ class Products:
     @cached_property
     def sound(self) -> bool:
         """Whether this machine computes them as MLX's products. Compiles all of them, once."""
-        if kept().holds(_AGREE):
+        if verified_kernels().holds(_AGREE):
             return True
         difference = problem_of(_difference)
         if difference is not None:
             log.warning("packed products by MLX's own kernels: %s", difference)
         else:
-            kept().note(_AGREE)
+            verified_kernels().add(_AGREE)
         return difference is None
 
     def linear(self, x: mx.array, weight: Packed) -> mx.array | None:

@@ -29,7 +29,7 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import DriverError, Graph, card
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.device import current_device
-from quire.device.kept import Claim, Fact, kept
+from quire.device.verified import Check, Verification, verified_kernels
 from quire.engine.decode import workspace
 from quire.engine.decode.coding_check import DeviceRunner
 from quire.engine.decode.pools import kind_of
@@ -59,7 +59,7 @@ def open_whole_decode(
     """For a model and its pools; None where nothing serves them, which a log line explains.
 
     Args:
-        identity: of the weights; what was found about their steps is kept by it.
+        identity: of the weights; verified steps are recorded by it.
         batch_invariant: see `WholeDecode`.
 
     Raises:
@@ -202,7 +202,7 @@ class WholeDecode:
         """What was found out, here or at an earlier start, of steps of so many rows."""
         key = format, max_rows
         if key not in self.verified and key not in self._unknown:
-            if kept().holds(self._fact(format, max_rows)):
+            if verified_kernels().holds(self._verification(format, max_rows)):
                 self.verified[key] = True
             else:
                 self._unknown.add(key)  # asked once: planning asks at each step
@@ -251,13 +251,13 @@ class WholeDecode:
             return False
         runner = DeviceRunner(self._compiler, self._extension)
         for case in dict.fromkeys(cases):
-            fact = Fact(Claim.CODING_AGREES, case)
-            if kept().holds(fact):
+            verification = Verification(Check.CODING_AGREES, case)
+            if verified_kernels().holds(verification):
                 continue
             if (difference := kind_of(case.format).differs(case, runner)) is not None:
                 log.warning("decode steps in %s go layer by layer: %s", format.name, difference)
                 return False
-            kept().note(fact)
+            verified_kernels().add(verification)
         return True
 
     def _case(self, layer: StackLayer, format: KVFormat) -> AttentionCase:
@@ -309,15 +309,15 @@ class WholeDecode:
             difference = str(problem)
         self.verified[format, max_rows] = difference is None
         if difference is None:
-            kept().note(self._fact(format, max_rows))
+            verified_kernels().add(self._verification(format, max_rows))
         if difference is not None:
             log.warning("decode steps of %d rows go layer by layer: %s", max_rows, difference)
         return expected
 
-    def _fact(self, format: KVFormat, max_rows: int) -> Fact:
-        """That steps of so many rows agree with the model, for `kept`."""
+    def _verification(self, format: KVFormat, max_rows: int) -> Verification:
+        """Return the verification that steps of `max_rows` rows agree with the model."""
         subject = self._identity, format, max_rows, self._batch_invariant
-        return Fact(Claim.DECODE_STEPS_AGREE, subject)
+        return Verification(Check.DECODE_STEPS_AGREE, subject)
 
     # -- graphs --------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""What was found out about kernels on this machine, kept from one start to the next.
+"""Records of kernels verified on this machine, kept from one start to the next.
 
-Lies beside the kernels that MLX keeps compiled, so that both are lost together.
+They lie beside MLX's compiled kernels, so that both are lost together.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from quire.device.private import kernel_folder
 _SOURCES = {".py", ".cuh", ".h", ".cpp", ".so"}
 
 
-class Claim(Enum):
-    """What was found out. A value is part of keys on disk: a new meaning needs a new one."""
+class Check(Enum):
+    """A check that kernels passed. Values are keys on disk: a new meaning needs a new value."""
 
     COMPILED = "all that an engine needs is compiled"
     PRODUCTS_AGREE = "packed products agree"
@@ -33,28 +33,28 @@ class Claim(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """A claim, and what it is made of.
+class Verification:
+    """A check, and the kernels that it was made of.
 
     Attributes:
-        subject: of frozen dataclasses, tuples, dtypes and JSON's plain values.
+        subject: frozen dataclasses, tuples, dtypes and JSON's plain values.
     """
 
-    claim: Claim
+    check: Check
     subject: object = None
 
     @property
     def key(self) -> str:
-        """The same in every process for equal facts, another for any other.
+        """A text that is equal for equal verifications, also in other processes.
 
         Raises:
-            TypeError: the subject holds what has no such key.
+            TypeError: the subject holds a value that has no such text.
         """
-        return json.dumps([self.claim.value, _plain(self.subject)])
+        return json.dumps([self.check.value, _plain(self.subject)])
 
 
 def _plain(value: object) -> object:
-    """As JSON can tell it apart from all others."""
+    """Convert a value to JSON without giving two different values one form."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -68,26 +68,27 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} has no key that is the same in every process")
 
 
-class Kept:
-    """Facts, each an empty file named by its digest.
+class VerifiedKernels:
+    """The verifications that succeeded, each an empty file named by its digest.
 
     Args:
-        folder: that nobody else may write to; made when first needed. None keeps nothing.
-        versions: of all that a fact depends on.
+        folder: a folder that only this user may write to; made when first needed. None records
+            nothing.
+        versions: versions of everything that a verification depends on.
     """
 
     def __init__(self, folder: Path | None, versions: str) -> None:
         self._folder = folder
         self._versions = versions
 
-    def holds(self, fact: Fact) -> bool:
-        """Whether it was noted before."""
-        path = self._path(fact)
+    def holds(self, verification: Verification) -> bool:
+        """Return whether the verification succeeded before."""
+        path = self._path(verification)
         return path is not None and path.exists()
 
-    def note(self, fact: Fact) -> None:
-        """Keeps a fact. One that cannot be written is found out again at the next start."""
-        path = self._path(fact)
+    def add(self, verification: Verification) -> None:
+        """Record a success. If it cannot be written, the next start verifies again."""
+        path = self._path(verification)
         if path is None:
             return
         try:
@@ -96,20 +97,21 @@ class Kept:
         except OSError:
             return
 
-    def _path(self, fact: Fact) -> Path | None:
+    def _path(self, verification: Verification) -> Path | None:
         if self._folder is None:
             return None
-        digest = hashlib.sha256(f"{self._versions}\n{fact.key}".encode())
+        digest = hashlib.sha256(f"{self._versions}\n{verification.key}".encode())
         return self._folder / digest.hexdigest()[:32]
 
 
 @cache
-def kept() -> Kept:
-    """Of this device, this MLX and these sources, in the process's private place."""
+def verified_kernels() -> VerifiedKernels:
+    """Return the records for this device, this MLX and these sources, in the private folder."""
     folder = kernel_folder()
     if folder is None:
-        return Kept(None, "")
-    return Kept(folder / "kept", f"{device_model()} {version('mlx')} {_sources()}")
+        return VerifiedKernels(None, "")
+    versions = f"{device_model()} {version('mlx')} {_sources()}"
+    return VerifiedKernels(folder / "verified", versions)
 
 
 def _sources() -> str:
