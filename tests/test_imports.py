@@ -15,6 +15,7 @@ HTTP_SIDE = {"serving", "media", "text", "constraints"}
 ENGINE_SIDE = {
     *(
         "engine",
+        "executor",
         "program",
         "scheduler",
         "models",
@@ -37,6 +38,7 @@ LAYERS: dict[str, set[str]] = {
     "scheduler": {"sampling", "cache", "constraints"},
     "sampling": {"constraints", "device"},
     "models": {"cache", "device"},
+    "executor": {"program", "models", "attention", "cache", "device", "scheduler", "sampling"},
     "program": {"models", "cache", "device"},
     "attention": {"cache", "device"},
     "cache": {"device"},

@@ -55,6 +55,20 @@ static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }
+static inline float expf(float x) { return __builtin_expf(x); }
+static inline float logf(float x) { return __builtin_logf(x); }
+static inline float log2f(float x) { return __builtin_log2f(x); }
+static inline float log10f(float x) { return __builtin_log10f(x); }
+static inline float log1pf(float x) { return __builtin_log1pf(x); }
+static inline float expm1f(float x) { return __builtin_expm1f(x); }
+static inline float erff(float x) { return __builtin_erff(x); }
+static inline float sinf(float x) { return __builtin_sinf(x); }
+static inline float cosf(float x) { return __builtin_cosf(x); }
+static inline float floorf(float x) { return __builtin_floorf(x); }
+static inline float powf(float x, float y) { return __builtin_powf(x, y); }
+static inline float fmodf(float x, float y) { return __builtin_fmodf(x, y); }
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }

@@ -1,0 +1,1 @@
+"""Runs the programs of steps on a device."""

@@ -1,0 +1,1 @@
+"""Computes programs as CUDA graphs of kernels."""

@@ -1,0 +1,241 @@
+"""Writes down a kernel of rows: how it is cut over threads, and what each thread does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.executor.graphs.accesses import Access
+from quire.executor.graphs.arithmetic import register_type
+from quire.executor.graphs.source import C_TYPES
+
+_MOST_THREADS, _THREADS = 512, 128
+_LINE = 16  # bytes that a thread reads at once
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut into parts, and a part's elements over threads.
+
+    Attributes:
+        width: elements of a row.
+        part: elements of a part; the last part of a row may have fewer.
+        vector: neighbouring elements of a thread.
+        per: how many such vectors a thread has.
+        lanes: threads of a part.
+        groups: parts of a thread block.
+    """
+
+    width: int
+    part: int
+    vector: int
+    per: int
+    lanes: int
+    groups: int
+
+    @staticmethod
+    def of(width: int, norm: int | None) -> Cut:
+        """Return how rows are cut.
+
+        Args:
+            norm: elements that a norm is over.
+        """
+        part = norm or width
+        vector = min(8, part & -part)
+        while vector > 1 and part // vector < 16:
+            vector //= 2
+        if norm is None:
+            part = min(part, _THREADS * vector)
+        vectors = part // vector
+        if vectors <= 32:
+            lanes = 1 << (vectors - 1).bit_length()
+            return Cut(width, part, vector, 1, lanes, _THREADS // lanes)
+        per = -(-vectors // _MOST_THREADS)
+        lanes = -(-vectors // (per * 32)) * 32
+        return Cut(width, part, vector, per, lanes, 1)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a row."""
+        return -(-self.width // self.part)
+
+    @property
+    def inside(self) -> str:
+        """Whether vector `p` of a thread is in the part, the row and the rows, as C says it."""
+        conditions = []
+        if self.groups > 1:
+            conditions.append("there")
+        if self.lanes * self.per * self.vector != self.part:
+            conditions.append("c < PART")
+        if self.parts * self.part != self.width:
+            conditions.append("r < WIDTH")
+        return " && ".join(conditions) or "true"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value in an expression.
+
+    Attributes:
+        name: a variable's, or a number.
+        phase: in which it is known first.
+    """
+
+    name: str
+    phase: int
+
+
+@dataclass
+class Statement:
+    """What a phase computes: a variable, or an element of a sum where there is no type."""
+
+    phase: int
+    type: str
+    name: str
+    text: str
+    uses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An argument in registers: `a<number>` is its element."""
+
+    number: int
+    dtype: mx.Dtype
+    access: Access
+    fixed: bool
+
+
+class Body:
+    """Writes down what a kernel does."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        leaves: Sequence[Leaf],
+        statements: Sequence[Statement],
+        sums: Sequence[Sequence[tuple[str, str]]],
+    ) -> None:
+        self._cut, self._leaves, self._statements, self._sums = cut, leaves, statements, sums
+        self._types = {each.name: each.type for each in statements}
+        phases = {each.name: each.phase for each in statements}
+        self._later = dict.fromkeys(
+            name for each in statements for name in each.uses if phases.get(name, 99) < each.phase
+        )
+
+    def lines(self, stored: Sequence[tuple[int, Term, mx.Dtype]]) -> list[str]:
+        """Return the kernel's lines.
+
+        Args:
+            stored: outputs by number, the value, and the type in memory.
+        """
+        own = ["const int at = blockIdx.x * GROUPS + threadIdx.x / LANES;"]
+        own += ["const int row = at / PARTS, part = at % PARTS, lane = threadIdx.x % LANES;"]
+        if self._cut.groups > 1:
+            own += ["if (blockIdx.x * GROUPS / PARTS >= *rows) return;"]
+            own += ["const bool there = row < *rows;"]
+        else:
+            own += ["if (row >= *rows) return;"]
+        for fixed in (True, False):
+            if not fixed:
+                own += ["wait_for_others();"]
+            for leaf in self._leaves:
+                own += self._loaded(leaf) if leaf.fixed == fixed else []
+        if self._sums and self._cut.lanes > 32:
+            own += [f"__shared__ float found[{32 * sum(map(len, self._sums))}];"]
+        own += [f"{self._types[name]} kept_{name}[PER][V];" for name in self._later]
+        phases = [term.phase for _, term, _ in stored] + [each.phase for each in self._statements]
+        for phase in range(max(phases) + 1):
+            own += self._phase(phase, [each for each in stored if each[1].phase == phase])
+        return own
+
+    def _loop(self, lines: Sequence[str]) -> list[str]:
+        """Run lines for each of a thread's vectors."""
+        head = ["#pragma unroll", "for (int p = 0; p < PER; p++) {"]
+        head += ["const int c = (lane + p * LANES) * V, r = part * PART + c;"]
+        return [*head, f"const bool inside = {self._cut.inside};", *lines, "}"]
+
+    def _loaded(self, leaf: Leaf) -> list[str]:
+        """Read an argument to registers."""
+        access, kind, name = leaf.access, C_TYPES[leaf.dtype], f"raw{leaf.number}"
+        from_row = f"in{leaf.number}" + f" + (size_t)row * {access.row}" * (access.row > 0)
+        own = [f"const {kind}* from{leaf.number} = {from_row};"]
+        there = "there" if self._cut.groups > 1 and access.row else "true"
+        if access.is_uniform:
+            return [*own, f"const {kind} {name} = {there} ? *from{leaf.number} : {kind}{{}};"]
+        many = access.neighbours(self._cut.vector, _LINE // leaf.dtype.size)
+        if many:
+            index = access.index("r", "c", self._cut.part)
+            load = f"load<{kind}, {many}, V>({name}[p], from{leaf.number} + {index}, inside);"
+            return [*own, f"Pack<{kind}, {many}> {name}[PER][V / {many}];", *self._loop([load])]
+        if access.steps[0][1] == 0 and access.steps[0][0] % self._cut.vector == 0:
+            index = access.index("r", "c", self._cut.part)
+            load = f"{name}[p] = inside ? from{leaf.number}[{index}] : {kind}{{}};"
+            return [*own, f"{kind} {name}[PER];", *self._loop([load])]
+        index = access.index("(r + i)", "(c + i)", self._cut.part)
+        load = f"{name}[p][i] = inside ? from{leaf.number}[{index}] : {kind}{{}};"
+        each = ["#pragma unroll", f"for (int i = 0; i < V; i++) {load}"]
+        return [*own, f"{kind} {name}[PER][V];", *self._loop(each)]
+
+    def _element(self, leaf: Leaf) -> str:
+        access, name = leaf.access, f"raw{leaf.number}"
+        many = access.neighbours(self._cut.vector, _LINE // leaf.dtype.size)
+        if access.is_uniform:
+            return name
+        if many:
+            return f"{name}[p][i / {many}].at[i % {many}]"
+        whole = access.steps[0][1] == 0 and access.steps[0][0] % self._cut.vector == 0
+        return f"{name}[p]" if whole else f"{name}[p][i]"
+
+    def _phase(self, phase: int, stored: Sequence[tuple[int, Term, mx.Dtype]]) -> list[str]:
+        """Write a loop over a thread's elements, and the sums that it makes."""
+        statements = [each for each in self._statements if each.phase == phase]
+        used = {name for each in statements for name in each.uses}
+        used |= {term.name for _, term, _ in stored}
+        inner = []
+        for leaf in self._leaves:
+            if f"a{leaf.number}" in used:
+                kind, element = register_type(leaf.dtype), self._element(leaf)
+                inner.append(f"const {kind} a{leaf.number} = number({element});")
+        own = {each.name for each in statements}
+        for name in self._later:
+            if name in used and name not in own:
+                inner.append(f"const {self._types[name]} {name} = kept_{name}[p][i];")
+        for each in statements:
+            if each.type:
+                inner.append(f"const {each.type} {each.name} = {each.text};")
+            else:
+                guard = "" if self._cut.inside == "true" else "if (inside) "
+                inner.append(f"{guard}{each.name} += {each.text};")
+            if each.name in self._later:
+                inner.append(f"kept_{each.name}[p][i] = {each.name};")
+        before, after = [], []
+        for number, term, dtype in stored:
+            many = min(self._cut.vector, _LINE // dtype.size)
+            kind = f"{C_TYPES[dtype]}, {many}"
+            before.append(f"Pack<{kind}> o{number}[V / {many}];")
+            inner.append(f"put(o{number}[i / {many}].at[i % {many}], {term.name});")
+            to = f"out{number} + (size_t)row * WIDTH + r"
+            after.append(f"if (inside) store<{kind}, V>({to}, o{number});")
+        loop = ["#pragma unroll", "for (int i = 0; i < V; i++) {", *inner, "}"]
+        return [
+            *self._sums_before(phase),
+            *self._loop([*before, *loop, *after]),
+            *self._sums_after(phase),
+        ]
+
+    def _sums_before(self, phase: int) -> list[str]:
+        count = len(self._sums[phase]) if phase < len(self._sums) else 0
+        return [f"float sums{phase}[{count}] = {{}};"] if count else []
+
+    def _sums_after(self, phase: int) -> list[str]:
+        if phase >= len(self._sums) or not self._sums[phase]:
+            return []
+        begin = 32 * sum(map(len, self._sums[:phase]))
+        found = f"found + {begin}" if self._cut.lanes > 32 else "(float*)0"
+        own = [f"sum_up<LANES, {len(self._sums[phase])}>(sums{phase}, {found});"]
+        for number, (name, result) in enumerate(self._sums[phase]):
+            own.append(f"const float {name} = {result.format(f'sums{phase}[{number}]')};")
+        return own

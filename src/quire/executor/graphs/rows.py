@@ -1,0 +1,207 @@
+"""Generates the CUDA kernel of a region of rows: elements, gates and norms.
+
+Threads of a group share a part of a row: the elements that a norm is over, or any where there is no
+norm. Values stay in registers. The kernel runs in phases, loops over a thread's elements: a norm
+sums in one phase and is read in the next. All sums of a phase are added up together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.executor.graphs.accesses import Access, Rows
+from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_type, rounded
+from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Term
+from quire.executor.graphs.source import C_TYPES, NotGenerated, literal, literal_of, source_text
+from quire.program.primitives import VIEWS
+from quire.program.values import FUSED, Node, Program
+
+NORMS = frozenset({"rms_norm", "layer_norm"})
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An address that a kernel is called with.
+
+    Attributes:
+        source: the id of a value or of a constant, or a weight.
+        offset: bytes from the first element.
+    """
+
+    source: int | mx.array
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """A kernel of CUDA, with programmatic dependent launch.
+
+    Attributes:
+        text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
+        symbol: the size that the number of rows is, in the program.
+        threads: of a thread block.
+        shared: bytes of shared memory beside what the kernel declares.
+    """
+
+    text: str
+    arguments: tuple[Argument, ...]
+    symbol: str
+    threads: int
+    cut: Cut
+    shared: int = 0
+
+    def grid(self, max_rows: int) -> tuple[int, int, int]:
+        """Return the thread blocks for up to so many rows."""
+        return -(-max_rows * self.cut.parts // self.cut.groups), 1, 1
+
+
+def row_kernel(program: Program, node: Node) -> RowKernel:
+    """Generate the kernel of a region, or of one view, element-wise operation or norm.
+
+    Raises:
+        NotGenerated: the node holds what no such kernel computes.
+    """
+    whole = node if node.kind == FUSED else Node(FUSED, node.inputs, node.outputs, (), (node,))
+    return _Generator(program, whole).kernel()
+
+
+class _Generator:
+    """Collects what a region computes, output by output, and writes it down."""
+
+    def __init__(self, program: Program, region: Node) -> None:
+        self._program, self._region = program, region
+        self._rows = Rows(program, region, region.outputs[0])
+        nodes = [each for each in region.arguments if each.kind not in VIEWS]
+        self._computed = {each.outputs[0]: each for each in nodes}
+        norms = {program.values[n.outputs[0]].shape[-1] for n in nodes if n.kind in NORMS}
+        if len(norms) > 1:
+            raise NotGenerated(f"norms over {', '.join(map(str, norms))} elements")
+        width = next(iter(norms), None)
+        assert width is None or isinstance(width, int), "norms are over a fixed number"
+        self._cut = Cut.of(self._rows.width, width)
+        self._arguments: list[Argument] = []
+        self._leaves: dict[object, Leaf] = {}
+        self._terms: dict[int, Term] = {}
+        self._statements: list[Statement] = []
+        self._sums: list[list[tuple[str, str]]] = []
+        """By phase: the name of a statistic, and what it is of its sum."""
+
+    def kernel(self) -> RowKernel:
+        outputs = [(id, self._term(id)) for id in self._region.outputs]
+        body = Body(self._cut, tuple(self._leaves.values()), self._statements, self._sums)
+        stored = []
+        for number, (id, term) in enumerate(outputs):
+            self._arguments.append(Argument(id))
+            stored.append((number, term, self._program.values[id].dtype))
+        lines = body.lines(stored)
+        parameters = [f"const {C_TYPES[x.dtype]}* in{x.number}" for x in self._leaves.values()]
+        parameters += [f"{C_TYPES[dtype]}* out{number}" for number, _, dtype in stored]
+        cut = self._cut
+        constants = {"WIDTH": cut.width, "PART": cut.part, "PARTS": cut.parts, "PER": cut.per}
+        constants |= {"LANES": cut.lanes, "GROUPS": cut.groups, "V": cut.vector}
+        threads = cut.lanes * cut.groups
+        text = source_text(parameters, lines, threads, constants)
+        return RowKernel(text, tuple(self._arguments), self._rows.symbol, threads, cut)
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def _term(self, id: int) -> Term:
+        root = self._rows.root(id)
+        if (node := self._computed.get(root)) is None:
+            return self._read(id, root)
+        if root != id and not self._rows.access(id).is_whole:
+            raise NotGenerated("elements of a computed value change their places")
+        if root not in self._terms:
+            self._terms[root] = self._made(node)
+        return self._terms[root]
+
+    def _read(self, id: int, root: int) -> Term:
+        constant = self._program.constants.get(root)
+        if constant is not None and constant.array.size == 1 and not constant.name:
+            return Term(literal_of(constant.array), 0)
+        access = self._rows.access(id)
+        return self._leaf(root, self._program.values[root].dtype, access, constant is not None)
+
+    def _leaf(self, source: int | mx.array, dtype: mx.Dtype, access: Access, fixed: bool) -> Term:
+        if dtype not in C_TYPES:
+            raise NotGenerated(f"{dtype} is not read")
+        key = source if isinstance(source, int) else id(source), access
+        if key not in self._leaves:
+            aligned = access.offset if isinstance(source, int) else 0
+            self._arguments.append(Argument(source, aligned * dtype.size))
+            self._leaves[key] = Leaf(len(self._leaves), dtype, access, fixed)
+        return Term(f"a{self._leaves[key].number}", 0)
+
+    def _made(self, node: Node) -> Term:
+        if len(node.outputs) > 1:
+            raise NotGenerated(f"{node.kind} has several outputs")
+        if self._program.values[node.outputs[0]].dtype not in C_TYPES:
+            raise NotGenerated(f"{self._program.values[node.outputs[0]].dtype} is not computed")
+        if node.kind in NORMS:
+            return self._normed(node)
+        if node.kind not in SUPPORTED:
+            raise NotGenerated(f"{node.kind} is not known")
+        given = [self._term(id) for id in node.inputs]
+        text = expression(self._program, node, [each.name for each in given])
+        return self._variable(
+            register_type(self._program.values[node.outputs[0]].dtype), text, given
+        )
+
+    def _variable(self, kind: str, text: str, given: Sequence[Term], phase: int = 0) -> Term:
+        name = f"v{len(self._statements)}"
+        phase = max([phase, *(each.phase for each in given)])
+        uses = tuple(each.name for each in given)
+        self._statements.append(Statement(phase, kind, name, text, uses))
+        return Term(name, phase)
+
+    def _statistic(self, text: str, of: Term, phase: int, result: str) -> str:
+        """Add a sum over the part in a phase, and return what it is known as in the next one.
+
+        Args:
+            text: what is summed up, of an element.
+            result: what the statistic is, of the sum `{0}`.
+        """
+        while len(self._sums) <= phase:
+            self._sums.append([])
+        name = f"s{phase}_{len(self._sums[phase])}"
+        self._sums[phase].append((name, result))
+        place = f"sums{phase}[{len(self._sums[phase]) - 1}]"
+        self._statements.append(Statement(phase, "", place, text, (of.name,)))
+        return name
+
+    def _normed(self, node: Node) -> Term:
+        """Return a norm's output, rounded to its type before the weight and after each step."""
+        dtype = self._program.values[node.outputs[0]].dtype
+        x, phase = self._term(self._input(node, "x")), 0
+        centred, phase = x.name, x.phase
+        if node.kind == "layer_norm":
+            mean = self._statistic(x.name, x, phase, "{0} / PART")
+            centred, phase = f"({x.name} - {mean})", phase + 1
+        eps = literal(node.attributes["eps"], mx.float32)
+        square = f"{centred} * {centred}"
+        factor = self._statistic(square, x, phase, f"rsqrtf({{0}} / PART + {eps})")
+        text, given = rounded(f"{centred} * {factor}", dtype), [x]
+        for role, sign in (("weight", "*"), ("bias", "+")):
+            weight = self._weight(node, role)
+            if weight is not None:
+                text = rounded(f"{text} {sign} {weight.name}", dtype)
+                given.append(weight)
+        return self._variable("float", text, given, phase + 1)
+
+    def _input(self, node: Node, role: str) -> int:
+        found = node.input(role)
+        assert found is not None, f"{node.kind} has its {role}"
+        return found
+
+    def _weight(self, node: Node, role: str) -> Term | None:
+        given = node.input(role)
+        if given is not None:
+            return self._term(given)
+        array = node.weight(role)
+        if array is None:
+            return None
+        steps = ((self._cut.part, 1), (self._cut.parts, 0))
+        return self._leaf(array, array.dtype, Access(0, 0, steps[: 1 + (steps[1][0] > 1)]), True)

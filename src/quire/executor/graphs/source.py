@@ -1,0 +1,88 @@
+"""The frame of a kernel's CUDA source.
+
+A kernel is a function `kernel` whose arguments are all addresses; the first one is that of the
+number of rows of the step. It may be launched while the kernel before it still runs (programmatic
+dependent launch): what it does before `wait_for_others()` is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+
+from quire.device.gpu_kernels import kernel_text
+
+C_TYPES: Mapping[mx.Dtype, str] = {
+    mx.float32: "float",
+    mx.bfloat16: "__nv_bfloat16",
+    mx.float16: "__half",
+    mx.int32: "int",
+    mx.uint32: "unsigned",
+    mx.bool_: "bool",
+}
+"""How arrays' elements are called in memory."""
+ROUNDED: Mapping[mx.Dtype, str] = {
+    mx.float32: "as_float",
+    mx.bfloat16: "as_bfloat16",
+    mx.float16: "as_half",
+}
+"""The functions of `rows.cuh` that round a float to a type; kernels compute in float."""
+
+_DEPENDENCIES = """
+__device__ __forceinline__ void others_may_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+"""
+
+
+class NotGenerated(Exception):
+    """No kernel can be generated; the message says why."""
+
+
+def source_text(
+    parameters: Sequence[str], body: Sequence[str], threads: int, constants: Mapping[str, int]
+) -> str:
+    """Return the source of a kernel.
+
+    Args:
+        parameters: after `rows`, as in C.
+        body: lines, which call `wait_for_others()` before they read what other kernels write.
+        threads: of a thread block.
+        constants: integers that the body names.
+    """
+    signature = ", ".join(["const int* rows", *parameters])
+    half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
+    lines = ["#include <cuda_bf16.h>"]
+    if half:
+        lines += ["#include <cuda_fp16.h>", "#define HALF"]
+    lines += [_DEPENDENCIES, kernel_text(__package__, "rows.cuh")]
+    lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines += [f'extern "C" __global__ void __launch_bounds__({threads}) kernel({signature}) {{']
+    return "\n".join([*lines, "others_may_start();", *body, "}\n"])
+
+
+def literal(value: float, dtype: mx.Dtype) -> str:
+    """Return a number of a type as C writes it."""
+    if dtype not in ROUNDED:
+        return f"{int(value)}" if dtype != mx.uint32 else f"{int(value)}u"
+    if value != value:
+        return "NAN"
+    if value in (float("inf"), float("-inf")):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{float(value)!r}f"
+    return f"({text})" if text[0] == "-" else text
+
+
+def literal_of(array: mx.array) -> str:
+    """Return an array of one element as C writes it."""
+    value = array.item()
+    assert not isinstance(value, complex), "numbers are real"
+    return literal(value, array.dtype)
