@@ -73,7 +73,7 @@ OTHERS: dict[str, object] = {
 }
 
 HONOURED = {"chat/completions": {"include_reasoning"}}
-"""See `test_formats`."""
+"""Fields that `test_formats` covers."""
 
 
 def post(served: Served, path: str, **more: Any) -> httpx.Response:
@@ -240,7 +240,7 @@ TOOL = {"name": "f", "description": "x", "parameters": {"type": "object"}, **EPH
 
 
 def test_history_of_other_servers_passes(serve: Serve) -> None:
-    """As agents send it: marks for caches, thoughts' signatures, what gateways add."""
+    """Agents send cache marks, thought signatures and additions of gateways."""
     served = serve()
     call = {
         "id": "c",

@@ -1,4 +1,4 @@
-"""What an answer has to meet, by the fields of other servers; least lengths; hidden reasoning."""
+"""Answer formats by the fields of other servers; minimum lengths; hidden reasoning."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _without_images(spec: Generation) -> Generation:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
-    """What the service was asked for; it answers as if the images were words."""
+    """Requests that reached the service, which answers as if the images were words."""
     heard: list[Generation] = []
     prepare, tokens = Prompts.prepare, Prompts.tokens
 
@@ -314,7 +314,7 @@ class TestResponses:
 
 
 class TestTextModels:
-    """What the service of a model without eyes says, as each SDK reads it."""
+    """Refusals of images by a text model, as each SDK reads them."""
 
     def test_chat(self, serve: Serve) -> None:
         part = {"type": "image_url", "image_url": {"url": DATA_URL}}

@@ -1,4 +1,4 @@
-"""What the live view is told of streams, and of requests that were refused."""
+"""The live view's knowledge of streams and of refused requests."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def picture() -> bytes:
 
 
 async def staying() -> Any:
-    """What a client sends that does not leave."""
+    """Receive nothing: the client stays connected."""
     await asyncio.Event().wait()
 
 

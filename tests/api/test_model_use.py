@@ -1,4 +1,4 @@
-"""What the client of a stream hears while its model is loaded, on a clock of its own."""
+"""Events in a client's stream while its model is loaded, under a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request leaves out is drawn as the model's makers recommend, or as the operator says."""
+"""Sampling defaults of the model and of the operator for parameters that a request omits."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def allowed(mask: TokenMask | None) -> list[int]:
 
 
 def random_answer(state: GrammarState, eos: frozenset[int], seed: int) -> list[int] | None:
-    """What a model that knows nothing says; None if it has not ended after 400 tokens."""
+    """Return a random answer within the grammar; None if it has not ended after 400 tokens."""
     rng, answer = np.random.default_rng(seed), list[int]()
     for _ in range(400):
         choices = allowed(state.mask())

@@ -13,7 +13,7 @@ ALL = mask_of(range(len(PIECES)), len(PIECES))
 
 
 def told(text: bytes, mask: np.ndarray = ALL) -> set[bytes]:
-    """What may follow a text, as far as runs are concerned."""
+    """Return the characters that the run limits allow after a text."""
     runs = RunLimit(LeadingTokens(PIECES.__getitem__, len(PIECES)))
     while text:
         number = max((n for n, p in enumerate(PIECES) if p and text.startswith(p)), key=len_of)

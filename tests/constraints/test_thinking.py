@@ -87,7 +87,7 @@ def test_a_budget_must_be_able_to_end_a_thought() -> None:
 
 
 def test_an_end_of_ordinary_tokens_counts_however_it_is_cut() -> None:
-    """Where only `ids` count, the budget would end a thought that has ended."""
+    """If only `ids` counted, the budget would end reasoning that has ended already."""
     texts = {7: b"</", 8: b"think", END: b">", 5: b">\n\n", 6: b".</", TEXT: b"x"}
     wishes = [TEXT, 6, 8, 5, *[TEXT] * 9]
     budget = ThinkingBudget(5, (), (7, 8, END))

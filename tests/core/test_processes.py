@@ -1,4 +1,4 @@
-"""What processes may hold."""
+"""Resource limits of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters are refused, and by which name."""
+"""Refused sampling parameters, and the names in their errors."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_pixels_are_transformers(tmp_path: Path) -> None:
 
 
 def test_published_keys_mean_the_same(tmp_path: Path) -> None:
-    """Those of Moonshot's processor, and its token of all media."""
+    """Moonshot's processor has its own keys, and one token for all media."""
     media = {
         "in_patch_limit": 600,
         "patch_limit_on_one_side": 40,

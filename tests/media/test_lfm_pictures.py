@@ -71,7 +71,7 @@ def whole(item: MediaItem) -> np.ndarray:
 def test_small_pictures_are_read_whole(
     tmp_path: Path, size: tuple[int, int], patches: tuple[int, int]
 ) -> None:
-    """Of as many patches as transformers gives them."""
+    """They have as many patches as in transformers."""
     ours = opened(tmp_path)
     assert ours.placeholders == Placeholders(7)
     (part,) = prepared(ours, *size)
@@ -110,7 +110,7 @@ def test_pictures_may_always_be_whole(tmp_path: Path, changes: dict[str, Any]) -
 
 
 def test_words_and_numbers_are_transformers(tmp_path: Path) -> None:
-    """Those that its processor puts in a picture's place."""
+    """Words and numbers in a picture's place are those of transformers' processor."""
     pytest.importorskip("torch")
     theirs = pytest.importorskip("transformers.models.lfm2_vl.processing_lfm2_vl").Lfm2VlProcessor
     words = object.__new__(theirs)

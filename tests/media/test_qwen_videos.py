@@ -59,7 +59,7 @@ OMNI: dict[str, Any] = {
 
 
 def omni(folder: Path) -> VideoProcessor:
-    """As Qwen3-Omni is published."""
+    """Return the video processor of a folder like the published Qwen3-Omni."""
     thinker = {
         "model_type": "qwen3_omni_moe_thinker",
         "audio_config": {},
@@ -106,7 +106,7 @@ def test_models_that_hear_no_video_say_so(tmp_path: Path) -> None:
 
 
 def shown(features: bytes, moments: int) -> list[int]:
-    """Which of `greys` each frame of an item shows."""
+    """Return the indices of `greys` that the frames of an item show."""
     raw = np.frombuffer(features, np.uint8).reshape(moments, -1, 2, 14 * 14 * 3)
     return [round((each - 20) / 3) for each in raw.mean(axis=(1, 3)).ravel()]
 

@@ -62,7 +62,7 @@ def opened(path: Path, name: str, **changes: Any) -> MediaProcessor:
 
 
 def pixels(picture: PIL.Image.Image, height: int, width: int) -> np.ndarray:
-    """As transformers resizes and scales them, `[height, width, 3]`."""
+    """Return an image resized and scaled by transformers, `[height, width, 3]`."""
     pytest.importorskip("torch")
     transforms = pytest.importorskip("transformers.image_transforms")
     last = {"input_data_format": "channels_last"}

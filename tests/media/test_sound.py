@@ -303,7 +303,7 @@ class TestQwen:
             self.open(tmp_path, dither=0.1)
 
     def test_one_file_serves_all_kinds(self, tmp_path: Path) -> None:
-        """As Qwen3-Omni is published: the thinker's keys within, nothing of videos."""
+        """Qwen3-Omni's published file holds the thinker's keys and nothing about videos."""
         thinker = {
             "model_type": "qwen3_omni_moe_thinker",
             "audio_config": {},

@@ -221,7 +221,7 @@ ONEVISION_SETTINGS: dict[str, Any] = {
 
 
 def rows_of(oracle: Any, theirs: Any, ratio: str | None, size: tuple[int, int]) -> int:
-    """As their processor counts a picture of this height and width."""
+    """Return the rows of a picture of this height and width by transformers' processor."""
     counting = object.__new__(oracle)
     counting.image_processor = theirs
     counting.patch_size, counting.num_additional_image_tokens = 14, 0
@@ -231,7 +231,7 @@ def rows_of(oracle: Any, theirs: Any, ratio: str | None, size: tuple[int, int]) 
 
 
 def test_a_null_turns_a_step_off_and_leaves_the_encoder_as_usual(tmp_path: Path) -> None:
-    """As in transformers, whose processors have defaults for what is not named alone."""
+    """In transformers, a processor has defaults only for settings that are absent."""
 
     def read(vision: dict[str, Any], steps: dict[str, Any]) -> Any:
         settings = CROPPED | {"image_processor_type": "CLIPImageProcessor"} | steps
@@ -457,7 +457,7 @@ def test_tiles_by_shape_against_transformers(
 
 
 def test_pictures_of_opengvlabs_own_code(tmp_path: Path) -> None:
-    """As the conversion cuts them; the token's id is in the tokenizer's files."""
+    """They match those of the conversion. The token's id is in the tokenizer's files."""
     vision = {"model_type": "intern_vit_6b", "image_size": 56, "patch_size": 14}
     config = {"model_type": "internvl_chat", "vision_config": vision, "llm_config": LLAMA}
     config |= {"downsample_ratio": 0.5, "max_dynamic_patch": 6, "use_thumbnail": True}

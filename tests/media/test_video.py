@@ -25,7 +25,7 @@ def ours() -> VideoProcessor:
 
 
 def numbers(parts: Parts) -> list[int]:
-    """Which of `greys` a video's parts show."""
+    """Return the indices of `greys` that a video's parts show."""
     means = [np.frombuffer(part.item.features, np.uint8).mean() for part in parts]
     return [round((mean - 20) / 3) for mean in means]
 

@@ -49,7 +49,7 @@ def opened(folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> Vi
 
 
 def watched(ours: VideoProcessor, size: tuple[int, int], count: int) -> tuple[Parts, Any]:
-    """What this makes of a video of noise, and the video, `[frames, 3, height, width]`."""
+    """Return the features of a video of noise, and the video, `[frames, 3, height, width]`."""
     pictures = [noise(*size, seed) for seed in range(count)]
     frames = (Frame(index, picture) for index, picture in enumerate(pictures))
     parts = ours.preprocess(VideoInfo(count, FPS), frames, count, "p", "auto")

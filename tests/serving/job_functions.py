@@ -1,4 +1,4 @@
-"""What the jobs of the tests do; the first process imports it."""
+"""Functions that the tests run in jobs; the first process imports this module."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.serving.job_messages import Asker
 
 @dataclass
 class Opened:
-    """What every job is given."""
+    """The object that every job gets."""
 
     ask: Asker
     words: list[str] = field(default_factory=lambda: ["opened"])
 
 
 def unopened(ask: Asker) -> None:
-    """What is raised where a model's folder is gone."""
+    """Fail as if the model's folder were gone."""
     raise ModelError("folder has no tokenizer.json")
 
 

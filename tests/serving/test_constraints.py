@@ -1,4 +1,4 @@
-"""What holds an answer: its grammar, and the limit on its reasoning."""
+"""Constraints on an answer: its grammar, and the limit on its reasoning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBER = AnswerFormat("json_schema", '{"type": "integer"}', "response_format")
 async def constraints_of(
     service: Service, spec: Generation, max_tokens: int = 100
 ) -> AnswerConstraints:
-    """What holds the answer to the generation's only prompt."""
+    """Return the constraints on the answer to the generation's only prompt."""
     prepared = await service.prepare(spec)
     built = await service.constraints.build(prepared)
     return service.constraints.for_prompt(

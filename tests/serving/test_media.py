@@ -80,7 +80,7 @@ def test_soft_tokens_take_the_places_of_marks(reader: MediaLoader) -> None:
 
 
 def test_kinds_may_have_one_token(reader: MediaLoader) -> None:
-    """As pictures and a video's frames have, which their marks tell apart."""
+    """Pictures and a video's frames share a token; their marks tell them apart."""
     picture = reader._processors["image"]
     film = replace(picture.placeholders, mark="<film>")
     reader._processors["video"].placeholders = film
@@ -130,7 +130,7 @@ def test_texts_are_joined_up_to_an_image() -> None:
 
 
 def test_marks_may_be_text_that_is_no_token(reader: MediaLoader) -> None:
-    """As Phi-4's, whose rows have no token of their own."""
+    """Phi-4's rows have no token of their own."""
     picture = reader._processors["image"]
     picture.placeholders = replace(picture.placeholders, mark="<image>", before=(), after=())
     loader = MediaLoader({"image": picture}, {"image": "<|image|>"}, FetchPolicy(), {})

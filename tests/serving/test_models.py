@@ -1,4 +1,4 @@
-"""Which models are loaded, and which goes, with models that a test opens and closes by hand."""
+"""Loading and eviction of models, with models that a test opens and closes by hand."""
 
 from __future__ import annotations
 

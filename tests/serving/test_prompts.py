@@ -83,7 +83,7 @@ async def test_media_stands_in_a_template_that_takes_texts_alone(service: Servic
 
 
 async def test_texts_stand_in_a_template_that_goes_through_parts(service: Service) -> None:
-    """As LLaVA's, in which a question that is one string, and an answer, would be nothing."""
+    """LLaVA's template drops a question or an answer that is a plain string."""
     source = (
         "{% for m in messages %}{{ m.role }}:"
         "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part.text }} "

@@ -38,7 +38,7 @@ def _edited(backend: tokenizers.Tokenizer, edit: Any) -> tokenizers.Tokenizer:
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As GPT-2, Llama 3 and Qwen have it."""
+    """Return a byte-level tokenizer like those of GPT-2, Llama 3 and Qwen."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -216,7 +216,7 @@ def test_json_with_only_ascii_keeps_the_marks() -> None:
 
 @pytest.mark.parametrize("kind", made.KINDS)
 def test_texts_that_are_no_tokens_are_covered_and_encoded_as_what_they_hold(kind: str) -> None:
-    """Where media takes the place of a text, that may be no token, or several."""
+    """Media may replace a text that is no token, or several tokens."""
     tokenizer = made_tokenizer(kind)
     tokens = control_tokens(tokenizer, TURNS)
     token = "<|turn>"

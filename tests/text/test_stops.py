@@ -12,7 +12,7 @@ from tests.support.work import counted
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
-    """What is sent for each piece, the flush last, and the stop string that matched."""
+    """Return the text sent for each piece, the flush last, and the stop string that matched."""
     matcher = StopMatcher(StopStrings(stops))
     sent = []
     for piece in pieces:

@@ -222,7 +222,7 @@ class TestFolder:
         assert ChatTemplate.open(tmp_path, SPECIAL).render(HI) == "processor's"
 
     def test_a_processors_template_goes_before_the_decoders(self, tmp_path: Path) -> None:
-        """As of Qwen2.5-VL, whose template that knows tools knows no pictures."""
+        """Qwen2.5-VL has two templates; the one that knows tools knows no pictures."""
         sees = (
             "{% for part in messages[0].content %}"
             "{{ part.text if part.type == 'text' else '<see><image></see>' }}{% endfor %}"

@@ -22,7 +22,7 @@ _OF_OFFERS = {b"upgrade", b"http2-settings"}
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What is waited for.
+    """Timeouts of one connection, in seconds.
 
     Attributes:
         head_s: for a request's head, from the connection or from the head's first byte.

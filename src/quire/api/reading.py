@@ -22,7 +22,7 @@ from quire.serving.model_files import Stamp, check_unchanged
 from quire.serving.ticket import Ticket
 
 _DECODERS = ("av", "pypdfium2")
-"""Of the extra `[media]`: they take a fifth of a second to load."""
+"""Decoders of the `[media]` extra. Loading them takes 0.2 s, so jobs inherit them."""
 
 
 @dataclass(frozen=True, slots=True)

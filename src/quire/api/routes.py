@@ -1,4 +1,4 @@
-"""What is served where: one table, of which the routes and `/openapi.json` are made."""
+"""The table of routes and endpoints. The application and `/openapi.json` are built from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """What answers, of one server.
+    """The endpoints of one server.
 
     Attributes:
         document: `GET /openapi.json`.

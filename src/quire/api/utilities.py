@@ -66,7 +66,7 @@ class TokenizeRequest(Wire):
 
 
 class ModelRequest(Wire):
-    """Which model is meant."""
+    """A query that names a model."""
 
     model: str
 

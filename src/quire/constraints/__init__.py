@@ -1,1 +1,1 @@
-"""What may come next in an answer: grammars, thinking budgets, masks. Free of MLX."""
+"""Constraints on the next token: grammars, thinking budgets, masks. Imports no MLX."""

@@ -190,7 +190,7 @@ class GrammarState:
         return not self._free and bool(self._matcher.is_stopped())
 
     def mask(self) -> TokenMask | None:
-        """What may come next; None while the answer is free.
+        """Return the mask of allowed next tokens; None while the answer is free.
 
         Raises:
             RequestError: the grammar outgrew its limits on the way (code `grammar_failed`).

@@ -214,7 +214,7 @@ def _check_chain(schema: Any, param: str) -> None:
 
 
 def target(reference: str, root: Any) -> Any:
-    """What `#/...` points at in `root`; None for what points nowhere, or outside."""
+    """Return the target of a reference `#/...` in `root`; None if it points nowhere or outside."""
     if not reference.startswith("#"):
         return None
     found = root
@@ -232,7 +232,7 @@ class _Relaxing:
     is_pattern: Callable[[str], bool]
     compiles: Callable[[dict[str, Any]], bool]
     definitions: dict[str, Any] = field(default_factory=dict)
-    """Of the whole schema, for what refers to them."""
+    """The definitions of the whole schema, for references to them."""
     unenforced: list[str] = field(default_factory=list)
     known: dict[str, bool] = field(default_factory=dict)
 

@@ -1,1 +1,1 @@
-"""What the HTTP side and the engine's process share. Imports nothing of either."""
+"""Types and tools that the HTTP side and the engine's process share. Imports neither."""

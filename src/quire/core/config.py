@@ -20,7 +20,7 @@ CPU_KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """Where blocks go that fall out of memory.
+    """The disk tier: where blocks go that are evicted from memory.
 
     Attributes:
         path: a folder; made if missing.
@@ -33,7 +33,7 @@ class DiskConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the process that owns MLX needs to know.
+    """Settings of the engine's process.
 
     Attributes:
         model: a folder, or a hub id.
@@ -94,7 +94,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the HTTP side needs to know.
+    """Settings of the HTTP side.
 
     Attributes:
         host, port: that the server listens on.
@@ -194,7 +194,7 @@ class ModelConfig:
 
     @property
     def name(self) -> str:
-        """What clients call it, and what answers say."""
+        """The model's name in requests and answers."""
         return self.serving.served_name or self.engine.model
 
     @property

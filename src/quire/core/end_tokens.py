@@ -1,4 +1,4 @@
-"""Which tokens end an answer. Three files know, and each may know one that the others do not."""
+"""End-of-answer tokens, collected from three files that may each name others."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class AuthenticationError(RequestError):
 
 
 class Forbidden(RequestError):
-    """What a web page may have sent, or an API key has no right to."""
+    """A request that this web page or API key has no right to send."""
 
     status = 403
     type = "permission_error"

@@ -32,7 +32,7 @@ class Frames:
         """Completed beside one that `next` returned."""
 
     def read(self) -> list[Any] | None:
-        """What the frames hold that one read completes; None when the other end is gone.
+        """Return the values of the frames that one read completes; None once the other end is gone.
 
         Blocks if the socket does; an empty list when nothing can be read without blocking.
         """
@@ -45,7 +45,8 @@ class Frames:
         return self._completed(data) if data else None
 
     def next(self) -> Any:
-        """What the next frame holds, of a blocking socket that `read` is not called on.
+        """Return the value of the next frame. Only for a blocking socket on which `read` is not
+        called.
 
         Raises:
             EOFError: the other end is gone.

@@ -1,4 +1,4 @@
-"""What the engine says of itself: what it serves, and its counters and gauges."""
+"""The engine's description of itself: the served model, counters and gauges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is served.
+    """The served model.
 
     Attributes:
         path: the folder that holds tokenizer and template.

@@ -1,4 +1,4 @@
-"""Which KV formats there are, and how they are spelled.
+"""The KV formats and their spellings.
 
 Pure Python: the HTTP process reads requests with it, the CLI its flags, the engine its settings.
 """
@@ -12,7 +12,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 
 DEFAULT_SCHEME = "page"
-"""Of a request that names bits alone."""
+"""The scheme of a request that names only bits."""
 
 DTYPES = ("float32", "float16", "bfloat16")
 GROUP_SIZES = (64, 32)

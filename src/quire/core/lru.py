@@ -12,7 +12,8 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """As many values as fit; the one that was not used for longest goes. Any thread may call it.
+    """A cache bounded by the total size of its values; the least recently used goes first.
+    Thread-safe.
 
     Args:
         size: the bytes of a value.

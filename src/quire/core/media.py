@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Colours:
-    """What a model takes for a colour: `(byte / 255 - mean) / std`, of red, green and blue."""
+    """The pixel normalisation of a model: `(byte / 255 - mean) / std`, for red, green and blue."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -17,11 +17,11 @@ class Colours:
 RAW_COLOURS = Colours((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """From 0 to 1."""
 CLIP_COLOURS = Colours((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""Those of CLIP (arXiv:2103.00020)."""
+"""The normalisation of CLIP (arXiv:2103.00020)."""
 EVEN_COLOURS = Colours((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """From -1 to 1."""
 IMAGENET_COLOURS = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Those of ImageNet."""
+"""The normalisation of ImageNet."""
 TOWER_COLOURS = {
     "clip_vision_model": CLIP_COLOURS,
     "siglip_vision_model": EVEN_COLOURS,
@@ -110,7 +110,7 @@ class PlacedMedia:
 
 
 def sound_rows(moments: int, squares: int, step: int, rate: int, sounds: int) -> list[bool]:
-    """Which rows of a video with sound are of its sound: those of both come in the order of time.
+    """Return the rows of a video with sound that are sound. Both kinds are ordered by time.
 
     Of equal times the moment comes first (Qwen3-Omni, arXiv:2509.17765, section 2.2).
 
@@ -153,5 +153,5 @@ class CrossMedia:
         return self.visible[-1][1]
 
     def within(self, start: int, end: int) -> range:
-        """Those of the tokens `[start, end)` that attend to the items."""
+        """Return the tokens in `[start, end)` that attend to the items."""
         return range(max(start, self.start), end if self.end is None else min(end, self.end))

@@ -1,4 +1,4 @@
-"""What crosses the pipe between the HTTP side and the process that owns MLX, in `frames`."""
+"""Messages between the HTTP side and the engine's process, sent as `frames`."""
 
 from __future__ import annotations
 

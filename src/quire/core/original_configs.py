@@ -144,7 +144,7 @@ _KIMI = {
     "init_pos_emb_height": "pos_emb_height",
     "init_pos_emb_width": "pos_emb_width",
 }
-"""Of Kimi K2.5's encoder."""
+"""The encoder configuration of Kimi K2.5."""
 
 
 def _kimi_k25(config: Values) -> Config:

@@ -1,4 +1,4 @@
-"""What processes may hold, and how they end."""
+"""Resource limits and termination of processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 _DESCRIPTORS = (1 << 16, 10240)
-"""What is asked for, the most first; macOS gives 10,240, whatever it says its limit is."""
+"""Limits on open files to try, the highest first. macOS allows 10,240 whatever it reports."""
 
 
 def allow_many_descriptors() -> None:

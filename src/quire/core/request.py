@@ -1,4 +1,4 @@
-"""What a request is to the engine, and what the engine says back.
+"""Requests to the engine, and its outputs.
 
 Everything here is frozen and picklable: it crosses the queue between the HTTP side and the
 process that owns MLX.
@@ -53,8 +53,8 @@ class SamplingParams:
 
 
 JSON_BLANKS = r"\x20"
-"""What may stand between the parts of JSON in a bound answer: at most one blank. No tokens go into
-layout, and a model that has lost its way cannot write blanks until its tokens run out."""
+"""Whitespace allowed between the parts of JSON in a bound answer: at most one blank. Tokens are not
+wasted on layout, and a lost model cannot write blanks until its tokens run out."""
 
 
 NO_BEGINNING = "invalid_beginning"
@@ -253,7 +253,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step gave one request. The last one of a request carries `finish`.
+    """The output of one step for one request. The last one of a request carries `finish`.
 
     Attributes:
         token_ids: new tokens, in order; the stop token is included when one ended the answer.

@@ -1,4 +1,4 @@
-"""What sampling parameters may be. Pure Python: the HTTP side asks before a request is queued."""
+"""Allowed values of sampling parameters. Pure Python, so the HTTP side checks before queueing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_REPEATS = 3
 """The fewest repeats of a cycle of tokens that are seen in time; see `sampling.loops`."""
 
 MOST_TOKENS = 2**31 - 1
-"""As many as the engine counts."""
+"""The most tokens that the engine can count."""
 
 
 class Limits(TypedDict):
@@ -36,7 +36,7 @@ LIMITS: Mapping[str, Limits] = {
     # It divides and multiplies logits in float32: far outside, all tokens would be worth the same.
     "repetition_penalty": {"ge": 0.01, "le": 10.0},
 }
-"""What requests, the operator's defaults and a model's recommendations may say; see `as_drawn`."""
+"""Limits for requests, operator defaults and a model's recommendations; see `as_drawn`."""
 
 _LEAST_TOP_P = 1e-7
 """Less than the likeliest token of any vocabulary has."""
@@ -66,7 +66,7 @@ def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
 
 
 def allowed(name: str) -> str:
-    """What requests may say for a parameter, in words."""
+    """Return the allowed values of a parameter, in words."""
     kind = "an integer" if name == "top_k" else "a number"
     return f"{kind} from {LIMITS[name]['ge']:g} to {LIMITS[name]['le']:.10g}"
 

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Shares(Generic[Key]):
-    """What each key has used of one resource. Belongs to whoever hands the resource out."""
+    """The use of one resource by each key. Owned by whoever hands the resource out."""
 
     def __init__(self) -> None:
         self._used: dict[Key, float] = {}

@@ -1,4 +1,4 @@
-"""What the demonstration model can do, as test items that a server's answers are judged by.
+"""Skills of the demonstration model, as test items that answers are judged by.
 
 The items live in JSON lines, one file a skill, made by `training.testsets` and never seen in
 training. A line has the wire form of a chat request (`messages`, `tools`, `enable_thinking`), the
@@ -30,7 +30,7 @@ class SkillItem:
 
 @dataclass(frozen=True)
 class SkillAnswer:
-    """What came back, taken apart as a server's response is."""
+    """An answer, parsed from a server's response."""
 
     text: str
     reasoning: str | None = None

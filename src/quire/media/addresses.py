@@ -1,4 +1,4 @@
-"""Which addresses are on the public internet.
+"""Checks whether addresses are on the public internet.
 
 The table is Quire's own: what Python's `ipaddress` knows depends on Python's version. Sources:
 IANA's IPv4 and IPv6 Special-Purpose Address Registries, as of 2025-10-09, without the blocks that

@@ -38,7 +38,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """What may be fetched.
+    """Rules for fetching media.
 
     Attributes:
         allow_hosts: whether http(s) may be used at all.
@@ -202,7 +202,7 @@ async def _get(url: str, policy: FetchPolicy) -> bytes | str:
 
 
 def _followed(url: str, location: str) -> str:
-    """Where a redirect from `url` leads."""
+    """Return the target of a redirect from `url`."""
     try:
         return urljoin(url, location)
     except ValueError as error:

@@ -103,7 +103,7 @@ class Kind:
 
     @property
     def processors(self) -> Mapping[str, Open]:
-        """What opens a processor, by the processor's name."""
+        """Functions that open processors, by the processor's name."""
         return _table(self.table)
 
     def open(self, folder: Path) -> MediaProcessor | None:

@@ -16,7 +16,7 @@ its own number; or the most tokens that one may take."""
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """What one file may hold.
+    """Limits of one file.
 
     Attributes:
         bytes: as it goes over the wire.
@@ -36,7 +36,7 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What one request may bring of one kind.
+    """Limits of one kind of media in a request.
 
     Attributes:
         files: earlier messages' included.
@@ -55,7 +55,7 @@ DEFAULT_LIMITS = FileLimits()
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Where a file is.
+    """The source of a file.
 
     Attributes:
         url: `data:`, `http:`, `https:` or `file:`; empty for what cannot be read in any way.

@@ -21,7 +21,7 @@ _DEFAULT_FPS = 24.0
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """What a video's header tells.
+    """The header of a video.
 
     Attributes:
         frames: how many it has; where the header has no number, by its duration.

@@ -11,7 +11,7 @@ from quire.text.dialects.base import Tool
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What an answer has to be.
+    """The format that constrains an answer.
 
     Attributes:
         kind: what `source` is: the JSON text of a schema, a regular expression, a JSON list of the
@@ -29,7 +29,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class GrammarRequest:
-    """What the grammar of an answer is built from.
+    """The input from which the grammar of an answer is built.
 
     Attributes:
         format: of the answer.
@@ -54,7 +54,7 @@ class GrammarRequest:
 
     @property
     def field(self) -> str:
-        """What is at fault if no grammar can be made."""
+        """Return the request field to blame if no grammar can be built."""
         return "tools" if self.format is None else self.format.field
 
 

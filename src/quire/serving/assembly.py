@@ -39,7 +39,7 @@ def _controls(
     *,
     allow: bool,
 ) -> Controls:
-    """What keeps clients' text from becoming control tokens.
+    """Return the controls that keep clients' text from becoming control tokens.
 
     Args:
         media_tokens: those that stand for media; never text, even if others are allowed.

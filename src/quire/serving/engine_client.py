@@ -144,7 +144,6 @@ class ProcessEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """What is served."""
         return self._opened.result()
 
     @property

@@ -1,4 +1,4 @@
-"""What a client asks for, free of any protocol."""
+"""Protocol-independent description of a generation request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """What a protocol calls the fields that the service may have to refuse."""
+    """A protocol's names of the fields that the service may have to refuse."""
 
     messages: str = "messages"
     stops: str = "stop"
@@ -63,7 +63,7 @@ class FieldNames:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What to generate, free of any protocol. Either `messages` or `prompts` is given.
+    """A protocol-independent generation request. It has either `messages` or `prompts`.
 
     Attributes:
         messages: in the shape that chat templates read; content is a string, or parts: texts, and
@@ -176,4 +176,4 @@ class Prepared:
 
 
 class NeedsJob(Exception):
-    """What is asked for may take longer than the event loop can wait."""
+    """Reading the request may block the event loop for too long, so it needs a job."""

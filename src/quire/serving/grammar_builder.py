@@ -172,7 +172,7 @@ class GrammarBuilder:
     def _strict_calls(
         self, request: GrammarRequest, opener: int | None, on_unenforced: Callable[[str], None]
     ) -> GrammarSpec | None:
-        """What binds the calls of strict tools, and leaves all else free."""
+        """Return a grammar that binds the calls of strict tools and leaves other text free."""
         source = None
         if any(tool.name in request.strict for tool in request.tools):
             source = self._dialect.strict_grammar(request.tools, self._vocabulary, on_unenforced)

@@ -13,7 +13,7 @@ from quire.serving.placing import Prompt
 
 
 class JobMedia:
-    """What the server keeps for one request's job, which gets items without their features.
+    """The server's media for one request's job. The job gets items without their features.
 
     Args:
         processors: the model's, by kind; they keep the files that were read lately.
@@ -22,7 +22,7 @@ class JobMedia:
     def __init__(self, processors: Mapping[str, MediaProcessor]) -> None:
         self._processors = processors
         self._items: dict[bytes, MediaItem] = {}
-        """What the job was given, whole, by digest."""
+        """The items that the job was given, features included, by digest."""
 
     @property
     def answers(self) -> dict[str, Callable[..., object]]:
@@ -30,7 +30,7 @@ class JobMedia:
         return {"file": self._find, "keep": self._keep}
 
     def complete(self, prepared: Prepared) -> Prepared:
-        """What the job made prompts of, with the features; those are forgotten here."""
+        """Return `prepared` with the features of its items, and forget these."""
         if not self._items:
             return prepared
         prompts, anew = map(self._complete, (prepared.prompts, prepared.anew))

@@ -1,4 +1,4 @@
-"""What the server, the first process of jobs and its children say to each other."""
+"""Messages between the server, the first job process and its children."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOO_COSTLY = "request_too_costly"
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What jobs may take.
+    """Resource limits of jobs.
 
     Attributes:
         at_once: jobs that run at the same time; others wait, or are paused.
@@ -46,7 +46,7 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the first process begins with."""
+    """The first message to the first job process."""
 
     opener: Opener
     limits: JobLimits

@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Order:
-    """What waits to be written to the first process; the child's end of the pipe with a START."""
+    """A message for the first process. The child's end of the pipe goes with a START."""
 
     job: Job
     what: int

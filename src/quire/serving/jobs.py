@@ -115,7 +115,7 @@ class Jobs:
         task: object,
         answers: Mapping[str, Callable[..., object]] | None,
     ) -> Any:
-        """What a job gives back within its limits."""
+        """Return a job's result, within its limits."""
         try:
             async with asyncio.timeout(self._limits.wall_s) as limit:
                 self.places.attach(place, *_pausing(job, limit))

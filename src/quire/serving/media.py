@@ -163,7 +163,7 @@ class MediaLoader:
 
 
 def files_of(messages: Sequence[Message]) -> list[Parts]:
-    """What was read of the messages' files, in order."""
+    """Return the parts that were read from the messages' files, in order."""
     return [part["parts"] for part in _media_parts(messages)]
 
 

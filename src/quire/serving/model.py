@@ -69,7 +69,6 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What clients call it."""
         return self.config.name
 
     @property
@@ -103,7 +102,7 @@ class Model:
 
     @property
     def info(self) -> ModelInfo | None:
-        """What is served, as it was when last loaded; None before that."""
+        """The served model as of its last loading; None before that."""
         if self.loaded is not None:
             self._info = self.loaded.service.info
         return self._info

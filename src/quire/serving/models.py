@@ -58,7 +58,7 @@ class Models:
         self._evictions = Evictions(self._models, self._unload)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        """What is unloaded, but has not ended yet. Nobody cancels these."""
+        """Tasks that end the processes of unloaded models. They are never cancelled."""
         self._closed = False
         self._observer: Callable[[str, int, str], Observer] | None = None
         self.broken = asyncio.Event()
@@ -144,7 +144,7 @@ class Models:
             await self._unload(model)
 
     async def stats(self) -> dict[str, EngineStats]:
-        """What the engine of each loaded model says of itself, by the model's name.
+        """Return the engine counters of each loaded model by the model's name.
 
         Raises:
             EngineFailure: the only engine there is cannot go on.

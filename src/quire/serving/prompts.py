@@ -24,7 +24,7 @@ since encoding takes hundreds of bytes a token."""
 _COUNTED = 1 << 18
 """Tokens up to which a text is counted, however few the context takes."""
 THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
-"""What templates call the switch for reasoning."""
+"""Template variables that switch reasoning on or off."""
 
 RESERVED_VARIABLES = frozenset(
     {"self", "messages", "tools", "add_generation_prompt", "continue_final", "documents"}
@@ -191,7 +191,7 @@ class Prompts:
         return self.media.places.place(ids, items) if items else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
-        """What the template makes of the messages; text from outside is covered, see `Controls`."""
+        """Render the messages with the template. Text from clients is covered by `Controls`."""
         controls = self._controls
         messages: Sequence[Mapping[str, Any]] = spec.messages
         if self._drop_volatile:

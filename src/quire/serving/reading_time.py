@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 _MEMORY = 0.98
-"""Of what was seen, what still counts one chunk later: others come and go beside a prompt."""
+"""The weight of earlier measurements after each new chunk: other prompts come and go."""
 _LEAST_S = 1.0
 _LEAST_CHUNKS = 6
 _TOLD_APART = 1e-3
-"""Of the squares of the places, what must be left once their mean is taken off."""
+"""The least relative variance of positions from which a slope can be estimated."""
 
 
 class ReadingTime:

@@ -15,7 +15,7 @@ from quire.core.sampling_params import allowed, as_drawn, check_sampling, is_wit
 log = logging.getLogger("quire.models")
 
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What `generation_config.json` may recommend."""
+"""Settings that `generation_config.json` may recommend."""
 
 
 def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> SamplingParams:
@@ -30,7 +30,8 @@ def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> Sampli
 
 
 def recommended(folder: Path) -> SamplingParams:
-    """What a model's `generation_config.json` recommends; OpenAI's defaults where it is silent.
+    """Return the sampling settings of a model's `generation_config.json`, with OpenAI's defaults
+    for the rest.
 
     `do_sample: false` is greedy decoding, whatever else the file says, as in transformers. A value
     that is not what the parameter may be is left out, with a warning: who serves a published model

@@ -1,4 +1,4 @@
-"""Where grammars are made: in jobs, whose death costs one request.
+"""Grammar compilation in jobs, so that a crash costs one request.
 
 The compiler is native code that a client's schema may send into endless recursion, or keep busy
 for as long as it likes. What a job accepted, within its limits on time, memory and stack, is
@@ -28,7 +28,7 @@ STACK_BYTES = 4 << 20
 """A quarter of what the engine gives the same work, see `engine.grammar_queue`."""
 _LIMITS = JobLimits(at_once=2, cpu_s=3, wall_s=60.0, memory=1 << 30)
 _KEPT_CHARACTERS = 16 << 20
-"""Of all grammars together that are kept for the next request that asks alike."""
+"""Characters of all cached grammars together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class GrammarSandbox:
 
 
 def _characters(built: AnswerGrammar) -> int:
-    """What it takes to keep it; one that binds nothing counts as well."""
+    """Return the size of a cache entry. A grammar that binds nothing counts as well."""
     texts = (built.grammar.source, built.grammar.begun) if built.grammar else ()
     return 64 + sum(map(len, (*texts, *built.unenforced)))
 

@@ -42,7 +42,6 @@ class Service:
 
     @property
     def info(self) -> ModelInfo:
-        """What is served."""
         return self.client.info
 
     @property
@@ -57,19 +56,16 @@ class Service:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What messages may hold."""
+        """Kinds of content that messages may hold."""
         return ("text", *self.prompts.media.kinds)
 
     async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
-        """See `Prompts.prepare`."""
         return await self.prompts.prepare(spec, light=light)
 
     async def constrain(self, prepared: Prepared) -> Constrained:
-        """See `Submission.constrain`."""
         return await self.submission.constrain(prepared)
 
     async def submit(self, constrained: Constrained) -> GenerationStream:
-        """See `Submission.submit`."""
         return await self.submission.submit(constrained)
 
     async def begin(self, prepared: Prepared) -> GenerationStream:
@@ -77,7 +73,6 @@ class Service:
         return await self.submit(await self.constrain(prepared))
 
     def observe(self, observer: Callable[[str, int], Observer]) -> None:
-        """See `Submission.observe`."""
         self.submission.observe(observer)
 
     async def close(self) -> None:

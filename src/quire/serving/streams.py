@@ -33,7 +33,7 @@ class Observer(Protocol):
     """Told what happens to one choice, for metrics. Seconds are seconds."""
 
     def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None:
-        """Of the prompt `done` tokens were read, `cached` of these from the prefix cache.
+        """Record that `done` prompt tokens were read, `cached` of them from the prefix cache.
 
         Args:
             left_s: how long the rest is likely to take; None is unknown.
@@ -106,7 +106,7 @@ class ChoiceStream:
         self._show_progress = show_progress
         self._reading = ReadingTime()
         self._latest: Output | None = None
-        """Of the engine's outputs."""
+        """The engine's last output."""
         self._accepted, self._placed = asyncio.Event(), asyncio.Event()
         self._submitted = self._last_token_at = time.perf_counter()
         self._first_token: float | None = None
@@ -299,7 +299,7 @@ class GenerationStream:
 
     @property
     def times(self) -> Times:
-        """Those of the first choice, but that it has ended when all have."""
+        """Times of the first choice; its end is that of the last choice."""
         if len(self.choices) == 1:
             return self.choices[0].times
         ends = [choice.times.ended for choice in self.choices]
@@ -313,7 +313,7 @@ class GenerationStream:
         return any(isinstance(choice.end, Failed) for choice in self.choices)
 
     def summary(self) -> dict[str, Any]:
-        """What a log line says of a run that is over."""
+        """Format the log line of a finished request."""
         usage, times = self.usage, self.times
         return {
             "prompt_tokens": usage.prompt_tokens,

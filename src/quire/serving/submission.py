@@ -27,7 +27,7 @@ _KEPT_SNAPSHOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Constrained:
-    """What is to be generated, and the grammar that binds it: see `Prepared.anew`."""
+    """A generation request with the grammar that constrains it; see `Prepared.anew`."""
 
     prepared: Prepared
     grammar: AnswerGrammar
@@ -124,7 +124,7 @@ class Submission:
         return GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
 
     def _output(self, prepared: Prepared, prompt: Prompt, stops: StopStrings) -> OutputStream:
-        """What turns one choice's tokens into events."""
+        """Return the parser that turns one choice's tokens into events."""
         spec, dialect = prepared.spec, self._plain if prepared.bare else self._dialect
         continues = spec.continue_final or prepared.bare
         return OutputStream(

@@ -33,7 +33,7 @@ _LOOK_S = 0.1
 
 
 class Debts:
-    """What API keys owe for swaps that they caused. Pure Python."""
+    """The time that API keys owe for swaps that they caused. Pure Python."""
 
     def __init__(self) -> None:
         self._ready_at: dict[str, float] = {}

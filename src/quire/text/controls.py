@@ -107,7 +107,9 @@ class Controls:
         return covered
 
     def _reasoning_length(self, answer: str) -> int:
-        """Where the reasoning that an answer begins with ends; behind its opening if it is open."""
+        """Return the end of the reasoning that an answer starts with; without one, the end of its
+        opening.
+        """
         if self._reasoning is None:
             return 0
         opening, closing = self._reasoning
@@ -220,7 +222,7 @@ class _Spelled:
         self._bracketed = frozenset(_bracketed(texts)) - _STRUCTURE
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where `text` holds them: leftmost and longest."""
+        """Return the spans of the leftmost and longest matches in `text`."""
         return [m.span() for m in self._pattern.finditer(text)] if self._pattern else []
 
     def marked(self, text: str) -> str:
@@ -264,7 +266,7 @@ def _cut(span: tuple[int, int], cuts: list[int]) -> bool:
 
 
 def _bracketed(texts: Collection[str]) -> Iterable[str]:
-    """What would become one of `texts` between brackets of one or two characters."""
+    """Yield texts that become one of `texts` between brackets of one or two characters."""
     for text in texts:
         for left in range(1, _BRACKETS + 1):
             for right in range(1, _BRACKETS + 1):

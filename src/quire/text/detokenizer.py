@@ -55,7 +55,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is still held when no token follows."""
+        """Return the text that is still held when no token follows."""
         return self._decoder.flush()
 
 

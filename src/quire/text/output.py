@@ -217,7 +217,7 @@ class OutputStream:
             self._stop_here(events)
 
     def _release(self, events: list[Event]) -> None:
-        """What was held for a stop string is no part of one, as other than text follows."""
+        """Emit the text that was held for a stop string, because other output follows."""
         held = self._stops.flush()
         if held:
             events.append(Text(held, _taken(self._logprobs)))
@@ -266,7 +266,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """What a whole answer says: the fold of its events.
+    """A whole answer, folded from its events.
 
     Attributes:
         tool_calls: the complete calls.
@@ -313,7 +313,7 @@ class Fold:
                 self._answer.finish = event
 
     def answer(self) -> Answer:
-        """What the events so far say."""
+        """Return the answer that the events so far make."""
         self._answer.text = "".join(self._text)
         self._answer.reasoning = "".join(self._reasoning)
         self._answer.unfinished = None

@@ -1,4 +1,4 @@
-"""What each token adds to the text, known without decoding the tokens around it.
+"""The text of each token, known without decoding the tokens around it.
 
 The decoders of byte-level and SentencePiece-like tokenizers work token by token: a token's spelling
 becomes bytes, the bytes are joined, and the joined bytes are UTF-8. So a table from token id to
@@ -131,6 +131,6 @@ class PieceTable(dict[int, str | bytes]):
         return piece
 
     def first(self, token_id: int) -> bytes:
-        """What the token adds as the first of a text."""
+        """Return the text of the token at the start of a text."""
         spelling = self._backend.id_to_token(token_id)
         return b"" if spelling is None else self.rule.to_bytes_first(spelling)

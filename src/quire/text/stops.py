@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from quire.core.errors import RequestError
 
 MAX_CHARACTERS = 4096
-"""Of all stop strings of a request."""
+"""Characters of all stop strings of a request together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class _State:
     next: dict[str, _State] = field(default_factory=dict)
 
     def after(self, character: str) -> _State:
-        """Where a character leads. Takes as many steps back as characters led forward at most."""
+        """Return the state after `character`. Amortised constant time."""
         state = self
         while character not in state.next:
             if state.fallback is None:
@@ -39,7 +39,7 @@ class _State:
 
 
 class StopStrings:
-    """What ends an answer, made once for all choices of a request.
+    """The stop strings of a request, compiled once for all choices.
 
     Args:
         stops: none means that all text passes at once.
@@ -128,6 +128,6 @@ class StopMatcher:
         return text[:safe], None
 
     def flush(self) -> str:
-        """What was held back, when no text follows."""
+        """Return the text that was held back, when no text follows."""
         held, self._held, self._state = self._held, "", self._root
         return held

@@ -119,7 +119,7 @@ class ChatTemplate:
         return "\n".join(self._sources.values())
 
     def content_forms(self, role: str, *, tools: bool = False) -> ContentForms:
-        """What a message of this role may hold so that the template shows it.
+        """Return the content forms that the template renders for messages of this role.
 
         Templates differ: some write a message's content out, some go through its parts, some do
         either. One that shows neither, for whatever reason, is given what there is.
@@ -176,7 +176,7 @@ class ChatTemplate:
         return with_tools(messages, tools, self._tools_form, "" if text else [])
 
     def _media_text(self, kind: str, mark: str) -> str | None:
-        """What the template writes for media of a kind between two texts, with its mark.
+        """Return the text that the template renders for one media item, including `mark`.
 
         None where it takes no parts, or where the media does not stay there.
         """
@@ -281,7 +281,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """What the template makes of messages as they are.
+        """Render messages unchanged.
 
         Raises:
             RequestError: it refuses them, or there is none.
@@ -399,7 +399,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: jinja's own filter would escape what HTML needs escaped."""
+    """Serialize like transformers. Jinja's own filter would escape HTML characters."""
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )

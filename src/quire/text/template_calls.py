@@ -115,12 +115,12 @@ def _shows(render: Render, user: Message, form: CallForm, said: str, tools: bool
 
 
 ToolsForm = Literal["variable", "list", "text"]
-"""Where a template reads the tools: from the variable `tools` or, as a list or as the text of one,
-from the system message."""
+"""The place from which a template reads tools: the variable `tools`, or the system message's
+`tools` as a list or as its text."""
 
 
 def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
-    """Where a template reads the tools.
+    """Return the place from which a template reads tools.
 
     Args:
         user, system: messages that the template takes.

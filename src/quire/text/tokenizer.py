@@ -158,7 +158,7 @@ class Tokenizer:
         return piece.encode() if isinstance(piece, str) else piece
 
     def pieces(self, *, skip_special: bool) -> PieceTable | None:
-        """What each token adds to a text; None if the decoder does not work token by token."""
+        """Return the text of each token; None if the decoder does not work token by token."""
         return self._shown if skip_special else self._all
 
 

@@ -64,7 +64,9 @@ def test_the_whole_answer_is_bound(
 
 @pytest.mark.parametrize("begun", ["Here it is: ", '{"nome', '{"name": 1', '["'])
 def test_text_that_no_bound_answer_begins_with(serve: Serve, begun: str) -> None:
-    """Where nobody asked for it by name, it is an answer, and the next one is bound as a whole."""
+    """Unless a format was requested by name, such text is an answer, and the next one is bound
+    whole.
+    """
     served = serve('{"name": "Bo"}')
     assert ask(served, begun, **SCHEMA).status_code == 200
     prompt, grammar = last(served)

@@ -90,7 +90,7 @@ def test_valid_json_means_what_it_says(value: Any, ascii_only: bool) -> None:
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(['"', "\\", "u", "d", "8", "\n", "a", "{", ":", " ", "é"])))
 def test_anything_is_read_or_refused(pieces: list[str]) -> None:
-    """What is refused is named as such and was no JSON; what is JSON is read as it stands."""
+    """Refused bodies are named as such and are not JSON; valid JSON is read unchanged."""
     body = "[" + "".join(pieces) + "]"
     refused = None
     try:

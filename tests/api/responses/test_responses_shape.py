@@ -237,7 +237,7 @@ FOUND = "<|tool_call>call:mcp__sums__add{a:2}<tool_call|>"
 
 
 def test_codex_hands_its_tools_over_as_an_item(serve: Serve) -> None:
-    """As it does for the models that it knows by name, with wishes that no model here has."""
+    """Codex does so for the models that it knows by name, with wishes that no model here meets."""
     served = serve(JS)
     tools = {
         "type": "additional_tools",

@@ -126,7 +126,9 @@ def play(
     prompt: str = "",
     finish: FinishReason = FinishReason.STOP,
 ) -> list[tuple[str, str]]:
-    """What a parser makes of markers and of texts in pieces; neighbours of a kind are joined."""
+    """Return a parser's events for markers and pieces of text. Adjacent events of a kind are
+    joined.
+    """
     known = vocabulary(dialect, with_ids)
     parser = DIALECTS[dialect].parser(encode(dialect, [prompt], with_ids), tools, known)
     deltas: list[Delta] = []

@@ -137,7 +137,7 @@ def tokenizer(dialect: str, with_ids: bool = True) -> Tokenizer:
 
 
 def vocabulary(dialect: str, with_ids: bool = True) -> Vocabulary:
-    """What the dialect sees of that tokenizer."""
+    """Return the dialect's view of the tokenizer's vocabulary."""
     known = tokenizer(dialect, with_ids)
     encode_bare = partial(known.encode, add_special_tokens=False)
     return Vocabulary(known.added_tokens, encode_bare, known.decode)

@@ -1,4 +1,4 @@
-"""Which dialect a model gets, and what holds for all of them."""
+"""Choice of a model's dialect, and properties that all dialects share."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, token
 from tests.text.dialects.test_forced import CHECKED, FORCING, GOOD, check
 
 LOOSE = Tool("get_rain")
-"""As the service gives a tool that is not strict: without a schema."""
+"""A tool that is not strict. The service passes it without a schema."""
 
 UNBOUND = {"llama3", "harmony", "glm4_9b"}
 """They bind the whole answer, as nothing but its place or a header marks a call."""
@@ -48,7 +48,7 @@ def permits(state: GrammarState, token: int) -> bool:
 
 
 def permitted(state: GrammarState, tokens: Iterable[int]) -> list[int]:
-    """Those of `tokens` that may come next."""
+    """Return the subset of `tokens` that the grammar allows next."""
     mask = state.mask()
     return [token for token in tokens if mask is None or mask[token // 32] >> token % 32 & 1]
 

@@ -1,4 +1,4 @@
-"""What checkpoints publish; see `fact`."""
+"""Facts that checkpoints publish; see `fact`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkpoints of each family publish about the ends and the markers of an answer.
+"""Ends and markers of answers that checkpoints of each family publish.
 
 Facts of `tokenizer_config.json`, `generation_config.json` and the chat template of the checkpoint
 that is named: ids and marks, not the templates' text. Ids that are not known for sure are left out.

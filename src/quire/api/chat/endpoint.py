@@ -113,7 +113,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     prompt_cache_retention: str | None = None
 
     def generation(self, context: Context, request: Request, tools: Toolbox) -> Generation:
-        """What is asked for, free of the protocol.
+        """Return the protocol-independent generation request.
 
         Args:
             tools: the request's own.
@@ -300,7 +300,7 @@ def _choice(
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read."""
+    """A prepared request and the settings of its answer."""
 
     prepared: Prepared
     tools: Toolbox

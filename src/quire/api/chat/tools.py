@@ -14,14 +14,14 @@ from quire.api.shared.toolbox import ClientTool, Toolbox, ToolboxBuilder
 
 
 class Grammar(History):
-    """What a custom tool's text has to follow."""
+    """A grammar for the text of a custom tool."""
 
     syntax: Literal["lark", "regex"]
     definition: str
 
 
 class CustomFormat(History):
-    """What a custom tool's text has to be; a grammar is told to the model, not enforced."""
+    """The format of a custom tool's text. A grammar is described to the model, not enforced."""
 
     type: Literal["text", "grammar"]
     grammar: Grammar | None = None

@@ -93,7 +93,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     suffix: None = Field(default=None, description="answers follow a prompt, they fill no gap")
 
     def generation(self, context: Context, request: Request) -> Generation:
-        """What is asked for, free of the protocol.
+        """Return the protocol-independent generation request.
 
         Raises:
             RequestError: fields that contradict each other or this server's limits.
@@ -169,14 +169,12 @@ class CompletionLogprobs:
         self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
 
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
-        """See `render.Logprobs`."""
         lists = self._writer.write(entries)
         for name, items in self._written.items():
             items.append(compact(lists[name])[1:-1])
         return sum(len(items[-1]) for items in self._written.values())
 
     def body(self) -> dict[str, Any]:
-        """See `render.Logprobs`."""
         return {name: Array(items) for name, items in self._written.items()}
 
 
@@ -260,7 +258,7 @@ def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read.
+    """A prepared request and the settings of its answer.
 
     Attributes:
         echoes: the text of each choice's prompt, if it goes before the answer.

@@ -13,7 +13,7 @@ from quire.media.kinds import Option
 
 
 class CacheControl(History):
-    """Where a prompt is worth keeping; all of it is."""
+    """A cache breakpoint. It is accepted and has no effect: every prompt is cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -21,7 +21,7 @@ class CacheControl(History):
 
 
 class ContentBlock(History):
-    """What every content block may carry."""
+    """Fields that every content block may carry."""
 
     cache_control: CacheControl | None = None
 
@@ -48,7 +48,7 @@ class Base64Source(History):
 
 
 class UrlSource(History):
-    """Where a file is: http(s), `data:` or `file://`."""
+    """The source of a file by URL: http(s), `data:` or `file://`."""
 
     type: Literal["url"]
     url: str = Field(min_length=1)
@@ -60,7 +60,7 @@ class UrlSource(History):
 
 
 class ImageTransformations(History):
-    """What happens to an image before it is seen: one that is too large is scaled down."""
+    """Preprocessing options of an image. An image that is too large is scaled down."""
 
     oversized_image: Literal["downsize"] | None = None
 
@@ -204,7 +204,7 @@ class ToolUseBlock(ContentBlock):
 
 
 class HostedBlock(ContentBlock):
-    """What a tool of Anthropic's servers was asked or found, in a conversation that began there.
+    """A call or result of a tool that Anthropic hosts, from a conversation that started there.
 
     The model is not told of it: what was found stands in the text behind it. The client is told of
     it as of fields without effect.
@@ -226,7 +226,7 @@ _Given = (
     | Annotated[DocumentBlock, Tag("@document")]
     | Annotated[SearchResultBlock, Tag("@search_result")]
 )
-"""What a user or a tool may give the model to read."""
+"""Content blocks that a user message or a tool result may hold."""
 
 ResultPart = Annotated[
     _Given | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
@@ -235,7 +235,7 @@ ResultPart = Annotated[
 
 
 class ToolResultBlock(ContentBlock):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str

@@ -66,7 +66,7 @@ _SHARE = 0.8  # of `max_tokens`, for reasoning whose length is left to the model
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read."""
+    """A prepared request and the settings of its answer."""
 
     prepared: Prepared
     stream: bool
@@ -188,7 +188,7 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: S
 def _generation(
     context: Context, fields: MessagesRequest, said: Conversation, request: Request
 ) -> Generation:
-    """What is asked for, free of the protocol.
+    """Return the protocol-independent generation request.
 
     Raises:
         RequestError: fields that contradict each other or this server's limits.
@@ -262,7 +262,7 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
 
 
 def _format(fields: MessagesRequest) -> AnswerFormat | None:
-    """What the answer must meet."""
+    """Return the format that constrains the answer, if any."""
     config = fields.output_config
     wanted = fields.output_format if config is None or config.format is None else config.format
     if wanted is None:
@@ -271,7 +271,7 @@ def _format(fields: MessagesRequest) -> AnswerFormat | None:
 
 
 def _reasoning_shown(fields: CountRequest) -> ReasoningShown:
-    """What a client sees of reasoning; where it wants none, it gets only the signature."""
+    """Return how much reasoning the client is shown. Without any, it gets only the signature."""
     match fields.thinking:
         case ThinkingDisabled():
             return "redacted"

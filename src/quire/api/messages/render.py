@@ -34,7 +34,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 @dataclass(frozen=True, slots=True)
 class MessageSettings:
-    """What an answer says beside its content.
+    """Fields of an answer besides its content.
 
     Attributes:
         max_tokens: as asked for; an answer that was cut off earlier filled the context.
@@ -265,7 +265,7 @@ class MessageFold:
                 self._message |= {**event["delta"], "usage": event["usage"]}
 
     def message(self) -> WireEvent:
-        """What the events so far say, for `pieces`."""
+        """Return the message that the events so far make, for `pieces`."""
         return {**self._message, "content": Array(self._content)}
 
 

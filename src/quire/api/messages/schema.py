@@ -1,4 +1,4 @@
-"""What Anthropic's `/v1/messages` and `/v1/messages/count_tokens` take.
+"""Schemas of the bodies of Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 
 The schema is https://platform.claude.com/docs/en/api/messages, with what the official SDKs and
 Claude Code send of its betas. Markers of the prompt cache are accepted and change nothing: every
@@ -33,7 +33,7 @@ from quire.core.sampling_params import MOST_TOKENS
 
 
 class UserMessage(History):
-    """What the user says, and what tools answered."""
+    """A user's message or the results of tool calls."""
 
     role: Literal["user"]
     content: TextOrList[UserBlock]
@@ -47,7 +47,7 @@ class AssistantMessage(History):
 
 
 class SystemMessage(History):
-    """What the operator says in the midst of a conversation, for good or for one turn."""
+    """Operator instructions in the middle of a conversation, permanent or for one turn."""
 
     role: Literal["system"]
     content: SystemText
@@ -71,12 +71,12 @@ class ToolChoice(Wire):
 
 
 Display = Literal["summarized", "omitted", "updates"]
-"""What is shown of reasoning: all of it, or for the latter two none. `updates` are notes between
-tool calls, which Anthropic's models mark; here they are text in any case."""
+"""How much reasoning is shown: all of it, or none for the last two values. Anthropic's models mark
+`updates`, notes between tool calls; here they are always text."""
 
 
 class BlockBinding(Wire):
-    """What happens to reasoning that does not verify; by default it is left out."""
+    """The policy for reasoning whose signature does not verify. By default it is left out."""
 
     prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
 
@@ -177,7 +177,7 @@ class Metadata(History):
 
 
 class CountRequest(Wire):
-    """What the prompt is made of. `count_tokens` takes no more than this.
+    """Fields that shape the prompt; the body of `count_tokens`.
 
     A `thread` stands for the beginning of a conversation.
     """

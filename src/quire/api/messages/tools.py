@@ -20,7 +20,7 @@ _POINT: dict[str, Any] = {"type": "array", "items": _NUMBER, "minItems": 2, "max
 
 
 class ClientTool(ContentBlock):
-    """What every tool that the client runs may carry.
+    """Fields that every tool run by the client may carry.
 
     The model is told of a tool with `defer_loading` once a `tool_reference` names it.
     """
@@ -40,7 +40,7 @@ class ClientTool(ContentBlock):
         return function_tool(self.name, description, schema)
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """What the tool does, and the schema of its arguments."""
+        """Return the tool's function: its description and the schema of its arguments."""
         raise NotImplementedError
 
 
@@ -52,7 +52,7 @@ class CustomTool(ClientTool):
     input_schema: dict[str, Any]
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """As the client says it."""
+        """Return the function as the client defined it."""
         return self.description, dict(self.input_schema)
 
 

@@ -1,4 +1,4 @@
-"""What a browser gets: a page to talk to the model and to watch the server, and the API's document.
+"""Assets for browsers: the chat and monitoring page, and the API reference.
 
 Plain files of this package, served as they are: nothing is built, no other host is asked.
 """

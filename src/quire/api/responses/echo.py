@@ -1,4 +1,4 @@
-"""What a response of OpenAI's `/v1/responses` repeats of its request."""
+"""Request fields that a response of OpenAI's `/v1/responses` repeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked_summary(reasoning: Reasoning | None) -> str | None:
 def constant_part(
     name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
 ) -> WireEvent:
-    """What a response repeats of its request, as far as it was understood."""
+    """Return the request fields that a response repeats, as far as they were understood."""
     text = fields.text
     wanted = (
         text.format if text is not None and text.format is not None else TextFormat(type="text")

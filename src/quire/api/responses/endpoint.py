@@ -52,7 +52,7 @@ _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answ
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read.
+    """A prepared request and the settings of its answer.
 
     Attributes:
         id: the response's.
@@ -79,7 +79,7 @@ class _ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a request and the conversation that it goes on with say.
+    """The content of a request together with the conversation that it continues.
 
     Attributes:
         prompt: the part of a generation that shapes its prompt.
@@ -213,12 +213,12 @@ class Responses:
 
 
 def _answers(store: ResponseStore) -> dict[str, Callable[..., object]]:
-    """What a reader may ask of what is kept, from elsewhere too."""
+    """Return the functions by which a job may query stored responses."""
     return {"conversation": store.conversation, "stored_item": store.item}
 
 
 def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
-    """What is said so far, and what it is to be answered with.
+    """Return the whole conversation and the settings of the answer to it.
 
     Raises:
         RequestError: fields that contradict each other, or what is not kept here.
@@ -320,7 +320,7 @@ def _includes(fields: ResponsesRequest, what: str) -> bool:
 
 
 def _format(fields: PromptFields) -> AnswerFormat | None:
-    """What the answer must meet."""
+    """Return the format that constrains the answer, if any."""
     match fields.text.format if fields.text is not None else None:
         case TextFormat(type="json_object"):
             return any_object("text.format")

@@ -44,7 +44,7 @@ class OpenItem(Protocol):
 
 
 class _Item:
-    """What all items share."""
+    """Fields that all items share."""
 
     prefix = "item"
 
@@ -56,7 +56,6 @@ class _Item:
         raise NotImplementedError
 
     def stored(self, status: str) -> WireEvent:
-        """See `OpenItem`."""
         return self.body(status)
 
     def _added(self) -> WireEvent:

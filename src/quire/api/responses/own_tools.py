@@ -23,7 +23,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class OwnTool:
-    """What the model is told of one of OpenAI's tools, and how its calls stand in items.
+    """A client-run tool that OpenAI defines: its description for the model and its item types.
 
     Attributes:
         call: the type of a call's item.
@@ -129,7 +129,7 @@ class OwnCallItem(History):
         return next(kind for kind, tool in OWN_TOOLS.items() if tool.call == self.type)
 
     def arguments(self) -> dict[str, Any]:
-        """What the model wrote."""
+        """Return the arguments that the model wrote."""
         tool = OWN_TOOLS[self.kind]
         said: dict[str, Any] = getattr(self, tool.action) or {}
         return {
@@ -140,7 +140,7 @@ class OwnCallItem(History):
 
 
 class OwnOutputItem(History):
-    """What a tool of the client's gave back. A local shell's may name its call by `id` alone."""
+    """The output of a client-run tool. That of a local shell may name its call by `id` alone."""
 
     type: Literal["local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
     call_id: str | None = None
@@ -150,7 +150,7 @@ class OwnOutputItem(History):
     status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
 
     def text(self) -> str:
-        """What the model reads of it."""
+        """Return the text of the output, as the model reads it."""
         if isinstance(self.output, list):
             return json.dumps(self.output, ensure_ascii=False)
         if self.type != "apply_patch_call_output":
@@ -159,7 +159,7 @@ class OwnOutputItem(History):
 
 
 class HostedCallItem(History):
-    """What a tool of OpenAI's servers did, in a conversation that began there.
+    """A call of a tool that OpenAI hosts, from a conversation that started there.
 
     The model is not told of it: what was found stands in the answer behind it. The client is told
     of it as of fields without effect.

@@ -148,7 +148,7 @@ class Translator:
 
 
 def _told(tools: Sequence[Tool]) -> str:
-    """What the model reads as the answer of a search: the names of the tools that it now has."""
+    """Return the text that answers a tool search: the names of the tools that it added."""
     names: list[str] = []
     for tool in tools:
         match tool:

@@ -48,7 +48,7 @@ _CALLS: dict[str, type[CallItem]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseSettings:
-    """What a response says beside its output.
+    """Fields of a response besides its output.
 
     Attributes:
         constant: the part of the response that stays as it begins, as JSON.
@@ -106,7 +106,7 @@ class ResponseEvents:
             yield self._number(each)
 
     def waiting(self) -> Iterator[WireEvent]:
-        """That the response is still in progress."""
+        """Render an event which says that the response is still in progress."""
         yield self._number(self._lifecycle("in_progress", self._responding.body("in_progress")))
 
     def _number(self, event: WireEvent) -> WireEvent:

@@ -1,4 +1,4 @@
-"""What OpenAI's `/v1/responses` takes: items, tools, and the fields around them.
+"""Schemas of the body of OpenAI's `/v1/responses`: items, tools and other fields.
 
 The schema is https://platform.openai.com/docs/api-reference/responses, as far as a server can keep
 it that runs no tools of its own; with what Codex and the Agents SDK send.
@@ -51,7 +51,7 @@ class TextPart(History):
 
 
 class RefusalPart(History):
-    """What an assistant answered instead; read as text."""
+    """A refusal in place of the assistant's answer; read as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -140,7 +140,7 @@ class CustomCallItem(History):
 
 
 class CallOutputItem(History):
-    """What a tool answered."""
+    """The output of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -199,7 +199,7 @@ class FunctionTool(History):
 
 
 class CustomFormat(History):
-    """What a custom tool's text has to be; a grammar is told to the model, not enforced."""
+    """The format of a custom tool's text. A grammar is described to the model, not enforced."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -348,7 +348,7 @@ Include = Literal[
 
 
 class PromptFields(Wire):
-    """What the prompt is made of."""
+    """Fields that shape the prompt."""
 
     model: str | None = None
     input: TextOrList[Item] | None = None

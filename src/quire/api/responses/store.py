@@ -110,7 +110,7 @@ class ResponseStore:
 
 
 class LightReading:
-    """What one request may read of a store on the event loop.
+    """A bounded view of the store for one request that is read on the event loop.
 
     Raises:
         NeedsJob: it is more.
@@ -121,13 +121,11 @@ class LightReading:
         self._room = _LIGHT
 
     def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
-        """See `StoredConversations`."""
         conversation = self._store.conversation(response_id)
         self._take(conversation or ())
         return conversation
 
     def item(self, item_id: str) -> StoredItem | None:
-        """See `StoredConversations`."""
         item = self._store.item(item_id)
         self._take(() if item is None else (item,))
         return item

@@ -91,7 +91,7 @@ def _new_id(kind: str) -> str:
 
 
 def _filled(item: Item) -> dict[str, Any]:
-    """What a client may leave out or shorten, and lists of items have."""
+    """Return the fields that clients may omit or shorten but item lists must contain."""
     filled: dict[str, Any] = {"type": item.type}
     if not isinstance(item, AdditionalToolsItem | ReferenceItem):
         filled["status"] = item.status or "completed"

@@ -1,4 +1,4 @@
-"""What OpenAI's `/v1/responses` takes as `tool_choice`."""
+"""Schemas of `tool_choice` in OpenAI's `/v1/responses`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the protocols share."""
+"""Code that the protocols share."""

@@ -35,7 +35,7 @@ _POLLED = frozenset({"/metrics", "/health", "/page/{file}"})
 _WATCHED = frozenset({"/v1/models", "/v1/models/{name:path}"})
 """Routes for which the same holds while the page, or a command that waits, follows a model."""
 _HEAD = frozenset({"method", "path", "status", "ms", "id"})
-"""What stands at a fixed place of a readable line."""
+"""Fields with a fixed position in a readable log line."""
 
 IGNORED_HEADER = b"x-quire-ignored-fields"
 """Tells a client which fields of its request had no effect."""

@@ -33,7 +33,7 @@ class TextPart(History):
 
 
 class RefusalPart(History):
-    """What an assistant answered instead; read as text."""
+    """A refusal in place of the assistant's answer; read as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -99,11 +99,12 @@ def _nowhere(value: object) -> None:
 
 
 Images = Annotated[None, BeforeValidator(_nowhere)]
-"""Where Ollama's own API has a message's pictures: an answer without them would be a wrong one."""
+"""A field of Ollama's native API for a message's pictures. It is refused, because ignoring it would
+give a wrong answer."""
 
 
 class SystemMessage(History):
-    """What the operator asks for."""
+    """Operator instructions."""
 
     role: Literal["system", "developer"]
     content: WrittenContent
@@ -111,7 +112,7 @@ class SystemMessage(History):
 
 
 class UserMessage(History):
-    """What the user says."""
+    """A user's message."""
 
     role: Literal["user"]
     content: Content
@@ -192,7 +193,9 @@ class AssistantMessage(History):
 
 
 class ToolMessage(History):
-    """What a tool answered. Agents send images here, though OpenAI's schema has text alone."""
+    """The result of a tool call. Agents send images here, although OpenAI's schema allows only
+    text.
+    """
 
     role: Literal["tool"]
     content: Content

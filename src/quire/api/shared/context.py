@@ -1,4 +1,4 @@
-"""What every endpoint is given, and the steps that all of them begin with."""
+"""The context that every endpoint gets, and the steps that every request starts with."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SMALL = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What every endpoint is given: the models, the operator's settings, what counts requests.
+    """The server's state for endpoints: models, operator settings and request counters.
 
     Attributes:
         stored: the conversations that a request may refer to; if it is read on the event loop,
@@ -175,7 +175,7 @@ class Context:
         reader: Reader[Result],
         answers: Mapping[str, Callable[..., object]] | None = None,
     ) -> Result:
-        """What `reader` makes of the request's body and headers.
+        """Run `reader` on the request's body and headers, and return its result.
 
         What might take more than a few milliseconds is done in a process of its own, which is
         killed when the client leaves.
@@ -225,15 +225,12 @@ class Context:
         return fields
 
     async def prepare(self, spec: Generation) -> Prepared:
-        """See `Service.prepare`."""
         return await self.service.prepare(spec, light=self.jobs is not None)
 
     async def load_media(self, spec: Generation) -> Generation:
-        """See `Prompts.load_media`."""
         return await self.service.prompts.load_media(spec, light=self.jobs is not None)
 
     async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
-        """See `Prompts.tokens`."""
         return await self.service.prompts.tokens(spec, light=self.jobs is not None)
 
     def check_model(self, name: str | None) -> None:
@@ -264,12 +261,12 @@ class Context:
 async def _read_in_job(
     context: Context, reader: Reader[Result], scope: Scope, body: bytes
 ) -> tuple[Result, dict[str, Any]]:
-    """What the reader makes of a request, and what it noted; within a job."""
+    """Run the reader in a job. Return its result and the notes for the access log."""
     return await reader(context, Request(scope), body), notes(scope)
 
 
 def _job_scope(request: Request) -> Scope:
-    """What a job is told of a request."""
+    """Return the parts of a request's scope that a job needs."""
     return {name: request.scope[name] for name in ("type", "method", "path", "headers")}
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads of the engines: one family a figure, one sample a model."""
+"""Prometheus metrics of the engines: one metric family a figure, one sample a model."""
 
 from __future__ import annotations
 

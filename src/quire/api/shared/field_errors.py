@@ -150,7 +150,7 @@ def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, st
 
 
 def _types(tags: str) -> Iterator[str]:
-    """What the members of a union call themselves, the kinds of media included."""
+    """Return the type names of a union's members, including those of media kinds."""
     for tag in re.findall(r"@[\w.-]+", tags):
         registered = tag.removeprefix(REGISTERED)
         yield from (tag[1:],) if registered == tag else kinds_by(cast(Protocols, registered))
@@ -162,7 +162,7 @@ def _tag_field(context: dict[str, Any]) -> str:
 
 
 def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    """What to do instead of a refused field: its description in the schema, if it has one."""
+    """Return a hint for a refused field: its description in the schema, if it has one."""
     field = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
     return f": {field.description}" if field is not None and field.description else ""
 

@@ -90,7 +90,7 @@ class Guided(Wire):
     value: str | dict[str, Any]
 
     def answer_format(self) -> AnswerFormat:
-        """What the answer has to meet."""
+        """Return the format that constrains the answer, if any."""
         value = self.value
         if self.type == "regex":
             if not isinstance(value, str):
@@ -110,7 +110,9 @@ def _tag_grammar(value: object) -> str:
 
 
 class GuidedFields(Wire):
-    """What vLLM, SGLang, llama.cpp, Text Generation Inference and Ollama hold an answer to."""
+    """Fields by which vLLM, SGLang, llama.cpp, Text Generation Inference and Ollama constrain an
+    answer.
+    """
 
     guided_json: JsonSchemaText | None = Field(
         default=None, description="response_format, as vLLM and llama.cpp call it"
@@ -130,7 +132,7 @@ class GuidedFields(Wire):
     )
 
     def guided_format(self, scope: Scope, own: AnswerFormat | None) -> AnswerFormat | None:
-        """What the answer has to meet; None if that is nothing.
+        """Return the format that constrains the answer; None without any.
 
         Args:
             own: what the protocol's own field asks for.
@@ -182,7 +184,6 @@ class FormatFields(GuidedFields):
     response_format: ResponseFormat | None = None
 
     def answer_format(self, scope: Scope) -> AnswerFormat | None:
-        """See `GuidedFields.guided_format`."""
         strict = False
         match self.response_format:
             case JsonObjectFormat(schema_=schema):

@@ -61,7 +61,7 @@ def finite_json(body: bytes) -> object:
 
 
 def _not_finite(value: object) -> tuple[int | str, ...] | None:
-    """Where a decoded JSON value first holds a number that no float holds, in the text's order."""
+    """Return the path of the first number in a decoded JSON value that exceeds a float."""
     path: list[int | str] = []
     nested = [_members(value)]
     while nested:

@@ -34,7 +34,7 @@ _BYTES = 64 << 20
 
 
 class StreamQuery(Wire):
-    """Where a stream is taken up again."""
+    """The position from which a stream is resumed."""
 
     after: int = Field(0, ge=0, strict=False, description="the number of the last event received")
 

@@ -77,7 +77,7 @@ def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:
 
 
 def _strings(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the strings stand that may need repair, up to one that never ends."""
+    """Yield the spans of strings that may need repair, up to one that never ends."""
     position = 0
     while position < len(body):
         if clean := _CLEAN.match(body, position):
@@ -91,7 +91,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _meant(old: bytes, *, loose: bool) -> bytes:
-    """What a piece of a string is in valid JSON; `loose` strings hold an escape that is none."""
+    """Return a piece of a string as valid JSON. `loose` strings hold an invalid escape."""
     if old == b"\\":
         return _BACKSLASH
     if loose and old in _DOUBTFUL:

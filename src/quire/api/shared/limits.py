@@ -1,4 +1,4 @@
-"""What one client may ask of the server: sizes, counts, requests at once."""
+"""Limits for one client: sizes, counts, concurrent requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BODIES = 16
 """Bodies of the largest size that may be held at once."""
 _SLOT = "quire.slot"
 _HELD_BYTES = 512 << 20
-"""Of answers that are not streamed, whose log-probabilities are many times their text."""
+"""Bytes of unstreamed answers held at once. Log-probabilities take many times their text."""
 _HELD = "quire.held"
 
 

@@ -35,7 +35,7 @@ class Stream:
         self._finish: str | None = None
 
     def read(self, done: int, cached: int, reuse: str | None, left_s: float | None = None) -> int:
-        """Of the prompt `done` tokens are there, `cached` of which were known before.
+        """Record that `done` prompt tokens were read, `cached` of them from the prefix cache.
 
         Returns:
             How many were computed since the last call; what pre-emption lost is not counted again.
@@ -105,7 +105,7 @@ class Streams:
             self._ended.append(stream)
 
     def view(self) -> list[dict[str, Any]]:
-        """Those of now for JSON, oldest first."""
+        """Return the running streams for JSON, oldest first."""
         return self._shown(sorted(self._streams, key=self._numbers.__getitem__))
 
     def view_ended(self) -> list[dict[str, Any]]:

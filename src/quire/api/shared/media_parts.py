@@ -32,8 +32,7 @@ _OPTIONS: Mapping[Option, Any] = {
 
 
 class Registered:
-    """Those members of a union that stand for the kinds of media, as the registry has them when a
-    request is read.
+    """The members of a union for the registered kinds of media, looked up when a request is read.
 
     Args:
         protocols: those whose unions these are.
@@ -75,7 +74,7 @@ class Registered:
 
 
 class Url(History):
-    """Where a file is: http(s), `data:` or `file://`."""
+    """The source of a file by URL: http(s), `data:` or `file://`."""
 
     url: str = Field(min_length=1)
 

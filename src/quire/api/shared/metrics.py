@@ -1,5 +1,6 @@
-"""What Prometheus reads. Counting must cost next to nothing, so the samples are kept as plain lists
-and become metric families only when somebody asks."""
+"""Prometheus metrics. Samples are kept as plain lists and become metric families only when scraped,
+so that counting is nearly free.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ class CallerMetrics:
         self._own = {caller: Metrics() for caller in callers if caller != EVERYONE}
 
     def of(self, caller: str) -> Metrics:
-        """What a caller may see."""
+        """Return the metrics that a caller may see."""
         return self._own.get(caller, self.all)
 
     def response(self, access: Access) -> None:
@@ -144,7 +145,7 @@ class CallerMetrics:
             metrics.response(access)
 
     def observer(self, caller: str, prompt_tokens: int, model: str) -> Observer:
-        """What counts one of a caller's choices."""
+        """Return an observer that counts one of a caller's choices."""
         return _Watched(self._of_both(caller), Stream(prompt_tokens, model))
 
     def _of_both(self, caller: str) -> tuple[Metrics, ...]:

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def use_of(scope: Scope) -> ModelUse:
-    """That of the request which `scope` belongs to, on a route with `HoldsModel`."""
+    """Return the model use of the request with this `scope`, on a route with `HoldsModel`."""
     use: ModelUse = scope[_USE]
     return use
 
@@ -81,7 +81,7 @@ class ModelUse:
             await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
     async def send(self, message: Message) -> None:
-        """What the application sends."""
+        """Forward an ASGI message of the application."""
         if not self._begun:
             await self._send(message)
         elif message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""What is noted of a request on its way, for its log line."""
+"""Notes about a request for its access log line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KEY = "quire.note"
 
 
 def notes(scope: Scope) -> dict[str, Any]:
-    """What was noted of the request that `scope` belongs to."""
+    """Return the notes about the request with this `scope`."""
     details: dict[str, Any] = scope.setdefault(_KEY, {})
     return details
 

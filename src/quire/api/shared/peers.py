@@ -74,7 +74,7 @@ top_k top_logprobs truncate typical_p use_mlock use_mmap vocab_only
 _ANTHROPIC = """
 output_config.task_budget
 """
-"""Of Anthropic's betas."""
+"""Fields of Anthropic's beta features."""
 
 PEERS = {
     "vLLM": frozenset(_VLLM.split()),

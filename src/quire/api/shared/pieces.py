@@ -48,7 +48,6 @@ class Array:
         self._items = items
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Written`."""
         separator = b"["
         for item in self._items:
             yield separator
@@ -70,7 +69,6 @@ class Merged:
         self._members = members
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Written`."""
         yield self._written[:-1]
         yield b","
         members = pieces(self._members)

@@ -13,7 +13,7 @@ _KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What was asked, and why it was refused.
+    """A refused request: what was asked for and why it was refused.
 
     Attributes:
         path: as the client sent it, its beginning.
@@ -39,7 +39,7 @@ class Refusals:
         self._seen: OrderedDict[Refusal, tuple[int, float]] = OrderedDict()
 
     def add(self, refusal: Refusal) -> None:
-        """Those that are alike are counted, not listed."""
+        """Count a refusal. Equal refusals share one entry."""
         count, _ = self._seen.pop(refusal, (0, 0.0))
         self._seen[refusal] = (count + 1, self._clock())
         if len(self._seen) > _KEPT:

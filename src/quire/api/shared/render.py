@@ -102,7 +102,9 @@ def finish_reason(end: Finished) -> str:
 
 
 def stop_reason(end: Finished) -> str | None:
-    """What `finish_reason` cannot say: the stop string that matched, `loop`, `malformed_call`."""
+    """Return the end that `finish_reason` cannot express: the matched stop string, `loop` or
+    `malformed_call`.
+    """
     if end.reason in (FinishReason.LOOP, FinishReason.MALFORMED_CALL):
         return end.reason.value
     return end.stop
@@ -125,7 +127,6 @@ class NumberedTokens:
     """Names tokens by their ids, as vLLM does on demand: not every token is text of its own."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `TokenNames`."""
         return b"token_id:%d" % token_id
 
 
@@ -167,7 +168,7 @@ class Logprobs(Protocol):
 
 
 class NoLogprobs:
-    """Of a choice that nobody wants them of."""
+    """The log-probabilities of a choice that was not asked for any."""
 
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
         """Takes nothing."""
@@ -178,7 +179,7 @@ class NoLogprobs:
 
 
 class ChatLogprobs:
-    """As chat has them, with those of reasoning in a list of their own, if there are any."""
+    """Log-probabilities in chat's format. Those of reasoning have a list of their own."""
 
     def __init__(self, tokenizer: TokenNames) -> None:
         self._tokenizer = tokenizer
@@ -186,13 +187,11 @@ class ChatLogprobs:
         self._reasoning: list[bytes] = []
 
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
-        """See `Logprobs`."""
         written = compact(chat_logprobs(self._tokenizer, entries))[1:-1]
         (self._reasoning if reasoning else self._written).append(written)
         return len(written)
 
     def body(self) -> dict[str, Any]:
-        """See `Logprobs`."""
         body = {"content": Array(self._written)}
         return body | {"reasoning_content": Array(self._reasoning)} if self._reasoning else body
 

@@ -1,4 +1,4 @@
-"""What every protocol's request schema shares: strict parsing, and errors that name the field.
+"""The base of all request schemas: strict parsing, and errors that name the field.
 
 A schema is a pydantic model. What may be accepted stands in it with its type and range; what this
 server does not offer stands in it as a field of type `None`, so that it is refused by name; what
@@ -230,10 +230,10 @@ def _given(value: object) -> object:
 
 
 UnlessEmpty = BeforeValidator(_given)
-"""Of a field that may be None: an empty string is one that a form has and nobody filled in."""
+"""A validator of a field that may be None: an empty string counts as None, as from an HTML form."""
 
 UnlessEmptyList = BeforeValidator(lambda value: None if value == [] else value)
-"""Of a field that is not offered: an empty list asks for nothing."""
+"""A validator of a field that is not offered: an empty list is accepted."""
 
 Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
 
@@ -248,7 +248,7 @@ def note_verbosity(scope: Scope, verbosity: Verbosity | None, param: str) -> Non
 
 
 class StreamUsage(Enum):
-    """Which chunks of a stream carry its usage: none, a last one of its own, or all of them."""
+    """The chunks of a stream that carry its usage: none, a separate last one, or all."""
 
     NONE = "none"
     LAST = "last"
@@ -263,7 +263,7 @@ class StreamOptions(Wire):
 
 
 class ChunkOptions(StreamOptions):
-    """Those of endpoints that stream chunks.
+    """Stream options of endpoints that stream chunks.
 
     `continuous_usage_stats` is vLLM's: every chunk carries the usage of all choices so far.
     """
@@ -355,7 +355,7 @@ class GenerationFields(DecodingFields):
         return (stop,) if isinstance(stop, str) else tuple(stop)
 
     def stream_usage(self) -> StreamUsage:
-        """Which chunks of a stream carry its usage."""
+        """Return which chunks of a stream carry its usage."""
         options = self.stream_options or ChunkOptions()
         if options.continuous_usage_stats:
             return StreamUsage.ALL

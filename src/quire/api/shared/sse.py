@@ -36,7 +36,7 @@ class Renderer(Protocol):
         ...
 
     def end(self) -> bytes:
-        """What follows the last batch."""
+        """Return the bytes that follow the last batch."""
         ...
 
 

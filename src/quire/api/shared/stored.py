@@ -1,4 +1,4 @@
-"""What a request may refer to by an id: conversations and items of earlier answers."""
+"""Stored conversations and items that a request may refer to by id."""
 
 from __future__ import annotations
 

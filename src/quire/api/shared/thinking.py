@@ -55,7 +55,7 @@ class ThinkingFields(Wire):
         return self.include_reasoning is not False and not excluded
 
     def wanted(self) -> tuple[Thinking, str]:
-        """What is asked for, and the field that says so."""
+        """Return the requested reasoning effort and the field that set it."""
         switch, options = self.thinking or ThinkingSwitch(type="auto"), self.reasoning
         options = options or ReasoningOptions()
         think = None if isinstance(self.think, bool) else self.think
@@ -77,7 +77,7 @@ class ThinkingFields(Wire):
 
 
 def offered(service: Service, scope: Scope, thinking: Thinking, param: str) -> Thinking:
-    """What of it the served model can do; a client is told if that is nothing."""
+    """Return `thinking` if the model supports it, else none; the client is then told so."""
     if thinking.enabled and not service.constraints.can_think:
         note_ignored(scope, [param])
         return Thinking()

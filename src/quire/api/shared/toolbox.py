@@ -1,4 +1,4 @@
-"""What may be called: what the model calls each tool, and what the client does."""
+"""The tools that may be called: their names for the model and for the client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OwnKind = Literal["local_shell", "shell", "apply_patch"]
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """What the client calls a tool, and what kind of it a call is one of."""
+    """A tool's name and kind for the client."""
 
     name: str
     namespace: str | None = None
@@ -28,13 +28,13 @@ class ClientTool:
 
     @property
     def model_name(self) -> str:
-        """What the model calls it."""
+        """Return the tool's name for the model."""
         return model_name(self.name, self.namespace)
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """What may be called.
+    """The tools that may be called.
 
     Attributes:
         named: the client's name of each tool, by the name that the model reads.
@@ -50,7 +50,7 @@ class Toolbox:
     choice: ToolChoice = field(default_factory=ToolChoice)
 
     def client_name(self, name: str) -> ClientTool:
-        """What the client calls the tool that the model called."""
+        """Return the client's name of a tool that the model called."""
         return self.named.get(name) or ClientTool(name)
 
 
@@ -191,7 +191,7 @@ class ToolboxBuilder:
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """What the model reads for a tool in a namespace."""
+    """Return the model's name of a tool in a namespace."""
     if namespace is None:
         return name
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"

@@ -112,7 +112,7 @@ class Tracer:
 
 
 def open_tracer(endpoint: str | None) -> Tracer | None:
-    """What traces requests, if there is somebody to tell.
+    """Return a tracer that exports to `endpoint`; None without one.
 
     Raises:
         QuireError: the extra is not installed.
@@ -147,7 +147,7 @@ def _attributes(operation: str, access: Access) -> dict[str, Any]:
 
 
 def _error(line: Mapping[str, Any]) -> str | None:
-    """What went wrong on this side; None if nothing did, or it was the client's fault."""
+    """Return the server-side error of a response; None for success and client errors."""
     failed = [each for each in line.get("finish", "").split(",") if each and each not in _REASONS]
     if failed:
         return str(failed[0])

@@ -1,4 +1,4 @@
-"""What processors share: the tokens around an item, and a cache of those read lately.
+"""Common parts of processors: placeholder tokens and a cache of recent items.
 
 The cache is there because a conversation's media comes again with each of its turns.
 """
@@ -23,7 +23,7 @@ from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits, refusal
 CACHE_BYTES = 64 << 20
 
 BILINEAR, BICUBIC = 2, 3
-"""Of `resample`."""
+"""Filters of `resample`."""
 
 FileKey = tuple[str, bytes, Detail, bool]
 """A kind, a file's digest, how fine it was read, and whether with the sound of a video."""
@@ -44,11 +44,11 @@ class MediaPart:
 
 
 Parts = tuple[MediaPart, ...]
-"""What a file becomes, in order; at least one."""
+"""The parts of a file, in order; at least one."""
 
 
 class PartStore(Protocol):
-    """Where files that were read are found again."""
+    """A cache of files that were read."""
 
     def get(self, key: FileKey) -> Parts | None: ...
 
@@ -122,7 +122,7 @@ class MediaProcessor(ABC):
 
     @abstractmethod
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
-        """What the encoder takes of a file.
+        """Return the encoder's input for a file.
 
         Raises:
             RequestError: see `read`.
@@ -131,7 +131,7 @@ class MediaProcessor(ABC):
     def prepare_with_sound(
         self, data: bytes, param: str, detail: Detail, limits: FileLimits
     ) -> Parts:
-        """As `prepare`, of a video with its sound.
+        """Like `prepare`, for a video with its sound.
 
         Raises:
             RequestError: see `read`; or the model hears no sound within a video.
@@ -211,7 +211,7 @@ class WholeImageProcessor(ImageProcessor):
 
     @abstractmethod
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        """See `preprocess`."""
+        """Return one item. The arguments are those of `preprocess`."""
 
 
 class AudioProcessor(MediaProcessor):

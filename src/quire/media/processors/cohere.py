@@ -52,7 +52,7 @@ class CohereImageProcessor(AyaImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.

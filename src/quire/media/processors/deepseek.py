@@ -38,7 +38,7 @@ class Sides:
 
     @classmethod
     def open(cls, settings: Values, *, cut: bool = False) -> Self:
-        """As a processor's settings say."""
+        """Open the processor described by its settings."""
         return cls(settings.integer("min_size", default=14), cut)
 
     def of(self, picture: PIL.Image.Image, size: int) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class DeepseekImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -128,7 +128,7 @@ class HybridImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.

@@ -67,7 +67,8 @@ class Cutting:
     def open(
         cls, settings: Values, config: Values, square: int, *, size: int = 384, patch: int = 14
     ) -> Self:
-        """As a processor's settings say; squares of patches of this side become rows.
+        """Open the processor described by its settings. A square of patches of this side becomes a
+        row.
 
         Args:
             size, patch: of tiles where nothing says.
@@ -116,7 +117,7 @@ class InternVLImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -140,7 +141,7 @@ class InternVLVideoProcessor(VideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `video_preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -177,7 +178,7 @@ class AyaImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -198,7 +199,7 @@ class AyaImageProcessor(ImageProcessor):
         return tuple(parts)
 
     def _around(self, number: int, *, last: bool) -> tuple[str, str]:
-        """What stands before and behind a tile, of which the last is all of the picture."""
+        """Return the texts before and after a tile. The last tile shows the whole picture."""
         return "TILE_GLOBAL" if last else f"TILE_{number}", ""
 
 

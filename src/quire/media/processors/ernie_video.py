@@ -24,7 +24,7 @@ from quire.media.video import Frame, VideoInfo
 _PAIR = 2
 """Frames that become a row together."""
 _ROWS = 299, 1196
-"""Of a frame, the least and the most where the settings do not say."""
+"""Least and most rows of a frame where the settings name none."""
 _LETTERS = 0.1
 """The height of letters, of a frame's shorter side; their outline is as much of theirs."""
 
@@ -45,7 +45,7 @@ class ErnieVideoProcessor(VideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `video_preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.

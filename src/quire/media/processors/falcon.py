@@ -27,7 +27,7 @@ class FalconImageProcessor(QwenImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `config.json` says.
+        """Open the processor described by `config.json`.
 
         Raises:
             ModelError: a value is of another type.

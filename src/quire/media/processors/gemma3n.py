@@ -49,7 +49,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `processor_config.json` and `config.json` say.
+        """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.

@@ -73,7 +73,8 @@ class Cutter:
 
     @classmethod
     def open(cls, settings: Values, tokens: int) -> Cutter:
-        """As a processor's settings say; `tokens` where they name no number of soft tokens.
+        """Open the processor described by its settings; `tokens` is the default number of soft
+        tokens.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -127,7 +128,7 @@ class Gemma4ImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Gemma4ImageProcessor:
-        """As `processor_config.json` and `config.json` say.
+        """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
@@ -152,7 +153,7 @@ class Gemma4VideoProcessor(VideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Gemma4VideoProcessor:
-        """As `processor_config.json` and `config.json` say.
+        """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.

@@ -32,7 +32,7 @@ class Gemma4AudioProcessor(AudioProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Gemma4AudioProcessor:
-        """As `processor_config.json` and `config.json` say.
+        """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
@@ -75,7 +75,7 @@ class Gemma4UnifiedAudioProcessor(AudioProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Gemma4UnifiedAudioProcessor:
-        """As `processor_config.json` and `config.json` say.
+        """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.

@@ -18,11 +18,11 @@ from quire.media.video import Frame, VideoInfo
 _BEGIN, _END = "<|begin_of_image|>", "<|end_of_image|>"
 
 _PIXELS = 112 * 112, 28 * 28 * 2 * 30_000
-"""Of all frames of a video, the least and the most where the settings do not say."""
+"""Least and most pixels of all frames of a video where the settings name none."""
 _RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
 """GLM-4.6V's moments a second, of a video of up to so many seconds."""
 _MOST_FRAMES = 640
-"""That GLM-4.6V looks at."""
+"""The most frames of a video that GLM-4.6V reads."""
 
 
 class GlmVideoProcessor(MomentVideoProcessor):
@@ -38,7 +38,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `video_preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         A video's rows have the token that chat templates write, `<|video|>`. Transformers gives
         them that of pictures: the model reads neither.

@@ -40,7 +40,8 @@ class KimiImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say, by either's keys.
+        """Open the processor described by `preprocessor_config.json` and `config.json`, by the keys
+        of either.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.

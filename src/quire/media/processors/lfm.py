@@ -37,7 +37,8 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What becomes a row: a square of patches, which all sides are multiples of.
+    """The unit of a picture that becomes one row: a square of patches. All sides are multiples of
+    it.
 
     Attributes:
         patch: pixels on a patch's side.
@@ -117,7 +118,7 @@ class LfmImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes, or for other words.
@@ -174,7 +175,7 @@ class LfmImageProcessor(ImageProcessor):
 
 
 def _cells(settings: Values, config: Values, filter: PIL.Image.Resampling) -> Cells:
-    """What becomes a row, in which settings and encoder have to agree."""
+    """Return the unit that becomes a row. Raise if settings and encoder disagree."""
     vision = config.nested("vision_config", needed=False)
     patch, merge = (
         vision.integer("patch_size", default=16),

@@ -50,7 +50,7 @@ class Fitting:
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As a processor's settings say.
+        """Open the processor described by its settings.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -98,7 +98,7 @@ class LlavaImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -165,7 +165,7 @@ class Grids:
         return self.side**2 + lines * (line + 1)
 
     def within(self, height: int, width: int, tokens: int) -> Grids | None:
-        """Those under which a picture becomes at most so many rows; None if there are none."""
+        """Return the grids under which a picture has at most `tokens` rows; None without any."""
         ones = (replace(self, sizes=(size,)) for size in self.sizes)
         sizes = tuple(one.sizes[0] for one in ones if one.rows(height, width) <= tokens)
         return replace(self, sizes=sizes) if sizes else None
@@ -182,7 +182,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -274,7 +274,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `video_preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.

@@ -13,7 +13,7 @@ from quire.media.sound import Samples
 Filters = npt.NDArray[np.float64]
 
 _SLANEY_STEP = math.log(6.4) / 27
-"""Of a mel above 1000 Hz, which is 15 mels; below it a mel is 200/3 Hz."""
+"""Log-frequency step of a mel above 1000 Hz (15 mels); below it a mel is 200/3 Hz."""
 
 
 class MelSpectrogram:
@@ -61,7 +61,7 @@ def hann_window(frame: int) -> npt.NDArray[np.float32]:
 
 
 def htk_filters(frequencies: int, bins: int, lowest: float, highest: float, rate: int) -> Filters:
-    """Of height one, in HTK's mels: `[frequencies, bins]`.
+    """Return triangular filters of height one on HTK's mel scale: `[frequencies, bins]`.
 
     Args:
         frequencies: of the spectrum, from 0 to half the rate.
@@ -77,7 +77,8 @@ def htk_filters(frequencies: int, bins: int, lowest: float, highest: float, rate
 
 
 def slaney_filters(frequencies: int, bins: int, highest: float, rate: int) -> Filters:
-    """Of equal area, in the mels of Slaney's Auditory Toolbox, from 0 Hz: `[frequencies, bins]`.
+    """Return triangular filters of equal area on the mel scale of Slaney's Auditory Toolbox, from 0
+    Hz: `[frequencies, bins]`.
 
     Args:
         frequencies: of the spectrum, from 0 to half the rate.

@@ -34,7 +34,7 @@ class MoondreamImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `config.json` says.
+        """Open the processor described by `config.json`.
 
         Raises:
             ModelError: a value is of another type.

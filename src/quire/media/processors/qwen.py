@@ -139,7 +139,7 @@ class QwenImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
@@ -198,7 +198,7 @@ class PaddleImageProcessor(QwenImageProcessor):
 
 
 def colours(config: Values) -> Colours:
-    """What the encoder of this model takes for a colour."""
+    """Return the pixel normalisation of this model's encoder."""
     return EVEN_COLOURS if config.value("model_type") in _EVEN else CLIP_COLOURS
 
 

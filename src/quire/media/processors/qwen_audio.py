@@ -39,7 +39,7 @@ class QwenAudioProcessor(AudioProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> QwenAudioProcessor:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.

@@ -85,7 +85,8 @@ class OmniVideoProcessor(QwenVideoProcessor):
 
 
 def open_video(settings: Values, config: Values) -> VideoProcessor:
-    """Of Qwen2-VL and 2.5-VL, or of Qwen3-Omni: their folders name one processor.
+    """Open the video processor of Qwen2-VL and 2.5-VL or of Qwen3-Omni. Their folders name the same
+    one.
 
     Raises:
         ModelError: see `QwenVideoProcessor.open`.
@@ -94,7 +95,7 @@ def open_video(settings: Values, config: Values) -> VideoProcessor:
 
 
 def open_video_beside_pictures(settings: Values, config: Values) -> VideoProcessor:
-    """As `open_video`, see `QwenVideoProcessor.open_beside_pictures`."""
+    """Like `open_video`, by `QwenVideoProcessor.open_beside_pictures`."""
     return _kind(config).open_beside_pictures(settings, config)
 
 

@@ -38,9 +38,9 @@ _START, _END, _PAD = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
 _FRAME_ROWS = 768
 """The most rows that a frame becomes."""
 _VIDEO_ROWS = 115_200
-"""Those of all moments of a Qwen2-VL video: nine tenths of a context of 128,000."""
+"""The most rows of a whole Qwen2-VL video: nine tenths of a context of 128,000."""
 _OVER_LEAST = 1.05
-"""What a frame may have at least, over the least that it is brought to."""
+"""The most pixels of a frame, relative to the minimum, however many frames share the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Sampling:
 
     @classmethod
     def open(cls, settings: Values, config: Values, patch: int, rows: tuple[int, int]) -> Self:
-        """As a processor's settings say.
+        """Open the sampling described by a processor's settings.
 
         Args:
             patch: where they do not say.
@@ -107,7 +107,7 @@ class Sampling:
 
 
 def opened(settings: Values, config: Values) -> tuple[Placeholders, Sampling]:
-    """What a `QwenVideoProcessor` is made of."""
+    """Return the arguments of a `QwenVideoProcessor`."""
     token = config.integer("video_token_id", minimum=0)
     return Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS))
 
@@ -121,7 +121,7 @@ class QwenVideoProcessor(VideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `video_preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
@@ -164,7 +164,7 @@ class QwenVideoProcessor(VideoProcessor):
         return (MediaPart(item),)
 
     def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """Of a frame. All of them share what the context holds."""
+        """Return the size of a frame. All frames share the rows that the context holds."""
         own = self._sampling
         minimum, own_maximum = own.pixels
         share = _VIDEO_ROWS * own.cell**2 * own.together // frames
@@ -186,7 +186,7 @@ class MomentVideoProcessor(VideoProcessor):
 
     @abstractmethod
     def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
-        """What stands before and after a moment from one frame to another."""
+        """Return the texts before and after a moment, which lasts from frame `first` to `last`."""
 
     def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
@@ -223,7 +223,7 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `video_preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.

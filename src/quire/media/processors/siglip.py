@@ -19,13 +19,13 @@ _SCALES = _PRECISION / 10, 100.0
 
 
 class Siglip2ImageProcessor(QwenImageProcessor):
-    """What the two have in common."""
+    """Common parts of the two processors for SigLIP 2 encoders."""
 
     _filter = PIL.Image.Resampling.BILINEAR
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -36,7 +36,7 @@ class Siglip2ImageProcessor(QwenImageProcessor):
     @classmethod
     @abstractmethod
     def _of(cls, settings: Values, config: Values, vision: Values) -> Self:
-        """See `open`."""
+        """Make the processor for `open`."""
 
 
 class YoutuImageProcessor(Siglip2ImageProcessor):

@@ -30,7 +30,7 @@ FILTERS = (
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a model's tiles are like.
+    """The geometry of a model's tiles.
 
     Attributes:
         size: pixels on a side.
@@ -55,7 +55,8 @@ class Tiles:
         filter: int = 3,
         tower: str = "siglip_vision_model",
     ) -> Self:
-        """As a processor's settings and `config.json` say, or else as the numbers given.
+        """Open the tiles described by a processor's settings and `config.json`; the arguments are
+        defaults.
 
         Raises:
             ModelError: a value asks for pixels other than the model is shown.
@@ -205,7 +206,7 @@ class Gemma3ImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.

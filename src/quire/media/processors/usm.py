@@ -1,4 +1,4 @@
-"""What Gemma 3n's and Gemma 4's audio feature extractors share (USM, arXiv:2303.01037)."""
+"""Common parts of the audio feature extractors of Gemma 3n and Gemma 4 (USM, arXiv:2303.01037)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEUTRAL: dict[str, object] = {
 def open_spectrogram(
     settings: Values, *, frame_ms: float, lowest: float, highest: float, overdrive: bool
 ) -> MelSpectrogram:
-    """As an extractor's settings say, or else as the numbers given.
+    """Open the spectrogram described by an extractor's settings; the arguments are defaults.
 
     Args:
         lowest, highest: where the first filter begins and the last ends, in Hz.

@@ -1,4 +1,4 @@
-"""What a dialect is: the grammar in which one family of models writes reasoning and tool calls.
+"""The interface of dialects: how a family of models writes reasoning and tool calls.
 
 A dialect gives three things: a parser from tokens to deltas, the tokens that open and close a
 reasoning, and a grammar that forces tool calls. Each lives in a module of its own and has one line
@@ -119,7 +119,7 @@ class Parser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where an answer begins: what the parser of one request is made from."""
+    """The state in which an answer starts. A request's parser is made from it."""
 
     prompt_ids: Sequence[int]
     tools: Mapping[str, Tool]
@@ -128,7 +128,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Which calls a grammar has to force: one of `tools`, or several if `parallel`.
+    """The calls that a grammar forces: one of `tools`, or several if `parallel`.
 
     Attributes:
         tools: with schemas whose types are JSON Schema's.
@@ -147,7 +147,7 @@ class Forced:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Of dialects whose reasoning and answers stand in messages with headers.
+    """Message headers of dialects that write reasoning and answers as separate messages.
 
     Their grammars hold the headers, and the reasoning before them too.
 

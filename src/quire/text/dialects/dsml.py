@@ -100,7 +100,6 @@ class _DsmlFlow:
         self._over = False
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `Flow`."""
         self._text += text
         written: list[str] = []
         try:
@@ -159,7 +158,7 @@ SECTIONS = {
     )
     for block in _BLOCKS
 }
-"""What opens calls, and the section that it opens."""
+"""Sections by the marker that opens them."""
 
 
 def forced_calls(forced: Forced) -> str:

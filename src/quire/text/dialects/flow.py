@@ -120,7 +120,7 @@ def _says(text: str, arguments: str) -> bool:
 
 
 class JsonFlow:
-    """Of calls whose arguments are a JSON object: the same, spaced as `write_json` does.
+    """Streams arguments that are a JSON object, spaced as `write_json` does.
 
     It ends where the text is no JSON any more.
     """
@@ -133,7 +133,6 @@ class JsonFlow:
         self._comma = ""
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `Flow`."""
         if self._step is None:
             return ""
         self._text += text
@@ -231,7 +230,7 @@ class JsonFlow:
 
 
 def json_call(*openings: str) -> Begin:
-    """Of `{"name": ..., "arguments": {...}}`, the first of its section."""
+    """Return the reading of `{"name": ..., "arguments": {...}}`, the first call of its section."""
     key = "|".join(openings or ("arguments", "parameters"))
     head = re.compile(rf'\s*\[?\s*\{{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:{key})"\s*:\s*(?=\{{)')
 
@@ -245,8 +244,9 @@ def json_call(*openings: str) -> Begin:
 
 
 def named_call(head: str) -> Begin:
-    """Of calls that begin as the regular expression `head`, whose groups are the name and perhaps
-    an `id`, and go on with a JSON object."""
+    """Return the reading of calls that start with the regular expression `head` and continue with a
+    JSON object. The groups of `head` are the name and perhaps an `id`.
+    """
     beginning = re.compile(rf"{head}\s*(?=\{{)")
 
     def begin(text: str, tools: Tools) -> Begun | None:

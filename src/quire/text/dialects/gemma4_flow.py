@@ -27,7 +27,7 @@ _LONGEST = 256
 
 
 class GemmaFlow:
-    """Of one call of `tool`, from its opening brace on; implements `flow.Flow`."""
+    """Streams the arguments of one call of `tool`, from its opening brace on."""
 
     def __init__(self, tool: Tool) -> None:
         self._root = tool.parameters
@@ -39,7 +39,6 @@ class GemmaFlow:
         self._comma = ""
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `flow.Flow`."""
         if self._step is None:
             return ""
         if marker and text == QUOTE:

@@ -137,7 +137,7 @@ def _call_section(name: str) -> Section:
 
 
 def _before(vocabulary: Vocabulary) -> str:
-    """What may go before a call or a bound answer: one message of reasoning."""
+    """Return a grammar of the reasoning message that may precede a call or a bound answer."""
     channel, message, end, start = (
         marker(text, vocabulary) for text in (CHANNEL, MESSAGE, "<|end|>", START)
     )

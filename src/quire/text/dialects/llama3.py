@@ -80,7 +80,7 @@ def _strict(forced: Forced) -> str:
 
 
 _LINES = ("\n{", "\n[")
-"""What a line begins with that may be a call."""
+"""Beginnings of lines that may be a call."""
 
 
 def _on_a_line(opener: str) -> Section:

@@ -24,7 +24,7 @@ NO_SECTION = ""
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a section holds so far, its opening marker not included.
+    """The text of a section so far, without its opening marker.
 
     Attributes:
         marks: (offset in `text`, marker) of each marker, in order. A spelling of a marker that is
@@ -46,7 +46,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a section says.
+    """The complete calls of a section, and where they end.
 
     Attributes:
         calls: the complete calls at its beginning.
@@ -124,7 +124,7 @@ class Layout:
 
 
 class Mode(Enum):
-    """What ordinary text is at the moment."""
+    """The parser's interpretation of ordinary text."""
 
     START = auto()  # nothing yet, and a section may begin without a marker
     TEXT = auto()
@@ -313,7 +313,7 @@ class Machine:
             self.on_text(held)
 
     def resting(self) -> Mode:
-        """What text is when no reasoning and no section is open."""
+        """Return the mode outside of reasoning and sections."""
         fresh = not self.writer.wrote and not self.writer.calls
         return (
             Mode.START if self.tools and fresh and NO_SECTION in self.layout.sections else Mode.TEXT
@@ -330,7 +330,7 @@ class Machine:
         self._flowing, self._may_begin = None, section.begin is not None
 
     def body(self, *, closed: bool) -> Body:
-        """What the open section holds."""
+        """The text of the open section."""
         return Body("".join(self._pieces), tuple(self._marks), closed)
 
     def _hold(self, text: str, *, marker: bool = False) -> None:

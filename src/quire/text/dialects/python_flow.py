@@ -37,7 +37,7 @@ _CLOSED = {"[": "]", "(": ")", "{": "}"}
 
 
 class PythonFlow:
-    """Of one call of `tool`, from its first argument on; implements `flow.Flow`.
+    """Streams the arguments of one call of `tool`, from the first argument on.
 
     Ends where it is not sure which quote ends a string.
     """
@@ -56,7 +56,6 @@ class PythonFlow:
         self._kept: list[str] = []  # of a value that comes whole
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `flow.Flow`."""
         if self._over:
             return ""
         self._text += text
@@ -126,7 +125,9 @@ class PythonFlow:
         return self._opening + '"'
 
     def _in_value(self, text: str) -> str:
-        """What of a string is sent: nothing where it is part of a value that comes whole."""
+        """Return the part of a string that can be sent. It is empty within a value that is sent
+        whole.
+        """
         if self._signs:
             self._kept.append(text)
             return ""

@@ -1,4 +1,4 @@
-"""Where a string of a Python-style call ends, although models leave its quotes without escapes.
+"""Finds the end of a string in a Python-style call whose quotes are not escaped.
 
 A quote ends a string only where the call goes on behind it: with another argument, with the call's
 end and nothing that a string would hold, or within a list or an object with its next sign. Quotes
@@ -30,7 +30,7 @@ _INSIDE_MAY_GO_ON = re.compile(r"\s*(?:,\s*[A-Za-z]{0,5})?")
 
 
 class Place(Enum):
-    """What a string is part of."""
+    """The construct that a string belongs to."""
 
     ARGUMENTS = auto()
     LIST = auto()

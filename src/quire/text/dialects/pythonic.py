@@ -202,7 +202,7 @@ class _Reader:
 
 
 def unescaped(content: str) -> str:
-    """What stands between two quotes, its escapes read; as it is where one of them is none."""
+    """Return the text between two quotes with its escapes read; unchanged if one is invalid."""
 
     def escaped(found: re.Match[str]) -> str:
         sign = found.group()

@@ -124,7 +124,7 @@ _CLOSED = "</parameter>"
 
 
 class LineEnds(Enum):
-    """Which line ends beside a value belong to the notation."""
+    """Line ends around a value that belong to the notation."""
 
     BOTH = auto()  # one on each side
     PAIRED = auto()  # one behind the opening tag, and with it one before the closing tag

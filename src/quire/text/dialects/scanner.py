@@ -53,6 +53,6 @@ class MarkerScanner:
         return len(text)
 
     def flush(self) -> str:
-        """What is held: it is no marker, since something else follows."""
+        """Return the held text. It is no marker, since other text follows."""
         held, self._held = self._held, ""
         return held

@@ -48,7 +48,7 @@ def with_meant_types(schema: Any, depth: int = 0) -> Any:
 
 
 def _meant_types(said: Any) -> Any:
-    """What a schema's `type` means; None if it is unknown."""
+    """Return the JSON types that a schema's `type` means; None if it is unknown."""
     if isinstance(said, str):
         return meant_type(said)
     if not isinstance(said, list):

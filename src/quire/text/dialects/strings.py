@@ -1,4 +1,4 @@
-"""What a schema asks of a string, as a lark terminal for notations that write strings bare.
+"""Lark terminals for strings that a schema constrains and a notation writes without quotes.
 
 In JSON llguidance does this itself; here the text stands between a dialect's own marks. Patterns
 search, as ECMA-262 has it, so each is turned into one that matches the whole string.

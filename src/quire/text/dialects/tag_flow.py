@@ -69,7 +69,7 @@ class Tags:
 
 
 class _Tag(Enum):
-    """What a `<` in a value begins."""
+    """The role of a `<` within a value."""
 
     NONE = auto()
     QUOTED = auto()  # a tag, which is part of the value or ends one that was not closed
@@ -77,7 +77,7 @@ class _Tag(Enum):
 
 
 class TagFlow:
-    """Of one call of `tool`; implements `flow.Flow`. Looks at each character once.
+    """Streams the arguments of one call of `tool`. Each character is examined once.
 
     A value is sent up to the first tag in it, and on from there when it is whole.
     """
@@ -95,7 +95,6 @@ class TagFlow:
         self._over = False
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `flow.Flow`."""
         if self._over:
             return ""
         self._text += text
@@ -154,7 +153,7 @@ class TagFlow:
             self._kept.append(part)
 
     def _tag(self, at: int) -> _Tag | None:
-        """What begins at `at`; None if more text is needed."""
+        """Return the role of the `<` at `at`; None if more text is needed."""
         text, tags = self._text, self._tags
         if text.startswith(tags.closing, at):
             follows = self._follows(at + len(tags.closing))
@@ -197,7 +196,7 @@ class TagFlow:
 
 
 class KeyedFlow:
-    """Of one call of `tool` whose names and values stand between markers; see `flow.Flow`.
+    """Streams the arguments of one call of `tool`, whose names and values stand between markers.
 
     Args:
         key_end: the marker behind a name. The flow begins behind the one before the first name.
@@ -212,7 +211,6 @@ class KeyedFlow:
         self._name = ""
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """See `flow.Flow`."""
         if self._wanted is None:
             return ""
         if marker and text == self._wanted:

@@ -63,7 +63,7 @@ _BACKSLASH = re.compile(
 
 
 def _read_with_backslashes(text: str, start: int) -> tuple[Any, int]:
-    """See `read_json`. Of backslashes that begin no escape, two are made first."""
+    """Parse JSON like `read_json`, but escape backslashes that start no escape."""
     doubled: list[int] = []  # where, in the text that is read
 
     def escape(found: re.Match[str]) -> str:
