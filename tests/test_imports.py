@@ -114,6 +114,20 @@ def test_the_two_processes_meet_in_the_core_alone() -> None:
         assert not LAYERS[package]
 
 
+@pytest.mark.parametrize("package", ["cli", "scheduler"])
+def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
+    """Imports inside functions count, too."""
+    imports = {
+        f"quire.{package}.{path.stem}": modules(path)
+        for path in sorted((SOURCE / package).glob("*.py"))
+        if path.stem != "__init__"
+    }
+    while free := [name for name, used in imports.items() if not used & imports.keys() - {name}]:
+        for name in free:
+            del imports[name]
+    assert not imports
+
+
 @pytest.mark.parametrize("module", NO_MLX)
 def test_runs_without_mlx(module: str) -> None:
     code = f"import sys; sys.modules['mlx'] = None; import {module}"

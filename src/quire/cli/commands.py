@@ -1,18 +1,17 @@
-"""The subcommands of `quire`, and how its command line is read."""
+"""The subcommands of `quire`, and the parser of its command line."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from pydantic import ValidationError
 
 from quire.cli.bench import BenchCommand
 from quire.cli.cache import CacheCommand
 from quire.cli.chat import ChatCommand
-from quire.cli.completion import CompletionCommand
 from quire.cli.doctor import DoctorCommand
 from quire.cli.eval_kv import EvalKVCommand
 from quire.cli.flags import Parser, build_parser
@@ -31,7 +30,26 @@ from quire.cli.settings import (
     did_you_mean,
     read_file,
 )
+from quire.cli.values import Flag
 from quire.core.errors import QuireError
+
+
+class CompletionCommand(Command):
+    """Prints a script that completes commands and options. bash: eval it in ~/.bashrc; zsh: write
+    it to _quire in a folder of $fpath; fish: write it to ~/.config/fish/completions/quire.fish.
+    """
+
+    command: ClassVar[str] = "completion"
+    summary: ClassVar[str] = "print a shell's completion script"
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], Flag(positional=True)]
+
+    def run(self) -> int:
+        import shtab  # no other command needs it
+
+        print(shtab.complete(build_parser(COMMANDS)[0], shell=self.shell))
+        return 0
+
 
 _ALL: tuple[type[Command], ...] = (
     *(with_media_limits(ServeCommand), ChatCommand, BenchCommand, LaunchCommand, PsCommand),
@@ -42,7 +60,7 @@ COMMANDS: Mapping[str, type[Command]] = {each.command: each for each in _ALL}
 
 
 def parse(argv: Sequence[str] | None = None) -> Command:
-    """The settings of the command that a command line names.
+    """Parse a command line into the settings of its subcommand.
 
     Raises:
         QuireError: a variable or the configuration file is wrong. A wrong command line ends the
@@ -78,10 +96,10 @@ def parse(argv: Sequence[str] | None = None) -> Command:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Runs the subcommand that a command line names; its exit status.
+    """Run the subcommand of a command line; return its exit status.
 
     Raises:
-        QuireError: what it was asked for cannot be.
+        QuireError: the command failed; the message says why.
     """
     return parse(argv).run()
 
@@ -89,7 +107,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _refuse(
     error: ValidationError, options: Mapping[str, Option], flags: Mapping[str, Any], parser: Parser
 ) -> NoReturn:
-    """Says what is wrong with the first wrong value, and where it stands."""
+    """Report the first invalid value, and the flag, variable or file that it comes from."""
     problem = error.errors(include_url=False)[0]
     option = options[str(problem["loc"][0])]
     if problem["type"] == "missing":
@@ -103,6 +121,6 @@ def _refuse(
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What is ours, and what follows `--`, which is another program's."""
+    """Split the arguments at `--`; the second part is another program's."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]

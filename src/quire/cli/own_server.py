@@ -1,4 +1,4 @@
-"""A server for one chat alone: a child of the terminal's process, which hears how far it is."""
+"""Start a server as a child process for one chat, and follow how far it has loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +19,6 @@ import httpx
 
 from quire.cli.conversation import ChatError
 from quire.cli.settings import PREFIX
-from quire.core.errors import QuireError
 from quire.core.messages import Progress
 from quire.core.processes import wait_or_kill
 
@@ -31,17 +29,17 @@ def own_server(
     adapter: str | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Iterator[str]:
-    """Runs `quire serve MODEL` as a child for as long as the chat lasts; yields its URL.
+    """Run `quire serve MODEL` as a child while the context lasts; yield its URL.
 
-    It is for this chat alone, so a key that is set for other servers does not guard it.
+    The server is for this chat alone: API keys set for other servers do not apply.
 
     Args:
-        model: empty for the embedded one.
+        model: a folder or hub id; empty for the embedded model.
         adapter: a LoRA adapter, merged into its weights.
-        on_progress: how far the loading has come, from a thread of its own.
+        on_progress: called from another thread while the model loads.
 
     Raises:
-        ChatError: it exited before it was ready; the message ends with what it said.
+        ChatError: the server exited before it was ready; the message ends with its log.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -64,15 +62,15 @@ def own_server(
 
 
 def _started(model: str, adapter: str | None, port: int, log: Path) -> subprocess.Popen[bytes]:
-    """The child; its progress comes through its output, all else that it says goes to `log`."""
-    command = [sys.executable, "-m", __name__, *([model] if model else [])]
+    """Start the child. It writes progress to its standard output and everything else to `log`."""
+    command = [sys.executable, "-m", "quire.cli.chat_server", *([model] if model else [])]
     command += ["--adapter", adapter] if adapter else []
     command += ["--port", str(port), "--log-level", "warning"]
-    # What holds for servers that others ask is not meant for this one.
+    # Settings of other servers do not apply to this one.
     command += ["--config", os.devnull]
     environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     with log.open("wb") as out:
-        # A session of its own: Ctrl-C is meant for the answer, not for the server.
+        # A session of its own: Ctrl-C stops the answer, not the server.
         return subprocess.Popen(
             command,
             env=environment,
@@ -83,10 +81,10 @@ def _started(model: str, adapter: str | None, port: int, log: Path) -> subproces
 
 
 def _listen(lines: IO[bytes], on_progress: Callable[[Progress], None]) -> None:
-    """Reads what the child tells until it has ended."""
+    """Report the progress lines of the child until it ends."""
     with lines:
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError):  # what others write is not for us
+            with contextlib.suppress(ValueError, TypeError):  # not a progress line
                 on_progress(Progress(**json.loads(line)))
 
 
@@ -95,27 +93,3 @@ def _healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def _tell(name: str, progress: Progress | None) -> None:
-    if progress is not None:
-        print(json.dumps(asdict(progress)), flush=True)
-
-
-def _serve() -> int:
-    """The child: `quire serve` that tells its parent what it would show in a terminal."""
-    # Here, because `commands` loads the module of the chat, and that loads this one.
-    from quire.cli.commands import parse
-    from quire.cli.serve import ServeCommand
-
-    try:
-        command = parse(["serve", *sys.argv[1:]])
-        assert isinstance(command, ServeCommand)
-        return command.serve(_tell)
-    except QuireError as error:
-        print(f"quire: {error}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(_serve())

@@ -1,13 +1,12 @@
-"""Blocks of the keys and values of media that sequences attend to. Pure Python.
+"""Blocks for the keys and values of media that cross-attention layers read. Pure Python.
 
-They depend on the media alone, so an item's blocks serve every sequence that attends to it, and are
-kept when nobody does, until their room is needed. A sequence holds them while some of its tokens to
-compute attend to them; the step that needs them first computes what is in them.
+Their contents depend on the media alone, so all sequences that attend to an item share its blocks.
+A sequence holds them while tokens that it has yet to compute attend to the item. The first step
+that needs them computes their contents. Released blocks stay cached until their room is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -15,55 +14,14 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.specs import KVGroup, cross_groups
 from quire.core.media import CrossMedia
+from quire.scheduler.cross_entry import CrossEntry, Key
 from quire.scheduler.plan import CrossKeys
 from quire.scheduler.sequence import Sequence
-
-Key = tuple[bytes, ...]
-"""The identity of a sequence's blocks (model, format, salt), and the items' digests."""
-
-
-class CrossEntry:
-    """The blocks of some items' keys, by group. Implements `cache.blocks.Holder`.
-
-    Attributes:
-        users: sequences that hold it.
-        written: whether a step computes, or has computed, what is in the blocks.
-    """
-
-    __slots__ = ("_owner", "blocks", "key", "users", "written")
-
-    def __init__(self, owner: CrossBlocks, key: Key, blocks: dict[int, list[Block]]) -> None:
-        self._owner = owner
-        self.key = key
-        self.blocks = blocks
-        self.users = 1
-        self.written = False
-
-    @property
-    def all(self) -> list[Block]:
-        """Those of all groups."""
-        return [block for blocks in self.blocks.values() for block in blocks]
-
-    def name(self, block: Block) -> bytes | None:
-        """None: no disk keeps them."""
-        return None
-
-    def tokens_in(self, block: Block) -> int:
-        """None of the block is ever written anew."""
-        return 0
-
-    def lost_with(self, block: Block) -> Iterable[Block]:
-        """One block alone is worth nothing."""
-        return self.all
-
-    def forget(self, block: Block) -> None:
-        """See `Holder.forget`; the other blocks go with it."""
-        self._owner.forget(self, block)
 
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """What a sequence is about to attend to, and nobody has."""
+    """A media list that a sequence is about to attend to and that has no blocks yet."""
 
     number: int
     media: CrossMedia
@@ -71,7 +29,7 @@ class _Missing:
 
 
 class CrossBlocks:
-    """The one writer of what sequences hold of media's keys.
+    """Owner of all cross-attention blocks, and the only writer of `SequenceBlocks.cross`.
 
     Args:
         block_size: keys a block.
@@ -84,10 +42,10 @@ class CrossBlocks:
         self._entries: dict[Key, CrossEntry] = {}
 
     def hold(self, sequence: Sequence, end: int) -> list[_Missing]:
-        """Holds what the sequence's tokens up to `end` attend to, as far as it is there.
+        """Give the sequence the cached entries that its tokens up to `end` attend to.
 
         Returns:
-            What is not there. It needs blocks, see `wanted`, and then `take`.
+            The media lists without an entry: `wanted` counts their blocks, `take` makes entries.
         """
         missing = []
         for number, media in enumerate(sequence.cross_media):
@@ -105,8 +63,11 @@ class CrossBlocks:
         return missing
 
     def written(self, sequence: Sequence, number: int) -> bool:
-        """Whether the keys of an item list, by its number in `Sequence.cross_media`, are computed,
-        or a planned step computes them."""
+        """Return whether a planned or finished step computes the keys of a media list.
+
+        Args:
+            number: the list's index in `Sequence.cross_media`.
+        """
         entry = sequence.blocks.cross.get(number)
         if entry is None:
             items = sequence.cross_media[number].items
@@ -114,25 +75,25 @@ class CrossBlocks:
         return entry is not None and entry.written
 
     def wanted(self, sequence: Sequence, missing: Seq[_Missing]) -> dict[PoolKey, int]:
-        """How many blocks are needed, by pool."""
+        """Return how many blocks the missing entries need, by pool."""
         count = sum(-(-each.media.keys // self._size) for each in missing)
         return {PoolKey(group, sequence.format): count for group in self._groups} if count else {}
 
     def take(
         self, sequence: Sequence, missing: Seq[_Missing], fresh: dict[PoolKey, list[Block]]
     ) -> None:
-        """Mutates `fresh`: takes the blocks that were `wanted`."""
+        """Make the missing entries from blocks of `fresh`, which is mutated."""
         pools = {group: fresh.pop(PoolKey(group, sequence.format)) for group in self._groups}
         for each in missing:
             count = -(-each.media.keys // self._size)
             blocks = {group: [pool.pop() for _ in range(count)] for group, pool in pools.items()}
-            entry = CrossEntry(self, each.key, blocks)
+            entry = CrossEntry(self._forget, each.key, blocks)
             sequence.blocks.cross[each.number] = self._entries[each.key] = entry
 
     def placed(self, sequence: Sequence, start: int, end: int) -> tuple[CrossKeys, ...]:
-        """Mutates: what the tokens `[start, end)` attend to, as a snapshot.
+        """Return a snapshot of the entries that the tokens `[start, end)` attend to.
 
-        Who is first in a plan to need something computes it.
+        The first caller that needs an unwritten entry computes it: the entry becomes written.
         """
         found = []
         for number, entry in sorted(sequence.blocks.cross.items()):
@@ -149,7 +110,7 @@ class CrossBlocks:
         return tuple(found)
 
     def release_passed(self, sequence: Sequence) -> None:
-        """Lets go of what no token that may still be computed attends to."""
+        """Release the entries that no token yet to be computed attends to."""
         certain = sequence.progress.certain
         for number in list(sequence.blocks.cross):
             end = sequence.cross_media[number].end
@@ -157,20 +118,20 @@ class CrossBlocks:
                 self._release(sequence.blocks.cross.pop(number))
 
     def release(self, sequence: Sequence) -> None:
-        """Takes everything back."""
+        """Release all entries of a sequence."""
         for entry in sequence.blocks.cross.values():
             self._release(entry)
         sequence.blocks.cross.clear()
 
-    def forget(self, entry: CrossEntry, evicted: Block) -> None:
-        """One block of an entry is being evicted: its others are free."""
+    def _forget(self, entry: CrossEntry, evicted: Block) -> None:
+        """Drop an entry and its other blocks, because one block is being evicted."""
         self._entries.pop(entry.key, None)
         for block in entry.all:
             if block is not evicted:
                 self._manager.drop(block)
 
     def clear(self) -> None:
-        """No block is left."""
+        """Forget all entries. The caller has dropped all blocks."""
         self._entries.clear()
 
     def _release(self, entry: CrossEntry) -> None:

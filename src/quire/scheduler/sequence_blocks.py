@@ -1,19 +1,16 @@
-"""What one sequence holds of the pools."""
+"""The blocks that one sequence holds in the pools."""
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
 
 from quire.cache.blocks import Block
+from quire.scheduler.cross_entry import CrossEntry
 from quire.scheduler.plan import BlockIds, KVPlacement
-
-if TYPE_CHECKING:
-    from quire.scheduler.cross_blocks import CrossEntry
 
 
 class BlockTable:
-    """The blocks of one sequence in one group, by block number; None where it let go of one."""
+    """The blocks of one sequence in one group, by block number. Released blocks are None."""
 
     __slots__ = ("_ids", "blocks")
 
@@ -22,26 +19,26 @@ class BlockTable:
         self._ids = array("i")
 
     def ids(self) -> BlockIds:
-        """The ids as of now. Appends to the array that earlier snapshots share."""
+        """Return the current ids. Appends to the array that earlier snapshots share."""
         more = self.blocks[len(self._ids) :]
         self._ids.extend([0 if block is None else block.id for block in more])
         return BlockIds(self._ids, len(self.blocks))
 
     def renew(self) -> None:
-        """Ids that were read may have changed: the next snapshot gets an array of its own."""
+        """Start a new array for the next snapshot, because ids already read have changed."""
         self._ids = array("i")
 
 
 class SequenceBlocks:
-    """What a sequence holds of the pools. Written by `BlockTables`.
+    """The blocks and state slots of one sequence. Only `BlockTables` writes them.
 
     Attributes:
-        tables: by group; of a recurrent group, the slot of the state. Empty while it waits.
+        tables: by group; for a recurrent group, the state's slot. Empty while the request waits.
         tails: by group, the tail block in formats that have one.
         copies: (from, to) blocks to copy before the sequence's next rows are computed.
-        spares: by group, the slot that gets the state after rows of which some are drafts.
+        spares: by group, the slot for the state after rows that include drafts.
         cross: by number in `Sequence.cross_media`, the blocks of media. Written by `CrossBlocks`.
-        state_at: how many tokens the state in the sequence's own slots has taken in.
+        state_at: number of tokens in the state of the sequence's own slots.
     """
 
     __slots__ = ("copies", "cross", "epoch", "placement", "spares", "state_at", "tables", "tails")
@@ -57,11 +54,11 @@ class SequenceBlocks:
         self.epoch = -1
 
     def table(self, group: int) -> list[Block | None]:
-        """The blocks of a group, by block number."""
+        """Return a group's blocks, by block number."""
         return self.tables[group].blocks
 
     def state(self, group: int) -> Block:
-        """The slot of a recurrent group's state."""
+        """Return the slot of a recurrent group's state."""
         block = self.tables[group].blocks[0]
         assert block is not None, "a state slot is never given back early"
         return block
