@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.api.conftest import HTTP, Served, start
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 STATIC = Path(quire.api.page.__file__).parent / "static"
+VENDOR = STATIC / "vendor"
 
 
 def get(url: str, path: str = "/", **headers: str) -> httpx.Response:
@@ -38,14 +40,15 @@ def test_nothing_runs_but_the_pages_own_files(shared: Served, path: str) -> None
     assert rules["default-src"] == "'none'"
     assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
     assert rules["require-trusted-types-for"] == "'script'"
+    assert rules["trusted-types"] == "dompurify"
 
 
 def test_every_file_that_is_named_is_there(shared: Served) -> None:
     named = set()
-    for file in STATIC.iterdir():
+    for file in filter(Path.is_file, STATIC.iterdir()):
         text = file.read_text()
-        named |= set(re.findall(r'"/page/([\w.]+)"', text))
-        named |= set(re.findall(r'from "\./([\w.]+)"', text))
+        named |= set(re.findall(r'"/page/([\w./]+)"', text))
+        named |= set(re.findall(r'(?:from|import) "\./([\w./-]+)"', text))
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
         assert (
             not re.search(r"<script(?![^>]*src=)|\son\w+=\"|\sstyle=", text) or file.suffix == ".js"
@@ -61,7 +64,22 @@ def test_a_file_that_did_not_change_is_not_sent_again(shared: Served) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize("path", ["/page/none.js", "/page/../files.py", "/page/%2e%2e/files.py"])
+def test_vendored_files_are_those_that_were_pinned(shared: Served) -> None:
+    lines = (VENDOR / "SHA256SUMS").read_text().splitlines()
+    pinned = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    there = {path for path in VENDOR.rglob("*") if path.is_file() and path.name != "SHA256SUMS"}
+    assert {path.relative_to(VENDOR).as_posix() for path in there} == set(pinned)
+    for name, digest in pinned.items():
+        body = (VENDOR / name).read_bytes()
+        assert hashlib.sha256(body).hexdigest() == digest, name
+        if Path(name).suffix in (".js", ".mjs", ".css", ".woff2"):
+            assert get(shared.url, f"/page/vendor/{name}").content == body
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/page/none.js", "/page/../files.py", "/page/%2e%2e/files.py", "/page/vendor/SHA256SUMS"],
+)
 def test_no_other_file_is_served(shared: Served, path: str) -> None:
     assert get(shared.url, path).status_code == 404
 

@@ -64,7 +64,7 @@ def test_an_answer_is_shown_as_markdown_and_kept(page: Any, served: Served) -> N
     answer = page.locator(".assistant .text")
     assert answer.locator("strong").inner_text() == "bold"
     assert answer.locator("pre code").inner_text() == 'print("hi")'
-    assert answer.locator("pre .code-call").inner_text() == "print"
+    assert answer.locator("pre .hljs-built_in").inner_text() == "print"
     assert answer.locator("li").all_inner_texts() == ["one", "two"]
     assert answer.locator("td").all_inner_texts() == ["1", "2"]
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # no HTTPS
@@ -86,13 +86,13 @@ GROWS = """async (text) => {
   const kept = new Set();
   for (let end = 1; end <= text.length; end += 3) {
     growing.show(text.slice(0, end));
-    for (const node of grown.querySelectorAll("li, tr, .code-word")) kept.add(node);
+    for (const node of grown.querySelectorAll("li, tr, .hljs-keyword")) kept.add(node);
   }
   growing.show(text);
   new Markdown(whole).show(text);
-  const spans = (root) => [...root.querySelectorAll("code span:not(.code-lines)")];
+  const spans = (root) => [...root.querySelectorAll("code span")];
   const said = (root) => [root.innerText, ...spans(root).map((each) => each.outerHTML)];
-  const drawn = grown.querySelectorAll("li, tr, .code-word").length;
+  const drawn = grown.querySelectorAll("li, tr, .hljs-keyword").length;
   return [said(grown), said(whole), grown.querySelector("pre").innerText, kept.size / drawn];
 }"""
 PROGRAM = """def f(x: str = "a\\
@@ -117,6 +117,46 @@ def test_what_grows_is_what_is_drawn_at_once(page: Any, served: Served) -> None:
     assert drawn < 20  # times that a part was drawn; anew with each piece it would be hundreds
 
 
+MATHS = r"""The sum \(a_1 + a_2\) and $x^2$ cost $5 and $10.
+
+\[
+\begin{pmatrix} a & b \\ c & d \end{pmatrix}
+\]
+
+Not a formula: \(\nosuchcommand{\).
+"""
+
+
+def test_formulas_are_typeset_and_money_is_not(page: Any, served: Served) -> None:
+    says(served, MATHS)
+    opened(page, served.url)
+    ask(page, "Show me")
+    page.wait_for_selector(DONE)
+    answer = page.locator(".assistant .text")
+    sources = answer.locator("annotation").all_text_contents()
+    assert sources[:2] == ["a_1 + a_2", "x^2"]
+    assert sources[2] == r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}"
+    assert answer.locator(".display mtr").count() == 2
+    assert "cost $5 and $10." in answer.inner_text()
+    assert answer.locator(".math.raw").inner_text() == r"\nosuchcommand{"
+    heights = page.evaluate("() => document.querySelector('.katex-strut').style.height")
+    assert heights  # the policy lets KaTeX size what it draws
+
+
+def test_text_runs_as_its_language_does(page: Any, served: Served) -> None:
+    says(served, "שלום עולם\n\n- אחת\n- שתיים\n\nEnglish\n")
+    opened(page, served.url)
+    ask(page, "مرحبا بالعالم")
+    page.wait_for_selector(DONE)
+    ways = """(all) => all.map((each) => getComputedStyle(each).direction)"""
+    blocks = page.locator(".assistant .text > *")
+    assert blocks.evaluate_all(ways) == ["rtl", "rtl", "ltr"]
+    named = ".user .text, .entry, .title"
+    assert page.locator(named).evaluate_all(ways) == ["rtl", "rtl", "rtl"]
+    page.fill(".write textarea", "שלום")
+    assert page.locator(".write textarea").evaluate_all(ways) == ["rtl"]
+
+
 def test_nothing_that_a_model_writes_runs(page: Any, served: Served) -> None:
     says(served, HOSTILE)
     opened(page, served.url)
@@ -127,6 +167,7 @@ def test_nothing_that_a_model_writes_runs(page: Any, served: Served) -> None:
     assert answer.locator("script, img, iframe").count() == 0
     links = [link.get_attribute("href") for link in answer.locator("a").all()]
     assert links == ["http://evil.test/x.png"]  # to be followed by hand alone
+    assert "noopener" in (answer.locator("a").get_attribute("rel") or "")
     assert page.evaluate("typeof window.hacked") == "undefined"
 
 

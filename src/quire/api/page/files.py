@@ -17,6 +17,8 @@ _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".woff2": "font/woff2",
     ".svg": "image/svg+xml",
 }
 _DOCUMENTS = {"/": "index.html", "/docs": "docs.html"}
@@ -28,16 +30,18 @@ POLICY = "; ".join(
         "style-src 'self'",
         "img-src 'self' data: blob:",
         "media-src data:",
+        "font-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
+        "trusted-types dompurify",
     )
 )
 """Scripts and styles are the page's own files, never text of a document; files are sent along;
-no text becomes markup (trusted types: a browser that knows them refuses innerHTML)."""
+no text becomes markup but by DOMPurify, which makes it safe (trusted types: a browser that knows
+them refuses innerHTML to all others)."""
 
 _HEADERS = {
     "content-security-policy": POLICY,
@@ -76,13 +80,18 @@ class PageFiles:
     """
 
     ROUTES = tuple(
-        Route(path, lambda request: Response(), name=path) for path in ("/docs", "/page/{file}")
+        Route(path, lambda request: Response(), name=path)
+        for path in ("/docs", "/page/{file:path}")
     )
     """For the access log and its metrics, which name a path by its route."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._files = {path.name: _File.read(path) for path in sorted(_FOLDER.iterdir())}
+        self._files = {
+            path.relative_to(_FOLDER).as_posix(): _File.read(path)
+            for path in sorted(_FOLDER.rglob("*"))
+            if path.suffix in _TYPES
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         file = self._asked_for(Request(scope)) if scope["type"] == "http" else None
@@ -98,5 +107,5 @@ class PageFiles:
         path = request.scope["path"]  # never from the URL, which a Host header may bend
         if path == "/" and "text/html" not in request.headers.get("accept", ""):
             return None
-        found = re.fullmatch(r"/page/([\w.-]+)", path)
+        found = re.fullmatch(r"/page/([\w./-]+)", path)
         return self._files.get(found[1] if found else _DOCUMENTS.get(path, ""))

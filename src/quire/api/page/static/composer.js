@@ -18,7 +18,7 @@ export class Composer {
       this.refresh();
       send(text, files);
     };
-    this.field = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", oninput: () => { this.refresh(); this.draft(); } });
+    this.field = h("textarea", { rows: 1, dir: "auto", placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", oninput: () => { this.refresh(); this.draft(); } });
     this.thumbs = h("div", { class: "thumbs" });
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.file = h("input", { type: "file", multiple: true, hidden: true, onchange: () => { this.take([...this.file.files]); this.file.value = ""; } });

@@ -120,7 +120,7 @@ export class MessageView {
     const { message } = this;
     if (!message.reasoning) return;
     if (!this.thought) {
-      this.thoughtText = h("div", { class: "text" });
+      this.thoughtText = h("div", { class: "text", dir: "auto" });
       this.thoughtMarkdown = new Markdown(this.thoughtText);
       this.thoughtTitle = h("summary");
       this.thought = h("details", { class: "thought" }, this.thoughtTitle, this.thoughtText);
@@ -157,7 +157,7 @@ export class MessageView {
 
   edit() {
     const files = [...(this.message.files ?? [])];
-    const field = h("textarea", { rows: 3, "aria-label": "Edit message", value: this.message.content });
+    const field = h("textarea", { rows: 3, dir: "auto", "aria-label": "Edit message", value: this.message.content });
     const thumbs = h("div", { class: "thumbs" });
     const drop = (file) => {
       files.splice(files.indexOf(file), 1);
@@ -233,7 +233,7 @@ function callNode(call) {
 
 /** Where the user says what the tools gave. */
 function resultForm(calls, send) {
-  const fields = calls.map((call) => h("textarea", { rows: 2, required: true, placeholder: `What ${call.name} gives`, "aria-label": `Result of ${call.name}` }));
+  const fields = calls.map((call) => h("textarea", { rows: 2, dir: "auto", required: true, placeholder: `What ${call.name} gives`, "aria-label": `Result of ${call.name}` }));
   const form = h("form", { class: "results" }, fields, h("div", { class: "row end" }, h("button", { class: "main" }, "Send results")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();

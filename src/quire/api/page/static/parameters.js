@@ -69,7 +69,7 @@ export class Parameters {
     const wrong = h("p", { class: "error", role: "alert", hidden: true });
     const form = h("form", { method: "dialog" },
       h("h2", {}, "Parameters"),
-      labelled("system", "System message", h("textarea", { rows: 3, value: values.system ?? "" })),
+      labelled("system", "System message", h("textarea", { rows: 3, dir: "auto", value: values.system ?? "" })),
       h("div", { class: "grid" },
         NUMBERS.map(([name, label, more]) => labelled(name, label, h("input", { type: "number", value: values[name] ?? "", placeholder: defaults[name] ?? "default", ...more }))),
         labelled("thoughts", "Thoughts", choice("thoughts", THOUGHTS)),
