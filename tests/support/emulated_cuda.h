@@ -67,8 +67,6 @@ static inline float cosf(float x) { return __builtin_cosf(x); }
 static inline float floorf(float x) { return __builtin_floorf(x); }
 static inline float powf(float x, float y) { return __builtin_powf(x, y); }
 static inline float fmodf(float x, float y) { return __builtin_fmodf(x, y); }
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }

@@ -19,6 +19,7 @@ from quire.program.values import FUSED, Form, Node, Program, Value
 from tests.executor.graphs.emulated import difference
 from tests.program.programs import CONFIGS, opened
 from tests.support.emulated_metal import why_not
+from tests.support.nvcc import assert_compiles
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -101,6 +102,14 @@ def test_norms_of_whole_rows(width: int) -> None:
     kernel = row_kernel(program, node)
     assert difference(program, node, kernel, 3) <= 2**-7
     assert kernel.text.count("sum_up<LANES, 1>(") == 1
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+def test_kernels_compile_without_spilling(kind: str, tmp_path: Path) -> None:
+    shape = ((T, 8192), mx.bfloat16)
+    more = {"bias": None} if kind == "layer_norm" else {}
+    program, node = alone(kind, [shape], shape, weight=None, eps=1e-6, **more)
+    assert_compiles(row_kernel(program, node).text, tmp_path)
 
 
 def test_elements_of_wide_rows_are_many_thread_blocks() -> None:

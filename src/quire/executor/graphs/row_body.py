@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,7 +12,8 @@ from quire.executor.graphs.arithmetic import register_type
 from quire.executor.graphs.source import C_TYPES
 
 _MOST_THREADS, _THREADS = 512, 128
-_LINE = 16  # bytes that a thread reads at once
+LINE = 16
+"""Bytes that a thread reads at once."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Cut:
     def parts(self) -> int:
         """Parts of a row."""
         return -(-self.width // self.part)
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The integers by which sources name a cut."""
+        names = {"WIDTH": self.width, "PART": self.part, "PARTS": self.parts, "PER": self.per}
+        return names | {"LANES": self.lanes, "GROUPS": self.groups, "V": self.vector}
 
     @property
     def inside(self) -> str:
@@ -165,7 +172,7 @@ class Body:
         there = "there" if self._cut.groups > 1 and access.row else "true"
         if access.is_uniform:
             return [*own, f"const {kind} {name} = {there} ? *from{leaf.number} : {kind}{{}};"]
-        many = access.neighbours(self._cut.vector, _LINE // leaf.dtype.size)
+        many = access.neighbours(self._cut.vector, LINE // leaf.dtype.size)
         if many:
             index = access.index("r", "c", self._cut.part)
             load = f"load<{kind}, {many}, V>({name}[p], from{leaf.number} + {index}, inside);"
@@ -181,7 +188,7 @@ class Body:
 
     def _element(self, leaf: Leaf) -> str:
         access, name = leaf.access, f"raw{leaf.number}"
-        many = access.neighbours(self._cut.vector, _LINE // leaf.dtype.size)
+        many = access.neighbours(self._cut.vector, LINE // leaf.dtype.size)
         if access.is_uniform:
             return name
         if many:
@@ -213,7 +220,7 @@ class Body:
                 inner.append(f"kept_{each.name}[p][i] = {each.name};")
         before, after = [], []
         for number, term, dtype in stored:
-            many = min(self._cut.vector, _LINE // dtype.size)
+            many = min(self._cut.vector, LINE // dtype.size)
             kind = f"{C_TYPES[dtype]}, {many}"
             before.append(f"Pack<{kind}> o{number}[V / {many}];")
             inner.append(f"put(o{number}[i / {many}].at[i % {many}], {term.name});")

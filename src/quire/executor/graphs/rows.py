@@ -100,10 +100,8 @@ class _Generator:
         parameters = [f"const {C_TYPES[x.dtype]}* in{x.number}" for x in self._leaves.values()]
         parameters += [f"{C_TYPES[dtype]}* out{number}" for number, _, dtype in stored]
         cut = self._cut
-        constants = {"WIDTH": cut.width, "PART": cut.part, "PARTS": cut.parts, "PER": cut.per}
-        constants |= {"LANES": cut.lanes, "GROUPS": cut.groups, "V": cut.vector}
         threads = cut.lanes * cut.groups
-        text = source_text(parameters, lines, threads, constants)
+        text = source_text(parameters, lines, threads, cut.constants)
         return RowKernel(text, tuple(self._arguments), self._rows.symbol, threads, cut)
 
     # -- values ----------------------------------------------------------------------------------

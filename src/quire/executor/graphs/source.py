@@ -74,9 +74,9 @@ def literal(value: float, dtype: mx.Dtype) -> str:
     if dtype not in ROUNDED:
         return f"{int(value)}" if dtype != mx.uint32 else f"{int(value)}u"
     if value != value:
-        return "NAN"
+        return "__int_as_float(0x7FC00000)"
     if value in (float("inf"), float("-inf")):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
+        return f"__int_as_float({'0x7F800000' if value > 0 else '0xFF800000'})"
     text = f"{float(value)!r}f"
     return f"({text})" if text[0] == "-" else text
 

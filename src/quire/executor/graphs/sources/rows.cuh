@@ -71,7 +71,8 @@ template <typename E>
 __device__ __forceinline__ E smaller(E x, E y) { return x < y || x != x ? x : y; }
 __device__ __forceinline__ float log_add_exp(float x, float y) {
   const float high = larger(x, y), low = smaller(x, y);
-  if (!(fabsf(high) < INFINITY && fabsf(low) < INFINITY)) return x != x || y != y ? x + y : high;
+  const float infinity = __int_as_float(0x7F800000);
+  if (!(fabsf(high) < infinity && fabsf(low) < infinity)) return x != x || y != y ? x + y : high;
   return high + log1pf(expf(low - high));
 }
 __device__ __forceinline__ float remainder_of(float x, float y) {

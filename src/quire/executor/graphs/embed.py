@@ -1,0 +1,94 @@
+"""Generates the CUDA kernel that looks up rows of a table: of numbers, or of affine codes."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.device.weights import TILE, PackedWeight
+from quire.executor.graphs.accesses import Rows
+from quire.executor.graphs.arithmetic import rounded
+from quire.executor.graphs.row_body import LINE, Cut
+from quire.executor.graphs.rows import Argument, RowKernel
+from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
+from quire.program.values import Node, Program
+
+_BITS = frozenset({2, 3, 4, 5, 6, 8})
+_HEAD = [
+    "const int at = blockIdx.x * GROUPS + threadIdx.x / LANES;",
+    "const int row = at / PARTS, part = at % PARTS, lane = threadIdx.x % LANES;",
+    "const int c = lane * V, r = part * PART + c;",
+    "wait_for_others();",
+]
+
+
+def embed_kernel(program: Program, node: Node) -> RowKernel:
+    """Generate the kernel of an `embed` node.
+
+    Raises:
+        NotGenerated: the table is coded otherwise than by affine codes, or its type is not known.
+    """
+    (out,) = node.outputs
+    rows, dtype = Rows(program, node, out), program.values[out].dtype
+    tokens = program.values[node.inputs[0]]
+    if len(tokens.shape) != 1 or tokens.dtype not in (mx.int32, mx.uint32):
+        raise NotGenerated(f"tokens are {tokens}")
+    table, cut = node.weight("table"), Cut.of(rows.width, None)
+    if dtype not in C_TYPES:
+        raise NotGenerated(f"{dtype} is not computed")
+    if isinstance(table, PackedWeight):
+        arrays, lines = _codes(table, dtype)
+    else:
+        arrays, lines = [table], _numbers(table, dtype, cut)
+    inside = cut.inside.replace("there", "row < *rows")
+    many = min(cut.vector, LINE // dtype.size)
+    kind = f"{C_TYPES[dtype]}, {many}"
+    body = [*_HEAD, f"if (row >= *rows || !({inside})) return;"]
+    body += ["const size_t token = tokens[row];", f"Pack<{kind}> found[V / {many}];", *lines]
+    body += [f"store<{kind}, V>(out0 + (size_t)row * WIDTH + r, found);"]
+    parameters = [f"const {C_TYPES[tokens.dtype]}* tokens"]
+    parameters += [f"const {C_TYPES[x.dtype]}* table{n}" for n, x in enumerate(arrays)]
+    parameters += [f"{C_TYPES[dtype]}* out0"]
+    text = source_text(parameters, body, cut.lanes * cut.groups, cut.constants)
+    arguments = (Argument(node.inputs[0]), *map(Argument, arrays), Argument(out))
+    return RowKernel(text, arguments, rows.symbol, cut.lanes * cut.groups, cut)
+
+
+def _numbers(table: mx.array, dtype: mx.Dtype, cut: Cut) -> list[str]:
+    if table.dtype != dtype:
+        raise NotGenerated(f"rows of {table.dtype} are given as {dtype}")
+    kind = f"{C_TYPES[dtype]}, {min(cut.vector, LINE // dtype.size)}"
+    return [f"load<{kind}, V>(found, table0 + token * WIDTH + r, true);"]
+
+
+def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[str]]:
+    """Return the arrays of a table of codes, and what reads a thread's elements.
+
+    An element's code is a part of a stream of bits, which begins with each row.
+    """
+    bits, size = table.packing.bits, table.packing.group_size
+    if table.packing.mode != "affine" or table.biases is None:
+        raise NotGenerated(f"a table of {table.packing.mode} codes")
+    if bits not in _BITS:
+        raise NotGenerated(f"a table of codes of {bits} bits")
+    words, groups = table.codes.shape[-1], table.scales.shape[-1]
+    code = f"table0[{_place('word', words, table.tiled)}]"
+    after = f"table0[{_place('word + 1', words, table.tiled)}]"
+    group = _place(f"(r + i) / {size}", groups, table.tiled)
+    scale, bias = (rounded(f"number(table{n}[group])", dtype) for n in (1, 2))
+    value = rounded(f"(float)(code & {(1 << bits) - 1}u) * {scale} + {bias}", dtype)
+    many = LINE // dtype.size
+    lines = ["#pragma unroll", "for (int i = 0; i < V; i++) {"]
+    lines += [f"const int bit = (r + i) * {bits}, word = bit / 32, shift = bit % 32;"]
+    lines += [f"unsigned code = {code} >> shift;"]
+    if 32 % bits:
+        lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
+    lines += [f"const size_t group = {group};"]
+    place = f"found[i / (V < {many} ? V : {many})].at[i % (V < {many} ? V : {many})]"
+    return [table.codes, table.scales, table.biases], [*lines, f"put({place}, {value});", "}"]
+
+
+def _place(number: str, width: int, tiled: bool) -> str:
+    """Return where a token's element of a number is in an array of `width` columns."""
+    if not tiled:
+        return f"token * {width} + {number}"
+    return f"(token / {TILE} * {width} + {number}) * {TILE} + token % {TILE}"

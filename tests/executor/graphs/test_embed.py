@@ -1,0 +1,58 @@
+"""The generated look-up in tables computes what MLX does, on an emulated card."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from quire.device.operations import Operations
+from quire.device.weights import PackedWeight, Packing, in_tiles
+from quire.executor.graphs.embed import embed_kernel
+from quire.executor.graphs.source import NotGenerated
+from quire.program.values import Form, Node, Program, Value, Weight
+from tests.executor.graphs.emulated import run_kernel
+from tests.support.emulated_metal import why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+T = Form(0, (("T", 1),))
+TOKENS = mx.array([31, 0, 7, 7, 16], mx.int32)
+
+
+def embedded(table: mx.array | PackedWeight, width: int, dtype: mx.Dtype) -> mx.array:
+    """Rows of a table by a generated kernel."""
+    values = {0: Value((T,), mx.int32), 1: Value((T, width), dtype)}
+    attributes = {"table": Weight("table", table), "dtype": dtype}
+    node = Node("embed", (0,), (1,), ("tokens",), (), attributes)
+    program = Program(("T",), {"tokens.0": 0}, {}, values, (node,), (1,))
+    kernel = embed_kernel(program, node)
+    return run_kernel(program, kernel, {0: TOKENS}, [1], len(TOKENS), len(TOKENS) + 3)[1]
+
+
+@pytest.mark.parametrize("width", [24, 2048, 1544])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_rows_of_numbers(dtype: mx.Dtype, width: int) -> None:
+    table = mx.random.normal((32, width)).astype(dtype)
+    assert mx.array_equal(embedded(table, width, dtype), table[TOKENS])
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("group_size", [32, 64])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_rows_of_codes(bits: int, group_size: int, dtype: mx.Dtype, tiled: bool) -> None:
+    table = mx.random.normal((32, 320)).astype(mx.bfloat16)
+    arrays = mx.quantize(table, group_size, bits)
+    codes, scales, biases = (in_tiles(each) for each in arrays) if tiled else arrays
+    packed = PackedWeight(codes, scales, biases, Packing(group_size, bits, "affine"), tiled)
+    expected = Operations().embed(TOKENS, packed, dtype).astype(mx.float32)
+    found = embedded(packed, 320, dtype).astype(mx.float32)
+    limit = 2e-6 if dtype == mx.float32 else 2**-7
+    assert mx.all(mx.abs(found - expected) <= limit * mx.abs(expected).max())
+
+
+def test_other_codes_are_refused() -> None:
+    codes, scales, *_ = mx.quantize(mx.random.normal((32, 320)), mode="mxfp4")
+    packed = PackedWeight(codes, scales, None, Packing(32, 4, "mxfp4"))
+    with pytest.raises(NotGenerated, match="a table of mxfp4 codes"):
+        embedded(packed, 320, mx.bfloat16)
