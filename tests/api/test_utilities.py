@@ -312,12 +312,6 @@ def test_tokens_of_a_message_that_goes_on(serve: Serve) -> None:
     assert goes_on < count(continue_final_message=False) == count(add_generation_prompt=True)
 
 
-def test_embeddings_are_not_offered(serve: Serve) -> None:
-    answer = HTTP.post(f"{serve().url}/v1/embeddings", json={"input": "x"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
-    assert answer.headers["x-should-retry"] == "false"
-
-
 def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:
     served = serve()
     missing = HTTP.get(f"{served.url}/nowhere")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.request import Failure, FinishReason, Output, Request, TokenLogprobs
+from quire.core.request import Failure, FinishReason, Output, Request, Score, TokenLogprobs
 from quire.serving.ticket import Ticket
 
 
@@ -99,6 +99,10 @@ class ScriptedEngine:
 
         if script.error is None:
             ticket.put(Output(request.id, prompt_tokens=len(request.prompt), read=0))
+        if not request.task.samples:
+            ticket.over = True
+            ticket.put(output(finish=FinishReason.STOP, vector=_vector(request)))
+            return
         await hold(0)
         for read in script.reads:
             await asyncio.sleep(script.delay_s)
@@ -136,6 +140,12 @@ class ScriptedEngine:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+
+def _vector(request: Request) -> tuple[float, ...]:
+    """A result of the length that the request's task has."""
+    labels = request.task.labels if isinstance(request.task, Score) else range(8)
+    return tuple(-1.0 - number for number, _ in enumerate(labels))
 
 
 def _cut(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason]:

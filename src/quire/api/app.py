@@ -14,10 +14,12 @@ from starlette.routing import Route
 
 from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
+from quire.api.embeddings.endpoint import Embeddings
 from quire.api.messages.endpoint import Messages
 from quire.api.openapi import OpenApi
 from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
+from quire.api.rerank.endpoint import Rerank
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
 from quire.api.routes import OPERATIONS, Endpoints
@@ -63,6 +65,8 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Completions(server),
         Messages(server),
         Responses(server, stores),
+        Embeddings(server),
+        Rerank(server),
         Utilities(server),
         streams,
         OpenApi(OPERATIONS, names).get,

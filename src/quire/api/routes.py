@@ -11,8 +11,10 @@ from starlette.responses import Response
 
 from quire.api.chat.endpoint import Chat, ChatRequest
 from quire.api.completions.endpoint import CompletionRequest, Completions
+from quire.api.embeddings.endpoint import EmbeddingRequest, Embeddings
 from quire.api.messages.endpoint import Messages
 from quire.api.messages.schema import CountRequest, MessagesRequest
+from quire.api.rerank.endpoint import Rerank, RerankRequest, ScoreRequest
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
@@ -38,6 +40,8 @@ class Endpoints:
     completions: Completions
     messages: Messages
     responses: Responses
+    embeddings: Embeddings
+    rerank: Rerank
     utilities: Utilities
     streams: CallerStreams
     document: Endpoint
@@ -223,7 +227,31 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(404,),
     ),
     Operation(
-        lambda e: e.utilities.embeddings, "post", "/v1/embeddings", "Not offered", listed=False
+        lambda e: e.embeddings.create,
+        "post",
+        "/v1/embeddings",
+        "Texts to vectors",
+        EmbeddingRequest,
+        statuses=_GENERATING,
+    ),
+    *(
+        Operation(
+            lambda e: e.rerank.rerank,
+            "post",
+            path,
+            "Documents by how well they answer a query",
+            RerankRequest,
+            statuses=_GENERATING,
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    Operation(
+        lambda e: e.rerank.score,
+        "post",
+        "/v1/score",
+        "How well texts fit each other",
+        ScoreRequest,
+        statuses=_GENERATING,
     ),
     Operation(lambda e: e.utilities.root, "get", "/", "Who answers here"),
     Operation(

@@ -25,7 +25,7 @@ from quire.api.shared.pieces import compact
 from quire.api.shared.schema import TokenId, Wire, parse
 from quire.api.shared.thinking import template_variables
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
-from quire.core.errors import Forbidden, NotOffered, RequestError
+from quire.core.errors import Forbidden, RequestError
 from quire.serving.generation import Generation, Thinking
 from quire.serving.model import Model
 from quire.serving.sampling_defaults import NAMES
@@ -281,9 +281,3 @@ class Utilities:
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""
         return _json((await self._server.read(request, _detokenize))[1])
-
-    async def embeddings(self, request: Request) -> Response:
-        """`POST /v1/embeddings` is not offered, and not in the API's description: it says so."""
-        raise NotOffered(
-            "This server generates text; it serves no embedding model.", code="not_implemented"
-        )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +22,7 @@ from quire.api.shared.formats import FormatFields
 from quire.api.shared.limits import check_count
 from quire.api.shared.numbers import Integer
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
+from quire.api.shared.prompt_fields import Prompt, prompts_of
 from quire.api.shared.render import (
     ChunkEnds,
     ChunkHeads,
@@ -35,7 +36,7 @@ from quire.api.shared.render import (
     token_text,
     usage_body,
 )
-from quire.api.shared.schema import GenerationFields, StreamUsage, TokenId, without_limit
+from quire.api.shared.schema import GenerationFields, StreamUsage, without_limit
 from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
 from quire.core.request import TokenLogprobs
@@ -47,31 +48,7 @@ from quire.text.events import Event, Failed, Finished, Text
 from quire.text.output import Answer
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_MAX_PROMPTS = 256
 _MAX_CHOICES = 1024
-
-
-def _tag_prompt(value: object) -> str:
-    """Text, token ids, or a list of either; told apart by the first item."""
-    if not isinstance(value, list):
-        return "@text"
-    match value[:1]:
-        case [str()]:
-            return "@texts"
-        case [list()]:
-            return "@lists"
-        case _:
-            return "@ids"
-
-
-Ids = Annotated[list[TokenId], Field(min_length=1)]
-Prompt = Annotated[
-    Annotated[str, Tag("@text")]
-    | Annotated[list[str], Field(max_length=_MAX_PROMPTS), Tag("@texts")]
-    | Annotated[Ids, Tag("@ids")]
-    | Annotated[list[Ids], Field(max_length=_MAX_PROMPTS), Tag("@lists")],
-    Discriminator(_tag_prompt),
-]
 
 
 CompletionLimit = Annotated[
@@ -121,16 +98,7 @@ class CompletionRequest(GenerationFields, FormatFields):
 
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """The prompts, as text or as token ids."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return (prompt,)
-        if prompt and isinstance(prompt[0], int):
-            return (tuple(prompt),)
-        return tuple(
-            each if isinstance(each, str) else tuple(each)
-            for each in prompt
-            if not isinstance(each, int)
-        )
+        return prompts_of(self.prompt)
 
 
 class LogprobsWriter:

@@ -154,19 +154,32 @@ class Context:
             EngineFailure: the engine cannot go on.
             ClientDisconnect: the client left; what compiled its grammar has ended.
         """
-        caller, spec = caller_of(request.scope), prepared.spec
-        salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
-        lease, keep_s = self.lease, spec.keep_alive_s
-        if lease is not None and keep_s is not None:
-            # How long a model stays concerns all keys: it is the operator's where there are many.
-            kept = caller == EVERYONE and lease.keep(keep_s)
-            note_ignored(request.scope, [] if kept else ["keep_alive"])
-        if (caller, salt) != (spec.caller, spec.cache_salt):
-            prepared = replace(prepared, spec=replace(spec, caller=caller, cache_salt=salt))
+        prepared = self.owned(request, prepared)
         work = self.service.constrain(self.job_media.complete(prepared))
         if self.service.constraints.bind(prepared):  # then it takes a while
             return await self.service.submit(await until_gone(request.receive, work))
         return await self.service.submit(await work)
+
+    def owned(self, request: Request, prepared: Prepared) -> Prepared:
+        """Return a prepared generation with its caller, who shares prefixes with no other.
+
+        From here on the model stays loaded for as long as the request asks for.
+        """
+        caller, spec = caller_of(request.scope), prepared.spec
+        salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
+        self.keep(request, spec.keep_alive_s)
+        if (caller, salt) == (spec.caller, spec.cache_salt):
+            return prepared
+        return replace(prepared, spec=replace(spec, caller=caller, cache_salt=salt))
+
+    def keep(self, request: Request, seconds: float | None) -> None:
+        """Keep the model loaded for so long after its last request; None changes nothing.
+
+        How long a model stays concerns all API keys: where there are many, it is the operator's.
+        """
+        if self.lease is not None and seconds is not None:
+            kept = caller_of(request.scope) == EVERYONE and self.lease.keep(seconds)
+            note_ignored(request.scope, [] if kept else ["keep_alive"])
 
     async def read(
         self,

@@ -1,0 +1,119 @@
+"""OpenAI's `/v1/embeddings`: a vector for each text or list of token ids.
+
+The schema is https://platform.openai.com/docs/api-reference/embeddings.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.shared.context import Context, ServerContext, until_gone
+from quire.api.shared.numbers import Integer
+from quire.api.shared.pieces import Array, compact, pieces, whole
+from quire.api.shared.prompt_fields import Input, prompts_of
+from quire.api.shared.vector_fields import VectorFields, counted
+from quire.core.errors import RequestError
+from quire.core.request import Embed
+from quire.serving.generation import Prepared
+from quire.serving.vectors import embed_task, shortened
+
+
+class EmbeddingRequest(VectorFields):
+    """Every field of OpenAI's schema, and what vLLM and sentence-transformers add."""
+
+    input: Input
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Integer | None = Field(default=None, ge=1, le=1 << 20)
+    pooling: Literal["last", "mean"] | None = Field(
+        default=None, description="default: what the model's files say, else mean"
+    )
+    normalize: bool | None = Field(
+        default=None, description="scale to length one; default: what the model's files say"
+    )
+    prompt_name: str | None = Field(
+        default=None, description="of the model's prompts, the one to put before each text"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadRequest:
+    """What shapes the answer to a request that has been read."""
+
+    prepared: Prepared
+    task: Embed
+    dimensions: int | None
+    packed: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
+    fields = context.parse(request, body, EmbeddingRequest)
+    spec, pooling = fields.generation(context), context.service.vectors.pooling
+    task = embed_task(pooling, fields.pooling, normalized=fields.normalize)
+    before = pooling.prompt(fields.prompt_name)
+    prompts = prompts_of(fields.input)
+    if not prompts:
+        raise RequestError("'input' is empty.", param="input", code="invalid_value")
+    texts = (before + each if isinstance(each, str) else each for each in prompts)
+    prepared = await context.prepare(replace(spec, prompts=tuple(texts)))
+    return _ReadRequest(prepared, task, fields.dimensions, fields.encoding_format == "base64")
+
+
+class Embeddings:
+    """The endpoint."""
+
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/embeddings`."""
+        context, asked = await self._server.read(request, _read)
+        vectors, task = context.service.vectors, asked.task
+        work = vectors.compute(context.owned(request, asked.prepared), task)
+        found = await until_gone(request.receive, work)
+        size = len(found[0].values)
+        if asked.dimensions is not None and asked.dimensions > size:
+            raise RequestError(
+                f"'dimensions' is {asked.dimensions}, but vectors of this model have {size}.",
+                param="dimensions",
+                code="invalid_value",
+            )
+        data = (
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _written(
+                    shortened(each.values, asked.dimensions, normalized=task.normalized),
+                    packed=asked.packed,
+                ),
+            }
+            for index, each in enumerate(found)
+        )
+        tokens = sum(each.prompt_tokens for each in found)
+        cached = sum(each.cached_tokens for each in found)
+        body: dict[str, Any] = {
+            "object": "list",
+            "data": Array(data),
+            "model": context.service.name,
+            "usage": counted(request, tokens, cached),
+            "pooling": {
+                "type": task.pooling,
+                "normalized": task.normalized,
+                "trained": vectors.pooling.trained,
+            },
+        }
+        return await whole(pieces(body), {})
+
+
+def _written(values: Sequence[float], *, packed: bool) -> Any:
+    """Return a vector as JSON has it, or as base64 of float32 numbers, the lowest byte first."""
+    if packed:
+        return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+    return Array([compact(list(values))[1:-1]])

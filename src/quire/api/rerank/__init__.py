@@ -1,0 +1,1 @@
+"""`/v1/rerank` as Cohere and Jina have it, and `/v1/score` as vLLM has it."""

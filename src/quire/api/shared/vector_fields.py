@@ -1,0 +1,54 @@
+"""What the endpoints share that compute vectors: fields, and the steps to a result."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+
+from quire.api.shared.context import Context
+from quire.api.shared.durations import KeepAlive
+from quire.api.shared.notes import note
+from quire.api.shared.numbers import Integer
+from quire.api.shared.schema import UnlessEmpty, Wire
+from quire.serving.generation import Generation
+
+
+class VectorFields(Wire):
+    """Fields of every endpoint that computes vectors. `user` cannot change an answer."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Integer | None = Field(
+        default=None, ge=-1, lt=2**31, description="tokens of a prompt that are kept; -1: that fit"
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="where a prompt is cut; the default is left"
+    )
+    cache_salt: str | None = Field(default=None, max_length=256)
+    keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
+
+    def generation(self, context: Context) -> Generation:
+        """Return what is asked for beside the texts.
+
+        Raises:
+            NotFound: the request is for another model.
+        """
+        context.check_model(self.model)
+        return Generation(
+            truncate=self.truncate_prompt_tokens,
+            truncate_left=self.truncation_side != "right",
+            cache_salt=self.cache_salt or "",
+            keep_alive_s=self.keep_alive,
+        )
+
+
+def counted(request: Request, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Return the usage of an answer, and note it for the request's log line."""
+    note(request.scope, {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens})
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
