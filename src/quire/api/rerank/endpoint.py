@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.numbers import Integer
-from quire.api.shared.schema import TextOrList, Wire
+from quire.api.shared.schema import History, TextOrList
 from quire.api.shared.vector_fields import VectorFields, counted
 from quire.core.errors import RequestError
 from quire.serving.ranking import Ranked, Ranking, prepare_ranking, ranked
@@ -25,7 +25,7 @@ from quire.serving.ranking import Ranked, Ranking, prepare_ranking, ranked
 _MOST_DOCUMENTS = 2048
 
 
-class Document(Wire):
+class Document(History):
     """A document that is an object; its text alone is read."""
 
     text: str
