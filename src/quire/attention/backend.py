@@ -17,7 +17,7 @@ from quire.core.kv_format import KVFormat
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """What a backend may be asked to compute, for one layer and one sequence.
+    """The work that a backend is asked to do, for one layer and one sequence.
 
     Attributes:
         format: how the layer's blocks are stored: plain in layers that a packed format skips.
@@ -64,7 +64,7 @@ class Scoring(NamedTuple):
     chosen: mx.array | None = None
 
     def part(self, rows: slice) -> Scoring:
-        """That of some rows."""
+        """Return the scoring of some rows."""
         return self if self.chosen is None else self._replace(chosen=self.chosen[rows])
 
 
@@ -122,7 +122,7 @@ class Backends:
 
     @property
     def all(self) -> tuple[AttentionBackend, ...]:
-        """Those of this process, in the order in which they are asked."""
+        """The backends of this process, in the order in which they are asked."""
         return self._backends
 
     def backend_for(self, case: AttentionCase) -> AttentionBackend:

@@ -1,4 +1,4 @@
-"""Which keys an indexer chooses for each row (DeepSeek V3.2, arXiv:2512.02556)."""
+"""Selection of the top keys of each row by an indexer (DeepSeek V3.2, arXiv:2512.02556)."""
 
 from __future__ import annotations
 

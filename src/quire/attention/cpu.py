@@ -14,7 +14,7 @@ from quire.core.arrays import Ints
 from quire.device.cpu.kernels import CPUKernels
 
 _MULTIPLE = 16
-"""Of head sizes and blocks: the longest vector that a kernel works with."""
+"""Head sizes and block sizes must be multiples of this: the kernels' longest vector."""
 
 
 class CPUBackend(AttentionBackend):
@@ -35,7 +35,7 @@ class CPUBackend(AttentionBackend):
 
 
 class _Layouts:
-    """What the extension makes of layouts, once each."""
+    """Layouts converted for the extension, each once."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -123,7 +123,7 @@ class _Prepared(PreparedAttention):
 
 
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
-    """Where each row finds its own block, and those behind it, as written.
+    """Return where each row finds its own block, and the blocks after it, in the tails as written.
 
     A sequence with one row has its tail, which lies in the tail pool, source 0. Those with several
     have the blocks that they wrote in this step, source 1: one after the other, each from its first

@@ -1,4 +1,4 @@
-"""What the rows of a step see of media, and where the keys and values of media are written.
+"""Metadata of cross-attention: visible media per row, and write positions of media keys and values.
 
 Media's keys fill blocks of their own, whole ones: the last of some items' is filled up with keys
 that no row sees.
@@ -71,7 +71,7 @@ class CrossMetadata:
 def build_cross(
     group: int, spec: CrossKV, rows: Sequence[CrossRows], block_size: int
 ) -> CrossMetadata | None:
-    """What sequences of one format attend to, in their order; None where none does.
+    """Build the metadata of one format's sequences, in their order; None if none attends to media.
 
     Args:
         group: the KV group's index.

@@ -1,4 +1,4 @@
-"""What the rows of a step see: flat arrays that any attention backend can use.
+"""Flat arrays that describe which keys a step's rows see; every attention backend reads them.
 
 Nothing here depends on how a backend cuts its work. The arrays are numpy's, on the host; a backend
 moves what it needs to the device when it prepares a step.
@@ -104,7 +104,7 @@ class AttentionMetadata:
 
     @cached_property
     def slots(self) -> SlotMapping:
-        """Where the rows' own keys and values are written."""
+        """The write positions of the rows' own keys and values."""
         if self.rows == self.sequences:
             own = self.table_starts[1:] - 1
         else:

@@ -28,8 +28,8 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 
 _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]
-"""What differs between layers of the same rows: packed or plain, heads, type, cap, sinks, and how
-many keys an indexer chooses, if it does."""
+"""The traits in which layers of the same rows differ: packed, heads, type, cap, sinks, and the
+number of keys that an indexer chooses (0 without one)."""
 
 
 @dataclass(slots=True)
@@ -265,7 +265,7 @@ class StepAttention:
     def _runs(
         self, part: _FormatRows, store: LayerStore, q: mx.array, scoring: Scoring
     ) -> list[_Run]:
-        """Which backend serves which rows; the same for all layers alike."""
+        """Assign rows to backends; the result is the same for all layers of one kind."""
         softcap, sinks = scoring.softcap is not None, scoring.sinks is not None
         limit = 0 if scoring.chosen is None else scoring.chosen.shape[-1]
         key = store.packed is None, q.shape[1], q.dtype, softcap, sinks, limit

@@ -1,1 +1,1 @@
-"""What is kept between steps: specs, block manager and prefix index (pure Python), pools (MLX)."""
+"""The KV cache: specs, block manager and prefix index in pure Python; pools of MLX arrays."""

@@ -32,7 +32,7 @@ def _packed(tokens: Seq[int]) -> bytes:
 
 
 def media_tokens(digest: bytes, count: int) -> array[int]:
-    """What stands in the index for `count` soft tokens, which all have one id.
+    """Return the `count` numbers that stand for an item's soft tokens in the prefix index.
 
     Numbers drawn from the digest of what they were made from, below all that 32 bits hold: no text
     has them, and each tells one medium from another by 62 bits.
@@ -42,5 +42,5 @@ def media_tokens(digest: bytes, count: int) -> array[int]:
 
 
 def lasting_name(key: bytes, group: int) -> bytes:
-    """What a full block, or a state at its end, is called where it outlives this process."""
+    """Return the name of a full block, or of a state at its end, on disk."""
     return key + bytes([group])

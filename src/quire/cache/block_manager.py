@@ -122,7 +122,7 @@ class BlockManager:
         self._spilled = 0
 
     def take_changes(self) -> tuple[Change, ...]:
-        """What the arrays must do before the next step, in order. Taken once."""
+        """Take the changes of arrays that come before the next step, in order."""
         changes, self._changes = tuple(self._changes), []
         self._spilled = 0
         return changes

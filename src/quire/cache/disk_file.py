@@ -15,7 +15,7 @@ SQL_PAGE = 16384
 ROWS_A_COMMIT = 24
 """Rows that one transaction adds, removes or touches: bounds the journal."""
 VERSION = 2
-"""Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
+"""Version of the schema and of the encoding of values. A file of another version is emptied."""
 _SHRINK_STEP = 64
 _SCHEMA = """
 CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT);

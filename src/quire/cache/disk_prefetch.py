@@ -31,7 +31,7 @@ _TIMEOUT_FACTOR = 4
 
 
 class Tier(Protocol):
-    """What is asked of the disk tier."""
+    """The disk tier as prefetching uses it."""
 
     def __contains__(self, key: bytes) -> bool: ...
 
@@ -209,7 +209,7 @@ class DiskPrefetch:
     def _first_part(
         self, prompt: WantedPrefix, missing: dict[int, list[int]], boundary: int
     ) -> tuple[int, dict[int, list[int]]]:
-        """As many whole block numbers as may be read at once, one at least; and where they end."""
+        """Return as many whole blocks as may be read at once, at least one, and where they end."""
         part: dict[int, list[int]] = {}
         total = 0
         for number, groups in missing.items():

@@ -270,7 +270,7 @@ class DiskStore:
 
 
 def _checksum(fingerprint: str, key: bytes, value: bytes) -> bytes:
-    """Of a value and all that it claims to be: model, place in the chain, format version."""
+    """Compute the checksum of a value, its model, its key and the format version."""
     digest = sha256(f"{VERSION}\x00{fingerprint}\x00".encode())
     digest.update(len(key).to_bytes(2, "little") + key)
     digest.update(value)

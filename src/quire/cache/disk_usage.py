@@ -1,4 +1,4 @@
-"""What a folder of the disk tier keeps, read beside the server that writes it."""
+"""Reads how much a disk tier's folder holds, also while a server writes to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.cache.disk_sql import Damaged, StoreError, connect, translated
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What is kept for one model. Times are seconds since the epoch; bytes are those of values."""
+    """Disk usage of one model. Times are seconds since the epoch; bytes are those of values."""
 
     fingerprint: str
     name: str
@@ -23,7 +23,7 @@ class ModelUse:
 
 
 def usage(folder: Path) -> list[ModelUse]:
-    """What a folder keeps, by model, also while a server uses it.
+    """Return the disk usage of a folder, by model, also while a server uses it.
 
     Raises:
         StoreError: there is no store, or it cannot be read.

@@ -25,7 +25,7 @@ def pack(block: HostBlock) -> bytes:
 
 
 def unpack(value: bytes) -> HostBlock:
-    """What `pack` was given; the arrays look into `value`."""
+    """Return the block that `pack` was given; its arrays are views of `value`."""
     at = 4 + int.from_bytes(value[:4], "little")
     block = []
     for dtype, kind, shape in json.loads(value[4:at]):

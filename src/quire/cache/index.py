@@ -166,7 +166,8 @@ class PrefixIndex:
         return match
 
     def _best_tail(self, parent: Node, tokens: tuple[int, ...]) -> tuple[Node | None, int, int]:
-        """Which child of `parent` to copy from, up to which token, and how many agree with any.
+        """Find the child of `parent` with the longest common prefix. Return the child to copy from,
+        the tokens to copy, and the longest match of any child.
 
         Several children may hold the same tokens, computed by several sequences.
         """
@@ -283,7 +284,7 @@ class PrefixIndex:
     # -- insertion -----------------------------------------------------------------------------
 
     def root(self, identity: bytes) -> Node:
-        """Where the chain of an identity begins. The index knows it once it has a child."""
+        """Return the root node of an identity's chain. It joins the index with its first child."""
         return self._roots.get(identity) or Node(self, None, identity, ())
 
     def child(self, parent: Node, key: bytes) -> Node | None:

@@ -159,7 +159,7 @@ class Pools:
         return [array for pool in pools for array in pool.arrays(layers)]
 
     def shape(self, group: int) -> LayerShape:
-        """What each layer of a group of keys and values stores."""
+        """Return the shape that each layer of an attention group stores."""
         return LayerShape.of(self._stored[group], self.block_size, self.dtype)
 
     def _pool(self, key: PoolKey) -> KVPool | StatePool:

@@ -1,4 +1,4 @@
-"""What of a prompt is reused, and why no more."""
+"""The reusable part of a prompt, and the reason why it is not longer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.cache.blocks import Block
 
 
 class MissKind(StrEnum):
-    """What ends a reuse, in the words of metrics and headers."""
+    """The reason why reuse ends, in the words of metrics and response headers."""
 
     NEW = "new"  # nothing that is kept begins as the prompt does
     DIFFERENCE = "first difference"
@@ -38,7 +38,7 @@ class ReuseMiss:
 
 @dataclass(slots=True)
 class Match:
-    """What a prompt can reuse.
+    """The cached blocks and snapshots that a prompt can reuse.
 
     Attributes:
         length: tokens whose state is there, for every group.

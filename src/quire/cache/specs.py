@@ -1,4 +1,4 @@
-"""What a layer keeps between steps, declared, and what follows from it. Frozen, free of arrays."""
+"""Frozen specs of the state that layers keep between steps, and everything derived from them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire.core.arrays import Ints
 
 
 class LayerSpec(ABC):
-    """What one layer keeps."""
+    """The state that one layer keeps between steps."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def kept(self) -> GroupSpec | None:
-        """What the layer keeps itself; None if it reads what another layer keeps."""
+        """The spec of the layer's own state; None if the layer reads another layer's state."""
 
     @property
     @abstractmethod
@@ -36,7 +36,7 @@ class LayerSpec(ABC):
 
 
 class GroupSpec(LayerSpec):
-    """What the layers of one KV group keep, in blocks that a sequence's block table lists."""
+    """The state of the layers of one KV group, in the blocks of a sequence's block table."""
 
     __slots__ = ()
 
@@ -364,7 +364,7 @@ def recurrent_groups(groups: tuple[KVGroup, ...]) -> dict[int, RecurrentState]:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where each layer of a model keeps its state.
+    """The KV group and the index within it of each layer of a model.
 
     Attributes:
         group: by layer, the index of the group that serves it; a sharing layer has its owner's.

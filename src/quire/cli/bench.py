@@ -42,7 +42,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each request asks for.
+    """The content of each request of a benchmark.
 
     Attributes:
         prompt_words: words of a generated prompt; ignored where `prompt` is given.
@@ -111,7 +111,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What one concurrency gave.
+    """The result of one level of concurrency.
 
     Attributes:
         wall_s: from the first request's start to the last one's end.

@@ -53,7 +53,7 @@ class CacheCommand(TableOptions, Command):
 
 
 def _usage(folder: Path) -> list[ModelUse]:
-    """As `usage`, with the embedded model by its name."""
+    """Return a folder's usage, with the embedded model under its short name."""
     return [replace(model, name=name_of(model.name)) for model in usage(folder)]
 
 
@@ -75,7 +75,7 @@ def _clear(folder: Path, which: str) -> int:
 
 
 def table(models: list[ModelUse], now: float) -> Table:
-    """What is kept, as a table for the terminal."""
+    """Return disk usage as a table for the terminal."""
     out = Table(box=SIMPLE)
     for heading in ("model", "fingerprint"):
         out.add_column(heading, overflow="fold")

@@ -92,7 +92,7 @@ class ChatCommand(ClientOptions, Command):
             return stack.enter_context(own_server(self.model, self.adapter, say)), None
 
     def _asked(self, model: Message) -> Message:
-        """What each request says beside the conversation; `model` is as the server lists it."""
+        """Return a request's fields beside the messages; `model` is an entry of `/v1/models`."""
         names = {"temperature", "max_tokens", "reasoning_effort"}
         asked = {"model": model["id"], **self.model_dump(include=names, exclude_none=True)}
         if model.get("owned_by") == "quire":  # others may refuse what they do not know

@@ -1,4 +1,4 @@
-"""What a person types into `quire chat`: messages, and commands that begin with a slash."""
+"""Input of `quire chat`: messages, and commands that start with a slash."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COMMANDS = (
 
 
 def history_file() -> Path:
-    """Where what was typed is kept from one chat to the next."""
+    """Return the file that keeps typed lines from one chat to the next."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "quire" / "chat_history"
 
@@ -75,7 +75,7 @@ _ENDINGS = {
 
 
 def _kind(file: Path) -> str:
-    """As /v1/models names it; what is neither sound nor video is taken for a picture."""
+    """Return the media kind of a file, as /v1/models names it; other files count as pictures."""
     ending = file.suffix.lower()
     return next((kind for kind, endings in _ENDINGS.items() if ending in endings), "image")
 
@@ -97,7 +97,7 @@ class Terminal:
         self._files: list[Message] = []
         """Parts that go along with the next message."""
         self._names: dict[str, str] = {}
-        """Of files, by their URLs."""
+        """Names of attached files, by URL."""
 
     def talk(self) -> int:
         """Until /exit, Ctrl-C or the end of input. 1 if an answer failed."""

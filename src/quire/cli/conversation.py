@@ -58,7 +58,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one answer took. Times are seconds from the request.
+    """Usage and timing of one answer. Times are seconds from the request.
 
     Attributes:
         cached: tokens of the prompt that the server had already read.

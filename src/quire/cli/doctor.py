@@ -136,7 +136,7 @@ def _attention(backends: Sequence[AttentionBackend]) -> Finding:
 
 
 def _products(instructions: str, threads: int) -> Iterator[Finding]:
-    """What multiplies; chooses it for this process, as `quire serve` does."""
+    """Report the library that multiplies matrices, after choosing it as `quire serve` does."""
     from quire.device.blas import choose_blas
     from quire.device.cpu.kernels import NoKernels, load_kernels
     from quire.device.device import CPU, current_device

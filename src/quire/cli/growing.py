@@ -18,7 +18,7 @@ from rich.text import Text
 
 
 class View(Protocol):
-    """Where one answer is shown, from when it is asked for to its end."""
+    """A view of one answer, from the request to its end."""
 
     def __enter__(self) -> View: ...
 
@@ -43,7 +43,7 @@ class View(Protocol):
 
 
 def view(console: Console) -> View:
-    """What suits a console."""
+    """Return the view that suits a console."""
     return Growing(console) if console.is_terminal else Plain(console)
 
 
@@ -66,15 +66,13 @@ class Plain:
         self._console.print()
 
     def wait(self, words: str) -> None:
-        """See `View`; a pipe has no place for what goes again."""
+        """Print nothing: a pipe cannot take back a message."""
 
     def think(self, piece: str) -> None:
-        """See `View`."""
         self._thinking = True
         self._write(piece, "dim")
 
     def say(self, piece: str) -> None:
-        """See `View`."""
         if self._thinking:
             self._write("\n\n", "")
             self._thinking = False
@@ -119,11 +117,9 @@ class Growing:
             self._settle(len(self._rest))
 
     def wait(self, words: str) -> None:
-        """See `View`."""
         self._live.update(Spinner("dots", Text(words, style="dim")))
 
     def think(self, piece: str) -> None:
-        """See `View`."""
         self._rendered = _thought
         self._rest += piece
         # Lines of reasoning stand together: the blank line is for the answer below.
@@ -135,7 +131,6 @@ class Growing:
         self._draw(apart=False)
 
     def say(self, piece: str) -> None:
-        """See `View`."""
         if self._rendered is _thought:
             if self._rest.strip():
                 self._console.print(_thought(self._rest))
@@ -181,7 +176,7 @@ def _thought(text: str) -> Text:
 
 
 def _last_block(text: str) -> int:
-    """Where the last block of a Markdown text begins: those before it are complete."""
+    """Return where the last block of a Markdown text starts; the blocks before it are complete."""
     lines = [
         token.map[0]
         for token in Markdown(text).parsed
@@ -192,7 +187,7 @@ def _last_block(text: str) -> int:
 
 
 class _LastLines:
-    """As much of the end of something as a screen has room for.
+    """The last lines of a text, as many as the screen has room for.
 
     Args:
         apart: a blank line goes before it.

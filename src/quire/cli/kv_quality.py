@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured.
+    """The measurements to make.
 
     Attributes:
         adapter: merged into the model's weights.
@@ -81,7 +81,8 @@ class Plan:
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
-    """Of keys and values in all attention layers, scales counted, tail blocks not.
+    """Return bits per element of keys and values in all attention layers, with scales, without
+    tails.
 
     Raises:
         ModelError: the model has no such layer.

@@ -1,4 +1,4 @@
-"""What was measured of KV formats: the bars they are held to, a table and a plot. No mlx here."""
+"""Measured scores of KV formats: their limits, a table and a plot. Imports no MLX."""
 
 from __future__ import annotations
 

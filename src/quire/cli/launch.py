@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What an agent has to know of the server.
+    """The server's address, model and key, as an agent needs them.
 
     Attributes:
         base: the URL without `/v1`.

@@ -24,7 +24,7 @@ class LoadError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go.
+    """The address of requests.
 
     Attributes:
         path: the path below which the OpenAI routes lie, e.g. `/v1`.
@@ -81,7 +81,7 @@ class Target:
 
 
 def unreachable(where: str, error: Exception) -> str:
-    """What is said of a server that cannot be reached."""
+    """Return the message for a server that cannot be reached."""
     number = _number(error)
     reason = os.strerror(number) if number else str(error) or type(error).__name__
     return f"no server answers at {where} ({reason}): start `quire serve`, or name another by --url"
@@ -98,7 +98,7 @@ def _number(error: BaseException | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What came back for one request. Times are seconds of `time.perf_counter`.
+    """Timings of one request's answer, in seconds of `time.perf_counter`.
 
     Attributes:
         text_times: when each event that carried text arrived.

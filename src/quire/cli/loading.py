@@ -22,7 +22,7 @@ OnProgress = Callable[[str, "messages.Progress | None"], None]
 
 
 def loading(log_format: str) -> OnProgress:
-    """What shows it: a bar where people look and the log is theirs."""
+    """Return how progress is shown: a bar if the log is a terminal's, lines otherwise."""
     console = Console(stderr=True)
     return Bars(console) if console.is_terminal and log_format == "text" else Lines()
 
@@ -63,7 +63,6 @@ class Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, name: str, progress: messages.Progress | None) -> None:
-        """As `Lines`."""
         if progress is None or progress.done >= progress.total:
             if (task := self._tasks.pop(name, None)) is not None:
                 self._bars.remove_task(task)

@@ -21,7 +21,7 @@ _TYPES: dict[str, Any] = {"bytes": Bytes, "seconds": Seconds}
 
 
 class MediaOptions(Options):
-    """Where media come from; `with_media_limits` adds how much of them may come."""
+    """Sources of media; `with_media_limits` adds their size limits."""
 
     title: ClassVar[str] = "images, sound, video and documents"
 

@@ -102,7 +102,7 @@ def _config_of(
 
 
 def _named(given: str) -> tuple[str, str]:
-    """What clients call a model of the command line, and its folder or hub id."""
+    """Return a command-line model's name for clients, and its folder or hub id."""
     name, equals, model = given.partition("=")
     if equals and not Path(given).exists():
         return name, model

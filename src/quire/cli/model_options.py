@@ -72,7 +72,7 @@ class ProcessorOptions(Options):
 
 
 class EngineOptions(ProcessorOptions):
-    """What the engine computes with."""
+    """Options of the engine's computation."""
 
     title: ClassVar[str] = "engine"
 

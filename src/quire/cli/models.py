@@ -56,7 +56,7 @@ class Found:
 
 
 def inspect(folder: Path, name: str, where: str) -> Found:
-    """What a model folder says about itself, from its configuration and its tensors' headers."""
+    """Describe a model folder from its configuration and its tensors' headers."""
     # Imported late, since they load MLX: `quire --help` need not wait for it.
     from quire.models.registry import build
     from quire.models.tokenizers.conversion import tokenizer_of
@@ -103,7 +103,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
 
 
 def inspect_gguf(file: Path, name: str, where: str) -> Found:
-    """What a GGUF file says about itself. Its parts count with it."""
+    """Describe a GGUF file and its parts from its header."""
     from quire.models.registry import build
     from quire.models.weights.gguf.architectures import config_of
     from quire.models.weights.gguf.file import GGUF, read_gguf

@@ -26,7 +26,7 @@ class ServeCommand(ServerOptions, Command):
         return self.serve(loading(self.log_format))
 
     def serve(self, on_progress: OnProgress) -> int:
-        """As `run`.
+        """Serve until a signal comes, and report progress of loading. Return the exit status.
 
         Args:
             on_progress: by a model's name, how far its loading has come.

@@ -1,4 +1,4 @@
-"""What commands ask of a running server beside answers, and what they say where it refuses."""
+"""Requests of commands to a running server, beside answers, and messages about refusals."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Server:
 
 
 def refusal(status: int, body: bytes, key: str | None) -> str:
-    """What is said of an answer that is an error; a refused key is told from a missing one."""
+    """Return the message for an error response; a wrong key and a missing one differ."""
     if status != 401:
         return error_message(body) or f"HTTP {status}"
     wrong = "does not know this API key: give another" if key else "asks for an API key: give it"

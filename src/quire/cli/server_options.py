@@ -18,7 +18,7 @@ _SERVER = ServerConfig()
 
 
 class SharedOptions(Options):
-    """What the models of a server share."""
+    """Options that all models of a server share."""
 
     title: ClassVar[str] = "several models"
 
@@ -65,7 +65,7 @@ class AccessOptions(Options):
 
 
 class LimitOptions(Options):
-    """What requests may take."""
+    """Limits on requests."""
 
     title: ClassVar[str] = "limits"
 

@@ -1,4 +1,4 @@
-"""What the settings of all commands share.
+"""Settings code that all commands share.
 
 An option is a field of a class, and stands nowhere else.
 
@@ -102,7 +102,7 @@ class Option:
 
     @property
     def default(self) -> str:
-        """As the help writes it; "" is none."""
+        """The default as help shows it; "" for none."""
         value = self.field.get_default()
         empty = self.field.is_required() or value in (None, False, "", ())
         return "" if empty else self.flag.shown(value)
@@ -192,7 +192,7 @@ class Command(Options, BaseSettings):
 
     @classmethod
     def settable(cls) -> dict[str, Option]:
-        """What variables and the file may set, by name."""
+        """Return the options that environment variables and the file may set, by name."""
         return {option.name: option for option in cls.options() if option.configurable}
 
 
@@ -314,7 +314,7 @@ def check_names(
 
 
 def wrong_key(key: str, known: Iterable[str]) -> str:
-    """What is wrong with a key of the file; empty if it is known."""
+    """Return the message for an unknown key of the file; empty if the key is known."""
     name = key.replace("-", "_")
     if name in known:
         return ""
@@ -349,7 +349,7 @@ def _meant(variable: str, names: Iterable[str]) -> str:
 
 
 def describe(error: ErrorDetails) -> str:
-    """What pydantic found wrong with a value, in one line."""
+    """Return pydantic's complaint about a value, in one line."""
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, Exception):
         return str(cause)

@@ -1,4 +1,4 @@
-"""What is said while a server loads a model that something waits for."""
+"""Messages while a server loads a model that a request waits for."""
 
 from __future__ import annotations
 

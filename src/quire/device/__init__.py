@@ -1,1 +1,1 @@
-"""What MLX runs on, and what Quire adds to it: `device` is the one seam to it."""
+"""Operations and kernels of the devices that MLX runs on. `device.py` is the only entry point."""

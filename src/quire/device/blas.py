@@ -112,7 +112,7 @@ def _function_of_openblas(threads: int) -> int:
 
 
 def _slot_of_mlx() -> int:
-    """Where in memory libmlx.so keeps the address of the cblas_sgemm that it calls.
+    """Return the address in libmlx.so of the pointer to the cblas_sgemm that it calls.
 
     Raises:
         LookupError: the library is not loaded from a file of its own, or calls no such function.
@@ -135,7 +135,7 @@ def _slot_of_mlx() -> int:
 
 
 def _loaded(name: str) -> tuple[int, Path]:
-    """Where a shared library begins in this process's memory, and its file."""
+    """Return the base address of a loaded shared library, and its file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, offset, *_, path = line.split(maxsplit=5)
         if path.endswith(f"/{name}") and int(offset, 16) == 0:

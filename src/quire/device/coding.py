@@ -73,7 +73,7 @@ class ChunkBlocks:
 
     @staticmethod
     def of(rows: Ints, counts: Ints, tails: Ints, offsets: Ints, block_size: int) -> ChunkBlocks:
-        """Those of some chunks.
+        """Describe the blocks that some chunks write to.
 
         Args:
             rows, counts: `[S]` the first row of each among the vectors, and how many it has.
@@ -104,7 +104,7 @@ class ChunkBlocks:
 
     @cached_property
     def full(self) -> Ints:
-        """Those that are full, by their numbers."""
+        """The indices of the blocks that are full."""
         return np.flatnonzero(self.codes >= 0).astype(np.int32)
 
     @cached_property

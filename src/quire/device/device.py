@@ -34,7 +34,7 @@ of the heap goes back to the system (M_TRIM_THRESHOLD)."""
 
 
 class Device(ABC):
-    """What MLX's default device does well, and what memory it has.
+    """The strengths and the memory of MLX's default device.
 
     Attributes:
         name: and architecture, for people.
@@ -69,7 +69,7 @@ class Device(ABC):
 
     def __init__(self) -> None:
         self.operations = Operations()
-        """What computes with weights; `choose_products` may choose others."""
+        """The operations that models compute with; `choose_products` may replace them."""
         self.kernels: CPUKernels | None = None
         """The compiled CPU kernels, while they are in use."""
 
@@ -196,7 +196,7 @@ class CPU(Device):
 
 
 class GPU(Device):
-    """What MLX's GPU backends have in common."""
+    """Traits that MLX's GPU backends have in common."""
 
     fuses = True
     compiles = True

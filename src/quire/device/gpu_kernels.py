@@ -12,11 +12,11 @@ import mlx.core as mx
 from quire.device.cuda.compiled import CompiledKernel
 
 Kernel = Callable[..., list[mx.array]]
-"""What `mx.fast` makes; called with `inputs`, `grid`, `threadgroup` and the outputs' shapes."""
+"""A kernel made by `mx.fast`; called with `inputs`, `grid`, `threadgroup` and output shapes."""
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
-    """What a check of a kernel says is wrong, or what it raises; None where nothing is."""
+    """Return the problem that a check reports or raises; None if there is none."""
     try:
         return check()
     except Exception as error:  # a compiler's or a driver's, of any type

@@ -1,4 +1,4 @@
-"""What MLX says about the device that it computes on."""
+"""Properties of the device that MLX computes on."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _COPIED_BYTES = 256 << 20
 
 
 class Router(Protocol):
-    """Which experts a row goes to: a frozen dataclass."""
+    """A rule that assigns rows to experts: a frozen dataclass."""
 
     @property
     def k(self) -> int:

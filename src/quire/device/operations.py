@@ -1,4 +1,4 @@
-"""What a model computes with weights, as a device does it best."""
+"""The operations that models compute with weights; each device overrides those it does better."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.device.weights import (
 
 
 class Operations(CacheOperations):
-    """What models compute, in MLX's operations. A device with better kernels overrides them."""
+    """The operations of models, in MLX. A device with better kernels overrides them."""
 
     gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
     """Types of matrices for which `mx.gather_mm` is right."""
@@ -261,7 +261,7 @@ def _compiled_gate(gating: Gating) -> Callable[[mx.array, mx.array], mx.array]:
 
 
 class UnfusedOperations(Operations):
-    """Where MLX has no fused kernels: on a CPU it spells `mx.fast.rms_norm` out in ten operations.
+    """Operations for devices without fused kernels: MLX spells `mx.fast.rms_norm` out on a CPU.
 
     Here they are seven: models with many small norms (Gemma) spend a good part of a step there.
     """
@@ -287,7 +287,7 @@ class UnfusedOperations(Operations):
 
 @cache
 def _constants(dim: int, eps: float) -> tuple[mx.array, mx.array]:
-    """As arrays, because MLX makes one of a number in every call."""
+    """Return numbers as arrays, because MLX would convert them in every call."""
     share, epsilon = mx.array(1.0 / dim), mx.array(eps)
     mx.eval(share, epsilon)
     return share, epsilon

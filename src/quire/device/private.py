@@ -43,7 +43,7 @@ def use_private_cache(folder: Path | None = None) -> Path:
 
 
 def kernel_folder() -> Path | None:
-    """Where compiled kernels are kept; None where `use_private_cache` was not called."""
+    """Return the folder of compiled kernels; None if `use_private_cache` was not called."""
     folder = os.environ.get("MLX_PTX_CACHE_DIR")
     return None if folder is None else Path(folder)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 UNIT_EPS = 1e-6
-"""Of the lengths of keys and queries, as in the flash-linear-attention library."""
+"""Epsilon for the lengths of keys and queries, as in the flash-linear-attention library."""
 
 _PAIRS_CHUNK = 64  # tokens whose pairs `state_space` computes at once
 _SCAN_CHUNK = 32  # tokens that `selective_scan` scans at once

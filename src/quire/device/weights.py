@@ -101,7 +101,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Matrix:
-    """What a linear layer multiplies by, made once a layer: a key of what kernels make of it.
+    """The weight and bias of a linear layer. One object per layer: kernels cache by it.
 
     Attributes:
         weight: `[out, in]`, or codes.

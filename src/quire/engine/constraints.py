@@ -1,4 +1,4 @@
-"""What holds a sequence's next token: a grammar, a thinking budget, a least length, token rules."""
+"""Constraints on a sequence's next token: grammar, thinking budget, minimum length, token rules."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from quire.models.base import Encoding, MediaEncoder, MediaRows, finished
 from quire.scheduler.plan import EncoderWork, ScheduledSequence
 
 Encoded = tuple[mx.array, ...]
-"""See `MediaEncoder.__call__`."""
+"""The result of `MediaEncoder.__call__`: one array of rows per level."""
 
 
 class EncoderCache:
@@ -142,8 +142,8 @@ class EncoderCache:
         return self._encoders[item.kind].encode(features, item.shape)
 
     def _features(self, item: MediaItem) -> Encoded:
-        """Those that were made. Media whose keys were evicted while a step was planned that needs
-        them may have none: they are computed within the step then, and not kept."""
+        """Return an item's cached features, or compute them uncached. The latter happens if
+        cross-attention keys were evicted while a step that needs them was planned."""
         made = self._made.get(item.key)
         return finished(self._encode(item)) if made is None else made
 

@@ -86,7 +86,7 @@ class Engine:
             batch_invariant=config.batch_invariant,
         )
         self.rehearse = self._runner.rehearse
-        """See there; to be called while there is no work."""
+        """`Runner.rehearse`; call it only while there is no work."""
         budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = wanted_context(config, loaded.context_length)
@@ -119,7 +119,7 @@ class Engine:
         """The step that has begun; its tokens are not read yet."""
         self._faults = 0
         self._beside: list[Output] = []
-        """What the next step says beside its own outputs: who was accepted, refused or dropped."""
+        """Outputs that the next step adds to its own: accepted, refused and dropped requests."""
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Engine:
 
     @property
     def info(self) -> ModelInfo:
-        """What is served."""
+        """The description of the served model."""
         return ModelInfo(
             path=str(self._loaded.path),
             model_type=str(self._loaded.config.get("model_type", "")),

@@ -42,7 +42,7 @@ class GrammarQueue:
         self._entries: dict[str, _Entry] = {}
         """By request: what was asked for, and neither taken nor dropped."""
         self._turns: Turns[str, _Entry] = Turns()
-        """What the thread has not begun. Both threads use it, under `_lock`."""
+        """Grammars that the thread has not started. Both threads use it, under `_lock`."""
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:

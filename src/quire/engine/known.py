@@ -1,4 +1,4 @@
-"""What a request may name: tokens that the model has, KV formats that the engine has.
+"""Checks of names in requests: tokens that the model has, KV formats that the engine has.
 
 Kernels check no token id: for an unknown one they would read what lies behind the embedding table.
 """

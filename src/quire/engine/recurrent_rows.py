@@ -161,7 +161,6 @@ def _slots(group: int, sequences: list[ScheduledSequence], attention: Attention)
 def _targets(
     group: int, sequences: list[ScheduledSequence], slots: list[int]
 ) -> tuple[mx.array, mx.array] | None:
-    """See `StateSlots.targets`."""
     if not any(each.snapshots or each.drafted_states for each in sequences):
         return None
     indices: list[int] = []

@@ -132,7 +132,7 @@ class Runner:
         """How long launching the last step took."""
 
     def rows_together(self, format: KVFormat) -> int:
-        """See `WholeDecode.rows_together`; 0 where no step is one operation."""
+        """Return the most rows that one operation computes; 0 if no step is one operation."""
         return 0 if self._whole is None else self._whole.rows_together(format)
 
     def recorded(self, format: KVFormat) -> bool:
@@ -190,7 +190,7 @@ class Runner:
         self._launch_s += time.perf_counter() - started
 
     def collect(self, step: LaunchedStep) -> StepResult:
-        """What a step that is done computed, on the host."""
+        """Read the results of a finished step on the host."""
         vectors = {
             number: tuple(np.array(vector, dtype=np.float32).tolist())
             for number, vector in step.vectors.items()
@@ -356,7 +356,7 @@ def _rows_of(each: ScheduledSequence) -> list[SampledRow]:
 
 
 def _tokens(step: LaunchedStep, sampled: Sampled) -> dict[int, SampledTokens]:
-    """What was sampled, by sequence number."""
+    """Return the sampled tokens, by sequence number."""
     tokens: list[int] = np.array(sampled.tokens).tolist()
     chosen = None if sampled.logprobs is None else np.array(sampled.logprobs)
     ids = None if sampled.top_ids is None else np.array(sampled.top_ids)

@@ -58,7 +58,7 @@ class VectorStage:
 
     @property
     def sums(self) -> list[mx.array]:
-        """What has to be computed with the step, beside the vectors."""
+        """Arrays to compute with the step, beside the vectors."""
         return list(self._sums.values())
 
     def forget(self, numbers: Iterable[int]) -> None:

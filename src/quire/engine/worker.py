@@ -150,7 +150,7 @@ class _Worker:
         return True
 
     def _pack(self, outputs: list[Output]) -> StepOutputs:
-        """What goes out after a step: first tokens and ends at once, of others just the tokens.
+        """Pack a step's outputs: first tokens and ends at once, of other outputs only the tokens.
 
         Where there are many of these in little time, they wait for the next.
         """

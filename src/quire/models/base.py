@@ -41,7 +41,7 @@ class MediaRows:
 
     @classmethod
     def of(cls, items: Sequence[tuple[npt.NDArray[np.int32], tuple[mx.array, ...]]]) -> MediaRows:
-        """Of the rows of each item, and what its encoder made of them, level by level."""
+        """Combine each item's row indices with its encoder's outputs, level by level."""
         first, *deeper = (
             cls(
                 mx.array(np.concatenate([rows for rows, made in items if level < len(made)])),
@@ -57,7 +57,7 @@ class MediaRows:
         return embeddings
 
     def deepened(self, hidden: mx.array, layer: int) -> mx.array:
-        """What a layer gives, `[T, hidden]`, with the values that are added behind it."""
+        """Add the encoder's values of this level to a layer's output, `[T, hidden]`."""
         if layer >= len(self.deeper):
             return hidden
         added = self.deeper[layer]
@@ -66,7 +66,7 @@ class MediaRows:
 
 @dataclass(frozen=True, slots=True)
 class CrossRows:
-    """What rows of a step attend to through cross-attention layers.
+    """The media that rows of a step attend to through cross-attention layers.
 
     Attributes:
         attending: `[T, 1]`, true for rows that attend to anything; None where all do.
@@ -79,7 +79,7 @@ class CrossRows:
 
 
 class ForwardContext(Protocol):
-    """What a model sees of one step: T rows, one a token, of any number of sequences.
+    """A model's view of one step: T rows, one per token, of any number of sequences.
 
     Attributes:
         tokens: `[T]` int32; a row of media has the id of the token that marks it.
@@ -192,7 +192,7 @@ class ForwardContext(Protocol):
         ...
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
-        """What to go on with where no later layer keeps anything.
+        """Return the narrowed context for layers after which nothing more is stored.
 
         Then only the rows matter whose hidden states are wanted, the last of each prompt that is
         read to its end among them.
@@ -254,7 +254,7 @@ class MediaEncoder(Module):
         return Pieces(1, self.rows(shape))
 
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        """As calling it, in pieces."""
+        """Encode in pieces; the result is that of calling the encoder."""
         yield from ()
         return self(features, shape)
 
@@ -270,7 +270,7 @@ class CutEncoder(MediaEncoder):
 
     @abstractmethod
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        """As calling it. Between two pieces it yields the hidden states that the next one needs."""
+        """Encode in pieces. Between pieces, yield the hidden states that the next one needs."""
 
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
         return finished(self.encode(features, shape))
@@ -298,7 +298,7 @@ class LanguageModel(Module):
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        """What reads media, by its kind; empty in a model that takes text only."""
+        """Encoders by media kind; empty for a model that takes text only."""
         return {}
 
     def positions(
@@ -312,13 +312,13 @@ class LanguageModel(Module):
         return None
 
     def cross_media(self, media: Sequence[PlacedMedia]) -> tuple[CrossMedia, ...]:
-        """What a prompt's tokens attend to through cross-attention layers, in order."""
+        """Return the media that a prompt's tokens attend to through cross-attention, in order."""
         return ()
 
     @property
     @abstractmethod
     def layout(self) -> tuple[LayerSpec, ...]:
-        """What each layer keeps, in order.
+        """The state that each layer keeps, in order.
 
         Here a layer is a block that mixes tokens: a checkpoint's may have none of these, or two.
         """

@@ -1,4 +1,4 @@
-"""What absent keys of a configuration stand for, by the classes of Hugging Face transformers.
+"""Defaults of absent configuration keys, by the classes of Hugging Face transformers.
 
 The keys are those on which the shapes of tensors depend: a file that leaves one out was written by
 a class for which it goes without saying. Of transformers 5; `tests/models/test_class_defaults.py`

@@ -20,7 +20,7 @@ from quire.models.weights.names import Names, translate
 log = logging.getLogger("quire.models")
 
 Rotations = Mapping[Rotation, Rotate]
-"""Those of a step, by kind."""
+"""Rotations of a step, by kind."""
 
 
 class DecoderLayer(Module):

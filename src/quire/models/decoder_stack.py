@@ -137,7 +137,7 @@ def _experts(kind: Mixture, module: Any, norm: mx.array) -> StackExperts:
 
 
 def _weight(norm: Any) -> mx.array:
-    """Of an RMS norm."""
+    """Return the weight of an RMS norm."""
     if not isinstance(norm, RMSNorm):
         raise UnsupportedModel(f"norms of type {type(norm).__name__}")
     return norm.weight

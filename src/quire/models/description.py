@@ -1,4 +1,4 @@
-"""What a decoder computes, described: one value for a model, as a paper's table gives it.
+"""Description of a decoder as one value, as a paper's table gives it.
 
 A family is a function from `config.json` to a `Description`. Each part knows the module that
 computes it, so that a layer may mix tokens, or feed forward, in any way that has such a part.
@@ -20,7 +20,7 @@ Rotation = tuple[int, RopeParameters]
 
 
 class NormPlacement(Enum):
-    """Where a layer normalises, for `x` and the two blocks `attention` and `mlp`."""
+    """The places of a layer's norms, for input `x` and the blocks `attention` and `mlp`."""
 
     PRE = "before each block"
     POST = "after each block, before it is added"
@@ -59,17 +59,17 @@ class Mixer(Protocol):
 
     @property
     def attribute(self) -> str:
-        """What checkpoints call the module within a layer."""
+        """The module's name in checkpoints, within a layer."""
         ...
 
     @property
     def rotation(self) -> Rotation | None:
-        """What rotates its queries and keys."""
+        """The rotation of its queries and keys."""
         ...
 
     @property
     def spec(self) -> LayerSpec:
-        """What it keeps."""
+        """The state that it keeps."""
         ...
 
     def module(self, hidden_size: int, layer: int) -> Module:
@@ -82,7 +82,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """What a layer does to each token for itself: a frozen dataclass."""
+    """The feed-forward part of a layer, which sees each token alone: a frozen dataclass."""
 
     def module(self, hidden_size: int) -> Module:
         """Called with `[T, hidden]`."""
@@ -138,5 +138,5 @@ class Description:
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        """Those of all layers, in order; each keeps something."""
+        """The mixers of all layers, in order. Each keeps a state."""
         return tuple(mixer for layer in self.layers for mixer in layer.mixers)

@@ -1,4 +1,5 @@
-"""Which function builds the models of a `model_type`. A new family is one line in its module."""
+"""Maps a `model_type` to the function that builds its models. A new family is one line in its
+module."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ _MODULES = (
     "youtu",
     "zhipu",
 )
-"""Of `models.families`, a name each."""
+"""Module names within `models.families`."""
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family

@@ -139,7 +139,7 @@ class Settings(Values):
         return replace(rope, partial_rotary_factor=1.0)
 
     def scaling(self) -> Settings:
-        """What is said of rotations, by the key of transformers 4 or 5; empty if nothing is."""
+        """The rotary settings, under the key of transformers 4 or 5; empty if there are none."""
         return self.nested("rope_scaling", "rope_parameters", needed=False)
 
     def rope_type(self) -> str:

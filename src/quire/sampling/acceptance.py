@@ -1,4 +1,4 @@
-"""Which of a step's sampled tokens stand, where some of its rows were drafts. Pure Python."""
+"""Acceptance of drafts: decides which of a step's sampled tokens stand. Pure Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sampler is told of one sequence, from step to step. Pure Python."""
+"""Sampling state of one sequence, updated from step to step. Pure Python."""
 
 from __future__ import annotations
 

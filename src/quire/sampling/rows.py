@@ -1,4 +1,4 @@
-"""What the sampler is told of a row, and what it answers. Made without MLX."""
+"""Input and output of the sampler for each row. Made without MLX."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """What the sampler needs to know of one row.
+    """The sampler's input for one row.
 
     Attributes:
         position: index in the sequence of the token that is drawn; with the seed, all randomness.

@@ -54,5 +54,5 @@ def top(logits: mx.array, n: int) -> tuple[mx.array, mx.array]:
 
 
 def _largest(values: mx.array, n: int) -> mx.array:
-    """Where the n largest of each row are, in any order; int32 [R, n]."""
+    """Return the indices of the n largest values of each row, in any order; int32 `[R, n]`."""
     return mx.argpartition(-values, n - 1, axis=-1)[:, :n].astype(mx.int32)

@@ -164,7 +164,8 @@ class BlockTables:
         return self._size - sequence.progress.computed % self._size
 
     def to_block_end(self, sequence: Sequence, count: int) -> int:
-        """Of the next `count` rows those up to the last end of a block; all if there is none.
+        """Return how many of the next `count` rows lie before their last block end; all without
+        one.
 
         In formats with tails: rows that begin a block need nothing of its tail.
         """
@@ -258,7 +259,8 @@ class BlockTables:
     # -- snapshots -----------------------------------------------------------------------------
 
     def place(self, sequence: Sequence) -> KVPlacement:
-        """Where everything is. Holds for one step: blocks move when pools shrink."""
+        """Return the block ids of a sequence. Valid for one step only: blocks move when pools
+        shrink."""
         held = sequence.blocks
         if held.epoch != self._manager.capacity.epoch:
             for table in held.tables:

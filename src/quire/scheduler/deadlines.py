@@ -11,7 +11,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
-        """What was dropped stays here until it comes to the top, or is most of what is here."""
+        """A heap. Dropped entries stay until they reach the top, or until they are the majority."""
 
     def set(self, number: int, time: float) -> None:
         """For a sequence that has none yet."""

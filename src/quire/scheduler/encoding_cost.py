@@ -1,4 +1,4 @@
-"""What a piece of an encoder's work costs, learned from the steps that ran."""
+"""Cost model of encoder work, learned from the steps that ran."""
 
 from __future__ import annotations
 

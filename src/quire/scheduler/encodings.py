@@ -1,4 +1,4 @@
-"""Which items' features are there, which are made in a step, and which are kept. Pure Python.
+"""Plans which media items are encoded in a step, and which features stay cached. Pure Python.
 
 Encoding is work like reading prompts: a step computes as many pieces of it as its time allows, and
 at least one. Rows that need an item's features are planned once its last piece is.
@@ -60,7 +60,7 @@ class Encodings:
         self._has_keys = has_keys
         self._kept_bytes = kept_bytes
         self._encodings: dict[MediaKey, _Encoding] = {}
-        """Those needed last come last."""
+        """Ordered by last use: the most recently needed comes last."""
         self._needed: dict[int, dict[MediaKey, int]] = {}
         """By sequence number: the items that its next rows need, and the first of these rows."""
         self._oldest_first = False
@@ -173,7 +173,7 @@ class Encodings:
                     yield placed.item.key, placed.start
 
     def _queue(self, sequence: Sequence) -> list[_Encoding]:
-        """What the sequence needs and is not complete, in order."""
+        """Return the incomplete encodings that the sequence needs, in order."""
         queue = []
         needed = self._needed.get(sequence.number)
         if not needed:

@@ -1,4 +1,4 @@
-"""What a lone sequence may hold, and what is refused because it never could."""
+"""Context limits of a single sequence, and refusal of requests that could never fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step does, decided: a frozen snapshot, in which nothing lives on.
+"""The plan of one step: a frozen snapshot of all decisions, without references to live state.
 
 A plan can be pickled: a second process with another shard of the model can be sent the same one,
 and a test can write one by hand.
@@ -21,9 +21,8 @@ from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
 Positions = range | npt.NDArray[np.float32]
-"""Of the rows of a sequence: float32 `[axes, count]` for multimodal RoPE, in which a moment of a
-video may lie between whole numbers; a range where all coordinates are the same and whole, or the
-family has but one."""
+"""Positions of a sequence's rows: float32 `[axes, count]` for multimodal RoPE, where video times
+may be fractions. A range if all axes are equal and whole, or if there is one axis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +44,8 @@ class BlockIds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVPlacement:
-    """Where a sequence's keys, values and states are. One object serves until a table changes.
+    """Block ids of a sequence's keys, values and states. One object is reused until a table
+    changes.
 
     Attributes:
         tables: by group; of a recurrent group, the one slot that holds the state.
@@ -211,7 +211,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What the host read for the sampled rows of one sequence, in their order.
+    """The tokens read on the host for the sampled rows of one sequence, in row order.
 
     Attributes:
         logprobs: one a token where the request asked for them.
@@ -223,7 +223,7 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed, on the host, by the sequences' numbers.
+    """The results of a step, on the host, by sequence number.
 
     Attributes:
         vectors: of the sequences whose task is not to generate.

@@ -84,7 +84,7 @@ class Planner:
         self._rows_together = rows_together
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
         self._admitted: list[Sequence] = []
-        """Those that began to run in the plan that is being made."""
+        """Sequences that the current plan admits."""
         self._no_room: tuple[int, int] | None = None
         """Who (`number`) found no room last, and when: not asked again before a block came back."""
 
@@ -241,7 +241,7 @@ class Planner:
     def _plan_encoding(
         self, prompts: list[Sequence], seconds: float
     ) -> tuple[list[EncoderWork], float]:
-        """What encoders compute in `seconds`, and how long it is likely to take.
+        """Plan encoder work for `seconds`; return it with its expected time.
 
         Half of the time is left to prompts that can go on meanwhile.
         """
@@ -398,7 +398,8 @@ class Planner:
 
 
 def _one_format(sequences: list[Sequence]) -> KVFormat | None:
-    """That of them all; None where they differ, read media, or do not sample."""
+    """Return the sequences' common format; None if formats differ, media are read, or one does not
+    sample."""
     formats = {each.format for each in sequences}
     if len(formats) != 1 or any(each.request.media for each in sequences):
         return None

@@ -45,7 +45,7 @@ class TokenPositions:
         return np.concatenate([self._prompt[:, start:], answer], axis=1)
 
     def _behind(self, start: int, end: int) -> npt.NDArray[np.float32]:
-        """Those of tokens after the prompt, `[axes, end - start]`."""
+        """Return the positions of tokens after the prompt, `[axes, end - start]`."""
         assert self._prompt is not None
         behind = (np.arange(start, end) + self._shift).astype(np.float32)
         return np.broadcast_to(behind, (len(self._prompt), len(behind)))

@@ -20,13 +20,13 @@ from typing import NamedTuple
 from quire.scheduler.step_times import StepTimes
 
 _LEAST_S = 1e-6
-"""Of a step: a clock may stand still meanwhile."""
+"""Lower bound of a step's time, because a clock may stand still."""
 _FIRST_TOKENS = 32
 """Prompt tokens of a step before any such step was measured, and the fewest where nobody generates:
 that few rows take about as long as one, since all weights are read."""
 _WORTH, _LEAST_WORTH = 5, 2
-"""What prompts add to a step is at least so many times its fixed cost; beside streams the second
-number holds where the first one would make the step take longer than `step_s`."""
+"""Prompts add at least this multiple of a step's fixed cost. The second factor holds beside
+streams, if the first would make the step longer than `step_s`."""
 _READS_IN_A_ROW = 16
 """Steps that read beside streams, one after the other, before one only generates: that alone shows
 what generating takes."""

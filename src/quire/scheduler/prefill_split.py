@@ -20,7 +20,7 @@ class PrefillSplit:
         """Tokens of the oldest prompt's halves that shorter ones took."""
 
     def split(self, budget: int, remaining: list[int], room: int) -> list[int]:
-        """What each prompt gets of this step.
+        """Return each prompt's share of this step's tokens.
 
         Args:
             remaining: tokens that each prompt has left, oldest first.

@@ -1,4 +1,4 @@
-"""What sequences share: who finds which blocks, who waits for whom, what is kept for later.
+"""Prefix sharing between sequences: lookup, waiting for a neighbour, registration, snapshots.
 
 The scheduler asks here before it admits a sequence, and tells what was computed after each plan.
 """
@@ -56,7 +56,7 @@ class PrefixSharing:
         return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:
-        """What the index has for a sequence; None if waiting is better than starting now.
+        """Return the cached beginning of a sequence; None if waiting is better than starting now.
 
         It waits for a neighbour that is computing what it needs, or for the disk.
         """

@@ -75,12 +75,12 @@ class Scheduler:
 
     @property
     def running(self) -> Seq[Sequence]:
-        """Those that hold blocks, oldest first."""
+        """The sequences that hold blocks, oldest first."""
         return self._planner.running
 
     @property
     def waiting(self) -> Seq[Sequence]:
-        """Those that hold none, in the order in which they are asked."""
+        """The sequences that hold no blocks, in the order in which they are considered."""
         return self._planner.waiting
 
     @property
@@ -219,7 +219,7 @@ class Scheduler:
         return {number: each.row.mask for number, each in known if each is not None}
 
     def take_outputs(self) -> list[Output]:
-        """What requests got since the last call, endings included."""
+        """Return the outputs since the last call, including final ones."""
         outputs, self._outbox = self._outbox, []
         return outputs
 
@@ -257,7 +257,7 @@ class Scheduler:
         self._outbox.append(_output(sequence, got))
 
     def _settle(self, sequence: Sequence, computed: int) -> None:
-        """Of the rows in flight that were drafts, those up to `computed` tokens were right."""
+        """Accept the drafts among the rows in flight up to `computed` tokens; drop the others."""
         progress = sequence.progress
         running = sequence.status is Status.RUNNING
         if running:

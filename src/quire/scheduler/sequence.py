@@ -51,7 +51,7 @@ class Proposer(Protocol):
 
 
 class Status(Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"  # holds no blocks: new, or pre-empted
     RUNNING = "running"  # holds blocks
@@ -137,7 +137,7 @@ class Progress:
 
 
 class PrefixCursor:
-    """Where a sequence stands in the prefix index. Written by `PrefixSharing`.
+    """Position of a sequence in the prefix index. Written by `PrefixSharing`.
 
     Attributes:
         identity: root of the keys of its blocks.
@@ -212,7 +212,7 @@ class PrefixCursor:
 
 @dataclass(frozen=True, slots=True)
 class SequenceParts:
-    """What is made of a request before it is queued, for this request alone.
+    """Objects made for one request before it is queued.
 
     Attributes:
         positions: of its tokens.

@@ -17,7 +17,7 @@ _KEYS = 64  # keys that a thread block takes at a time
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Few numbers, as the kernel that joins what splits found is compiled for each."""
 _MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
+"""Multiprocessors of an H100 or H200."""
 
 VALUE_DIMS = (64, 128, 256, 512)
 TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
@@ -25,7 +25,7 @@ TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the kernels of a kind of layer are compiled for.
+    """Compile-time constants of the kernels for one kind of layer.
 
     Attributes:
         key_dim, value_dim: elements of a vector.
@@ -143,7 +143,7 @@ def attend_split(
     scoring: Scoring,
     shape: Shape,
 ) -> list[mx.array]:
-    """What each split finds, float32.
+    """Compute the partial results of each split, float32.
 
     Returns:
         Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
@@ -237,7 +237,7 @@ def shared_memory(shape: Shape, tiles: int) -> int:
 
 
 def header(dtype: mx.Dtype, defines: dict[str, int]) -> str:
-    """What stands before a kernel's source."""
+    """Return the declarations that precede a kernel's source."""
     lines = ["#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     lines += [f"#define {name} {value}" for name, value in defines.items()]
     return "\n".join([*lines, f"typedef {TYPES[dtype]} T;", ""])

@@ -26,8 +26,8 @@ _THREADS = 256
 _TOLERANCE = 3e-3
 """Relative. Sums of another order round to another number of 16 bits here and there."""
 _ELEMENTS = 1 << 24
-"""Of keys, and of values, that MLX's operations decode at once: 64 MB in float32, of which a few
-copies are in memory; what is kept has the queries' type."""
+"""Elements of keys, and of values, that MLX decodes at once: 64 MB in float32, with a few temporary
+copies. Results have the queries' type."""
 
 Blocks = tuple[mx.array, mx.array]
 """Keys `[n, block_size, head_dim]` and values `[n, block_size, value_dim]`."""
@@ -84,7 +84,7 @@ def _kept_blocks(written: WrittenBlocks) -> Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the kernel is compiled for.
+    """Compile-time constants of the kernel.
 
     Attributes:
         key_scale, value_scale: of what undoes the rotation, see `VectorRotation`; None without one.
@@ -156,7 +156,7 @@ def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Ki
 
 
 def _rotations(arrays: CodedArrays) -> list[VectorRotation]:
-    """Of keys and of values, where there are any."""
+    """Return the rotations of keys and of values, where there are any."""
     layout = arrays.layout
     return [each for each in (layout.key_rotation, layout.value_rotation) if each is not None]
 
@@ -242,7 +242,7 @@ def _kernel(kind: Kind) -> Kernel:
 
 
 def head() -> str:
-    """What stands before `body`, behind the constants."""
+    """Return the declarations that precede `body`, after the constants."""
     coding = kernel_text("quire.device.cuda", "coding.cuh")
     return coding + cuda.source("elements") + cuda.source("decode")
 

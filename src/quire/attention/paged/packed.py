@@ -30,7 +30,7 @@ class Codes:
 
     @staticmethod
     def of(arrays: list[mx.array]) -> Codes:
-        """Of the arrays of a store of the page format."""
+        """Describe the codes in a page store's arrays."""
         _, tokens, value_dim = arrays[-1].shape
         key_bits = arrays[0].shape[-1] * 32 // tokens
         value_bits = arrays[3].shape[-1] * 32 // value_dim
@@ -76,7 +76,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
 
 
 def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
-    """What `attend` needs of a step in which no sequence has more than one row."""
+    """Prepare the arrays that `attend` needs for a step with one row per sequence."""
     assert metadata.tails is not None, "the format keeps no tails"
     visible = mx.array(np.stack([metadata.first_visible, metadata.last_visible], axis=1))
     table, tails = mx.array(metadata.block_table), mx.array(metadata.tails)
@@ -117,14 +117,14 @@ def attend(
 
 @cache
 def signs(dim: int) -> mx.array:
-    """Of the rotation of values."""
+    """Return the signs of the values' rotation."""
     found = rotation(dim).signs
     assert found is not None, f"vectors of {dim} are rotated by a matrix"
     return found
 
 
 def head() -> str:
-    """What stands before `body`, behind the constants."""
+    """Return the declarations that precede `body`, after the constants."""
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const int* visible", "const float* numbers"]
     parameters += ["float* partial", "float* stats"]

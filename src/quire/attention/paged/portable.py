@@ -80,7 +80,7 @@ def _reads_codes(case: AttentionCase) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """What the kernels turn vectors of a store by; None where MLX does.
+    """The signs by which the kernels rotate a store's vectors; None where MLX rotates them.
 
     Attributes:
         key_scale: see `VectorRotation`; of values it is in the signs.
@@ -108,7 +108,7 @@ def _hadamard(turn: VectorRotation | None, size: int) -> VectorRotation | None:
 
 
 class SignsOfStores:
-    """Those of each store, made once."""
+    """The signs of each store, made once."""
 
     def __init__(self) -> None:
         self._made: dict[CodedLayout, _Signs] = {}

@@ -41,7 +41,7 @@ class Codes:
 
     @staticmethod
     def of(arrays: CodedArrays) -> Codes:
-        """Of a store's blocks."""
+        """Describe the codes in a store's blocks."""
         layout = arrays.layout
         key_bits, value_bits = layout.key_bits, layout.value_bits
         return Codes(
@@ -83,7 +83,7 @@ def _vector_size(parts: list[mx.array], bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the kernels of a kind of layer are compiled for.
+    """Compile-time constants of the kernels for one kind of layer.
 
     Attributes:
         dtype: of the result.
@@ -126,7 +126,7 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Of a thread group."""
+        """Threads of a thread group."""
         return 64 if self.value_dim <= 64 else 128
 
     def splits(self, tiles: int) -> int:
@@ -211,7 +211,7 @@ def attend(
     codes: Codes | None = None,
     signs: mx.array | None = None,
 ) -> list[mx.array]:
-    """What each split finds, float32.
+    """Compute the partial results of each split, float32.
 
     Args:
         q: `[T, heads, key_dim]`.

@@ -94,7 +94,7 @@ class CodedPrompts:
 
 
 def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
-    """Where rows find their keys once codes are decoded and what was written stands behind that.
+    """Return key positions and metadata for rows whose keys are decoded blocks followed by tails.
 
     Returns:
         The ids of the blocks to decode, and the rows' metadata with the rows of one block as a
@@ -131,11 +131,11 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
 
 
 def _begins(counts: Ints) -> Ints:
-    """Where each of some runs begins, of so many entries each, one after the other."""
+    """Return the first index of each of some consecutive runs, given their lengths."""
     return (np.cumsum(counts) - counts).astype(np.int32)
 
 
 def _each(counts: Ints) -> tuple[Ints, Ints]:
-    """Of every entry of such runs, the run and its number within."""
+    """Return, for every entry of consecutive runs, its run and its index within the run."""
     run = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     return run, np.arange(len(run), dtype=np.int32) - _begins(counts)[run]

@@ -1,4 +1,4 @@
-"""What the portable kernels are compiled for: Metal, or CUDA without tensor cores."""
+"""The target of the portable kernels: Metal, or CUDA without tensor cores."""
 
 from __future__ import annotations
 

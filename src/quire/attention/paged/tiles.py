@@ -19,8 +19,8 @@ FEW_ROWS = 8
 """A sequence with more rows in a step counts as a prompt."""
 
 TILE_FIELDS = 6
-"""Of a tile: first row, rows, lowest key, key past the highest, place of block 0 in the table, the
-sequence."""
+"""Fields of a tile: first row, rows, lowest key, one past the highest key, index of block 0 in the
+table, and the sequence."""
 
 
 @dataclass(frozen=True, slots=True)

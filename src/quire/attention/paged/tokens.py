@@ -26,7 +26,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import Kernel
 
 _KEYS = 64
-"""That a warp takes at a time."""
+"""Keys that a warp takes at a time."""
 
 
 class TokensBackend(CheckedBackend):
@@ -131,7 +131,8 @@ def attend(
     shape: Shape,
     codes: Codes,
 ) -> list[mx.array]:
-    """What each split finds, in the values' coordinates as coded; see `cuda.attend_split`.
+    """Compute the partial results of each split in the coordinates of the coded values; compare
+    `cuda.attend_split`.
 
     Args:
         q: `[T, heads, head_dim]` in the keys' coordinates as coded.
@@ -150,7 +151,7 @@ def attend(
 
 
 def head(queries: mx.Dtype) -> str:
-    """What stands before `body`, behind the constants."""
+    """Return the declarations that precede `body`, after the constants."""
     name = "float" if queries == mx.float32 else "T"
     sources = map(cuda.source, ("tensor", "warps", "codes", "elements", "levels"))
     return "".join([f"typedef {name} Q;\n", *sources])

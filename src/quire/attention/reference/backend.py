@@ -51,7 +51,7 @@ class _Prepared(PreparedAttention):
     def _plain(
         self, q: mx.array, store: LayerStore, scoring: Scoring
     ) -> list[tuple[slice, mx.array]]:
-        """What each part of the rows gets."""
+        """Attend over plain blocks; return the result of each part of the rows."""
         outs = []
         for batch in self._batches:
             out = plain.decode(_rows(q, batch.rows), store, batch, scoring)
@@ -64,7 +64,7 @@ class _Prepared(PreparedAttention):
     def _packed(
         self, q: mx.array, store: PackedStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> list[tuple[slice, mx.array]]:
-        """What each part of the rows gets."""
+        """Attend over packed blocks; return the result of each part of the rows."""
         scaled = q if scoring.scale == 1.0 else q * scoring.scale
         outs = []
         for batch in self._batches:

@@ -49,7 +49,7 @@ def chosen_bias(chosen: mx.array, keys: int) -> mx.array:
 
 @dataclass(frozen=True)
 class KeyPlaces:
-    """Where the keys of each row lie, one by one, in layers that see all keys, of one head.
+    """The pool positions of each row's keys, one by one, for layers of one head that see all keys.
 
     Attributes:
         table: block ids of all sequences.
@@ -74,7 +74,7 @@ class KeyPlaces:
 
 @dataclass
 class RowKeys:
-    """Which of the keys that were gathered for rows are there.
+    """The visible keys among those gathered for rows.
 
     Attributes:
         there: `[t, K]`.
@@ -168,7 +168,7 @@ class DecodeBatch:
         return np.add(self._own_starts[:, None], places, dtype=np.int32)
 
     def chosen_bias(self, chosen: mx.array, *, tails: bool) -> mx.array:
-        """What is added to `bias`, or to `tail_bias`, where rows see only what they chose."""
+        """Return the mask of the chosen keys, to be added to `bias` or to `tail_bias`."""
         seen = self.blocks.shape[1] * self.block_size
         bias = chosen_bias(chosen, seen)
         if tails:
@@ -199,7 +199,7 @@ class Chunk:
 
     @property
     def first_own(self) -> int:
-        """Which of `blocks` is the first that the chunk writes to."""
+        """The index in `blocks` of the first block that the chunk writes to."""
         return int(self.own[0]) // self.block_size
 
     @cached_property
@@ -262,7 +262,7 @@ class Tile:
         return _bias(self.first, self.last, *self._keys)
 
     def chosen_bias(self, chosen: mx.array) -> mx.array:
-        """What is added to it where rows see only what they chose, of all rows of the chunk."""
+        """Return the mask of the chosen keys, to be added to `bias`, for all rows of the chunk."""
         begin, end = self._keys
         return chosen_bias(chosen[self.rows], end)[:, begin:]
 

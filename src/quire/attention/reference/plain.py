@@ -98,7 +98,7 @@ def _whole(keys: int, size: int) -> int:
 
 
 def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array, mx.array]:
-    """What was read of a store's arrays, `[..., head_dim]` and `[..., value_dim]`."""
+    """Split arrays read from a store into keys `[..., head_dim]` and values `[..., value_dim]`."""
     keys, *values = read
     return keys, values[0] if values else keys[..., : store.shape.value_dim]
 

@@ -18,7 +18,7 @@ from quire.device.coding import VectorRotation
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer stores a token: keys `[kv_heads, head_dim]`, values `[kv_heads, value_dim]`.
+    """Vectors of a layer per token: keys `[kv_heads, head_dim]`, values `[kv_heads, value_dim]`.
 
     Attributes:
         block_size: tokens per block.
@@ -36,19 +36,20 @@ class LayerShape:
 
     @staticmethod
     def of(spec: KVSpec, block_size: int, dtype: mx.Dtype) -> LayerShape:
-        """What layers of a spec store."""
+        """Return the shape that layers of a spec store."""
         sizes = spec.kv_heads, spec.head_dim, spec.value_dim
         return LayerShape(*sizes, block_size, dtype, spec.value_in_key, spec.index_dim)
 
     @property
     def index(self) -> LayerShape | None:
-        """What an indexer stores a token, plain: a key of one head, and no value."""
+        """The shape of an indexer's keys, stored plain: one head and no value; None without an
+        indexer."""
         dim = self.index_dim
         return LayerShape(1, dim, dim, self.block_size, self.dtype, True) if dim else None
 
 
 def vector_sizes(shape: LayerShape) -> tuple[int, ...]:
-    """Of what a token has: a key, and a value unless it begins its key."""
+    """Return the sizes of a token's vectors: its key, and its value unless part of the key."""
     return (shape.head_dim,) if shape.value_in_key else (shape.head_dim, shape.value_dim)
 
 
@@ -71,7 +72,7 @@ class WrittenBlocks:
         return len(self.starts) - 1
 
     def part(self, chunks: slice) -> WrittenBlocks:
-        """Those of some chunks, neighbours."""
+        """Return the part of some adjacent chunks."""
         if (chunks.start, chunks.stop) == (0, self.chunks):
             return self
         starts = self.starts[chunks.start : chunks.stop + 1]

@@ -47,7 +47,7 @@ class Codec(ABC):
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Of a code."""
+        """Bits per code."""
 
     @property
     def levels(self) -> mx.array | None:
@@ -100,7 +100,7 @@ class Codec(ABC):
         return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.size - self.dim)])
 
     def inverse_transform(self, x: mx.array) -> mx.array:
-        """What `weighted_sum` or `decode` gave, `[..., size]`, as the model's `[..., dim]`."""
+        """Transform results of `weighted_sum` or `decode`: `[..., size]` to the model's `[..., dim]`."""
         return x if self.size == self.dim else x[..., : self.dim]
 
     @property

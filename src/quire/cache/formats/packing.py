@@ -13,7 +13,7 @@ from quire.device.coding import VectorCoding, VectorRotation
 from quire.device.device import current_device, fused
 
 SCALE = mx.float16
-"""Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
+"""Type of scales and biases. bfloat16 has a third more error at 8 bits and saves nothing."""
 
 _F16_MAX = 65504.0
 _LOADING = {2: 1.494, 3: 2.051}
@@ -94,7 +94,7 @@ _LOOKED_UP = {2: 4, 3: 4, 4: 2}
 
 
 def byte_table(values: Sequence[int]) -> mx.array:
-    """What `as_bytes` reads by: the bytes of every few codes, one entry for each such run."""
+    """Build the table for `as_bytes`: one entry for each run of a few codes."""
     bits = (len(values) - 1).bit_length()
     count = _LOOKED_UP[bits]
     runs = np.arange(2 ** (bits * count), dtype=np.uint32)

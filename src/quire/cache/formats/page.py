@@ -50,12 +50,12 @@ class PageKeys:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits per code."""
         return self._layout.bits
 
     @property
     def coding(self) -> VectorCoding:
-        """Of a channel, as a kernel computes it."""
+        """The coding of one channel, as kernels compute it."""
         return self._coding
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
@@ -91,7 +91,7 @@ class PageKeys:
         return self._layout.decode(parts).swapaxes(-1, -2).flatten(-3, -2)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
-        """What `weighted_sum` gave is in the model's coordinates."""
+        """Return `x`: the result of `weighted_sum` is in the model's coordinates already."""
         return x
 
 
@@ -220,7 +220,7 @@ class PageStore(PackedStore):
             array[rows] = part
 
     def _keys_and_values(self, vectors: list[mx.array]) -> tuple[mx.array, mx.array]:
-        """What is kept as written, `[..., head_dim]` and `[..., value_dim]`."""
+        """Convert vectors to tail keys `[..., head_dim]` and values `[..., value_dim]`."""
         keys, *values = vectors
         return keys, values[0] if values else keys[..., : self.shape.value_dim]
 
@@ -248,7 +248,7 @@ class PageStore(PackedStore):
 
 
 def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec | None]:
-    """Those of keys and of values; None of values that begin their keys."""
+    """Return the codecs of keys and values; None for values that are part of their keys."""
     bits = int(format.value_bits)
     if shape.value_in_key:
         return PageKeys(shape, max(int(format.key_bits), bits)), None

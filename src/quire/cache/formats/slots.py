@@ -1,4 +1,4 @@
-"""Where a step's new keys and values belong: flat arrays that all layers of a KV group share."""
+"""Write positions of a step's keys and values: flat arrays, shared by a KV group's layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def head_rows(blocks: Ints, kv_heads: int) -> Ints:
 
 @dataclass(frozen=True)
 class SlotMapping:
-    """Where the T rows of one KV group and format are written, sequence after sequence.
+    """The write positions of the T rows of one KV group and format, sequence after sequence.
 
     Attributes:
         blocks, offsets: `[T]` each row's block, and its place within it.
@@ -153,7 +153,7 @@ class ChunkPlaces:
 
     @cached_property
     def blocks(self) -> ChunkBlocks:
-        """Those that the chunks write to."""
+        """The blocks that the chunks write to."""
         slots, numbers = self.slots, self.numbers
         rows, counts = slots.query_starts[numbers], np.diff(slots.query_starts)[numbers]
         offsets = slots.offsets[rows]

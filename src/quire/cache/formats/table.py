@@ -1,4 +1,4 @@
-"""What the KV cache costs: the table that is shown at start-up."""
+"""The table of KV cache costs that is shown at start-up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LayerCost:
 def layer_costs(
     groups: tuple[KVGroup, ...], format: KVFormat, block_size: int, dtype: mx.Dtype
 ) -> list[LayerCost]:
-    """What layers with keys and values cost in a format, those that are stored alike together."""
+    """Return the costs of layers with keys and values in a format, grouped by equal storage."""
     costs = []
     for group in groups:
         spec = group.spec.stored

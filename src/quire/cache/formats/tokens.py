@@ -41,7 +41,7 @@ class TokenStore(PackedStore):
 
     @classmethod
     def codecs(cls, shape: LayerShape, format: KVFormat) -> tuple[Codec, Codec | None]:
-        """Those of keys and of values: one object where both are coded alike.
+        """Return the codecs of keys and of values: one object where both have the same coding.
 
         None of values that begin their keys.
         """
@@ -56,12 +56,12 @@ class TokenStore(PackedStore):
     @classmethod
     @abstractmethod
     def bits(cls, format: KVFormat) -> tuple[int, int]:
-        """Of a code of a key's element, and of a value's."""
+        """Return the bits of a key's code and of a value's code."""
 
     @classmethod
     @abstractmethod
     def codec(cls, dim: int, bits: int, format: KVFormat) -> Codec:
-        """What codes vectors of `dim` elements."""
+        """Return the codec for vectors of `dim` elements."""
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
@@ -71,7 +71,7 @@ class TokenStore(PackedStore):
 
     @property
     def codings(self) -> tuple[VectorCoding, ...]:
-        """Of keys, and of values that do not begin their keys."""
+        """The codings of keys, and of values unless they are part of their keys."""
         return self._codings
 
     def _empty(self, elements: int, dtype: mx.Dtype) -> mx.array:

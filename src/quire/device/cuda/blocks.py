@@ -25,7 +25,7 @@ _TOLERANCE = 3e-3
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """What the kernel is compiled for.
+    """Compile-time constants of the kernel.
 
     Attributes:
         key_dim: channels of keys.
@@ -66,7 +66,7 @@ class BlockEncoder:
         self._sound: dict[BlockKind, bool] = {}
 
     def code(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
-        """See `Operations.code_blocks`; None where the kernel does not serve."""
+        """Code blocks as `Operations.code_blocks` does. Return None if unsupported."""
         tails = chunks.tails
         filled = len(tails) == 2 and len(chunks.blocks.full) > 0
         if not filled or not _made_for(tails, codings):
@@ -151,7 +151,7 @@ def _kernel(kind: BlockKind) -> Kernel:
 
 
 def header(kind: BlockKind) -> str:
-    """What stands before the kernel."""
+    """Return the declarations that precede the kernel."""
     lines = [f"#define {name} {value}" for name, value in kind.defines.items()]
     return "\n".join([*lines, f"typedef {_TYPES[kind.dtype]} T;", coding_text()])
 
@@ -212,7 +212,7 @@ class _Span:
 
 
 def _read(parts: Sequence[mx.array], coding: VectorCoding) -> mx.array:
-    """What affine codes stand for."""
+    """Decode affine codes."""
     words, scales, biases = parts
     scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
     return mx.dequantize(words, scales, biases, group_size=coding.group_size, bits=coding.bits)

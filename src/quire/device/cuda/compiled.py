@@ -69,7 +69,7 @@ class CompiledKernel:
         output_shapes: list[tuple[int, ...]],
         output_dtypes: list[mx.Dtype],
     ) -> list[mx.array]:
-        """See `mx.fast.cuda_kernel`."""
+        """Launch the kernel, with the arguments of `mx.fast.cuda_kernel`."""
         name, binary = self._compiled(inputs, output_dtypes, prod(threadgroup))
         outs: list[mx.array] = mx.fast.precompiled_cuda_kernel(
             name=name,
@@ -100,7 +100,7 @@ class CompiledKernel:
         return self._loaded[kind]
 
     def _size_mark(self) -> bytes:
-        """What stands behind a binary, so that MLX loads it once for each size of shared memory.
+        """Return bytes to append to a binary, so that MLX loads it once per shared memory size.
 
         MLX 0.32.4 asks the driver for a kernel's shared memory at the first launch of its module
         alone (`JitModule::get_kernel_and_dims`). A text does not say how much its launches ask for,

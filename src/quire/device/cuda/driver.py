@@ -31,7 +31,7 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What decides how kernels are cut.
+    """The properties of a GPU on which the tiling of kernels depends.
 
     Attributes:
         shared: bytes of shared memory that a thread block may ask for.
@@ -94,7 +94,7 @@ class Graph:
 
     @property
     def handle(self) -> int:
-        """What launches it."""
+        """Handle by which the graph is launched."""
         return self._exec.value or 0
 
     def __del__(self) -> None:
@@ -297,7 +297,7 @@ def _attribute(number: int) -> int:
 
 @cache
 def _header_folders() -> tuple[Path, ...]:
-    """Where CUDA's headers are, of the toolkit or of NVIDIA's packages, and those MLX brings."""
+    """Return the folders of CUDA's headers (toolkit or NVIDIA's packages) and of MLX's own."""
     roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     folders = [Path(root, "include") for root in [*roots, "/usr/local/cuda"]]
     for path in sys.path:

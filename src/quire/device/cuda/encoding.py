@@ -31,7 +31,7 @@ _OTHER_CODES = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What kernels that code vectors are compiled for; see `VectorCoding`.
+    """Compile-time constants of the kernels that code vectors; compare `VectorCoding`.
 
     Attributes:
         dim: elements before padding.
@@ -77,7 +77,7 @@ class Encoder:
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array] | None:
-        """See `Operations.encode`; None where the kernel does not serve."""
+        """Code vectors as `Operations.encode` does. Return None if no kernel supports the case."""
         key = tuple((x.shape[-1], x.dtype, of) for x, of in zip(vectors, codings, strict=True))
         if key not in self._plans:
             served = all(map(self._serves, vectors, codings))
@@ -105,7 +105,7 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What each launch for vectors of some kinds has in common.
+    """Arguments that launches for the same kinds of vectors have in common.
 
     Attributes:
         tables: by vector, the signs and edges that there are.
@@ -213,7 +213,7 @@ def encoding_differs(coding: VectorCoding) -> str | None:
 
 
 def _by_range(x: mx.array, group: int, bits: int) -> mx.array:
-    """What such codes of `[n, size]` read as."""
+    """Decode such codes of `[n, size]`."""
     grouped = mx.unflatten(x, -1, (-1, group))
     low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
     scale = (high - low) / (2**bits - 1)

@@ -13,7 +13,7 @@ from quire.device.cuda.build import sources_digest
 
 
 class Extension(Protocol):
-    """What the compiled module offers; names of arguments are those of `launch.cpp`."""
+    """The functions of the compiled module, with the argument names of `launch.cpp`."""
 
     def pointer(self, array: mx.array) -> int:
         """The address of an array's numbers; 0 before it is computed."""

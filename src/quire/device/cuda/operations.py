@@ -24,7 +24,7 @@ from quire.device.weights import (
 )
 
 _UNPACKED_BYTES = 128 << 20
-"""Of a matrix that is unpacked at a time: a model's head would take gigabytes."""
+"""Bytes of a matrix that are unpacked at a time: a whole output head would take gigabytes."""
 
 
 class CUDAOperations(Operations):

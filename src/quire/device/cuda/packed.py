@@ -22,7 +22,7 @@ _SKINNY_TILE, _MANY_TILE = 8, 64
 _GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
-"""What `experts` can apply, and what the kernels' `GELU` is for each."""
+"""Activations that `experts` supports, and the kernels' `GELU` constant for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def skinny_gemm(rows: int, weight: Packed) -> SkinnyGemm:
 
 
 def expert_gemms(gate: Packed, down: Packed) -> tuple[SkinnyGemm, SkinnyGemm]:
-    """Of gate and up, and of down."""
+    """Return the kernels for gate and up projections, and for the down projection."""
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     return (
         _cut(hidden, outputs, gate.group_size, _SKINNY_TILE, gated=True, experts=True),
@@ -210,7 +210,7 @@ def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
 
 
 def header(defines: dict[str, int]) -> str:
-    """What stands before a kernel's source."""
+    """Return the declarations that precede a kernel's source."""
     lines = ["#include <cuda_bf16.h>", *(f"#define {name} {n}" for name, n in defines.items())]
     return "\n".join([*lines, "typedef __nv_bfloat16 T;", ""]) + kernel_text(_PACKAGE, "common.cuh")
 

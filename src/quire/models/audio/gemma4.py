@@ -31,7 +31,7 @@ from quire.models.layers.norm import LayerNorm, RMSNorm
 from quire.models.settings import Settings
 
 _NORM_EPS = 1e-6
-"""Of the norms that `rms_norm_eps` does not set."""
+"""Epsilon of the norms that `rms_norm_eps` does not cover."""
 _LONGEST_PERIOD = 10_000.0
 
 
@@ -100,7 +100,7 @@ class Gemma4AudioArguments:
 
     @property
     def bins(self) -> int:
-        """Of the spectrogram."""
+        """Number of the spectrogram's frequency bins."""
         return self.subsampling_conv_channels[0] // 4 * 4
 
     @property
@@ -149,7 +149,7 @@ class SubsamplingProjection(Module):
 
 
 class Distances:
-    """What attention knows of how far back a key lies, the same for all layers.
+    """Relative positions for attention, the same for all layers.
 
     Attributes:
         table: `[block + 1, hidden]`, sines and cosines of the distances from 0 up.

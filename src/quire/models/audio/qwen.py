@@ -72,7 +72,7 @@ class QwenAudio:
 
 
 def _eighth(size: int) -> int:
-    """What three convolutions of stride two leave."""
+    """Return the size that three convolutions of stride two leave."""
     return -(-size // 8)
 
 

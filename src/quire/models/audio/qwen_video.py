@@ -13,7 +13,7 @@ from quire.models.vision.qwen import QwenVideoEncoder, VisionTower
 _SEEN = 4
 """Numbers in the shape of a video without sound."""
 HEARD = _SEEN + 2
-"""Those of one with sound: then come the frames and the bins of its spectrogram."""
+"""Fields of a video with sound: frames and spectrogram bins are added."""
 
 
 class QwenVideoAudioEncoder(QwenVideoEncoder):

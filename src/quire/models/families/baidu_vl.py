@@ -104,7 +104,7 @@ def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
 
 
 def _media_tokens(s: Settings) -> tuple[int, ...]:
-    """Of pictures and videos, and of what stands before and behind them."""
+    """Return the ids of image and video tokens, and of the tokens around them."""
     picture = s.integer("image_token_id", default=100295)
     around = {
         "image_start_token_id": 101304,
@@ -117,7 +117,7 @@ def _media_tokens(s: Settings) -> tuple[int, ...]:
 
 
 def _sparse(text: Settings) -> list[bool]:
-    """Which layers have experts."""
+    """Return, for each layer, whether it has experts."""
     count = text.integer("num_hidden_layers")
     types = text.names("mlp_layer_types")
     if types:
@@ -129,7 +129,7 @@ def _sparse(text: Settings) -> list[bool]:
 
 
 def _pair(s: Settings, name: str, default: int) -> tuple[int, int]:
-    """Of text and of media; one number is of both."""
+    """Read a number for text and one for media; a single number is for both."""
     value = s.values.get(name, default)
     if isinstance(value, list):
         values = s.integers(name)

@@ -46,7 +46,8 @@ def cohere2(s: Settings) -> LanguageModel:
 
 
 def cohere2_moe(s: Settings) -> LanguageModel:
-    """As `cohere2`, with experts behind dense layers, which may have a pattern of their own."""
+    """Build a `cohere2` model whose first layers are dense, followed by layers with experts. Dense
+    layers may have their own pattern."""
     s = s.filled(head_dim=128, num_experts=8, num_experts_per_tok=2)
     count = s.integer("num_hidden_layers")
     first = min(s.integer("first_k_dense_replace", default=0, minimum=0), count)

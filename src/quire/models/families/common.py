@@ -1,4 +1,4 @@
-"""What families have in common: the usual keys of `config.json`, read into descriptions."""
+"""Reads the configuration keys that families share into descriptions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXPERT_PARTS = {
     "gate.e_score_correction_bias": "e_score_correction_bias",
     "shared_experts": "shared_expert",
 }
-"""What DeepSeek and its heirs call the bias of a router's choice and the shared expert."""
+"""Names of a router's bias and of the shared expert, as in DeepSeek's checkpoints."""
 
 
 def activation(s: Settings, default: str = "silu") -> str:
@@ -200,7 +200,7 @@ def with_dense(
 
 
 def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
-    """Which layers have dense blocks, as `mlp_layer_types` says, where it is there.
+    """Return a test whether a layer is dense, by `mlp_layer_types` if present.
 
     Args:
         first: so many have, where it is not.

@@ -158,7 +158,7 @@ def latent_attention(s: Settings) -> LatentAttention:
 
 
 def _stretched(rope: RopeParameters) -> float:
-    """What multiplies the logits where the context was stretched."""
+    """Return the factor of the logits for a stretched context."""
     if rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

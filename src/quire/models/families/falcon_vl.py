@@ -115,7 +115,7 @@ _HEADS = (
     "proj_segm.",
     "itok_upsampler.",
 )
-"""What Falcon Perception finds points, boxes and masks by. They are no text, and left out."""
+"""Prefixes of Falcon Perception's heads for points, boxes and masks, which are left out."""
 _PLACES = "freqs_cis_golden"
 
 

@@ -221,7 +221,7 @@ class Decoder(Module):
         return x
 
     def _closed(self, x: mx.array) -> mx.array:
-        """What comes out of the layers to hidden states `[T, hidden]`."""
+        """Convert the layers' output to hidden states `[T, hidden]`."""
         return x
 
     @property

@@ -1,4 +1,4 @@
-"""What a `config.json` says of Gemma 4's text part."""
+"""Arguments of Gemma 4's text part in `config.json`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Gemma4Arguments:
         return self.num_hidden_layers - self.num_kv_shared_layers
 
     def layer_spec(self, index: int) -> LayerSpec:
-        """What layer `index` keeps."""
+        """Return the state that layer `index` keeps."""
         kind = self.layer_types[index]
         if index >= self.first_shared:
             own = self.layer_types[: self.first_shared]

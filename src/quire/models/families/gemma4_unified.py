@@ -28,7 +28,7 @@ from quire.models.settings import Settings
 from quire.models.vision.gemma4 import soft_tokens
 
 _NEUTRAL = {"enable_moe_block": False, "hidden_size_per_layer_input": 0, "num_experts": 0}
-"""What the decoder does not have, which configurations may say."""
+"""Settings that this decoder lacks, with the only values that configurations may give them."""
 _LAYER_NORM_EPS = 1e-5
 
 

@@ -17,8 +17,8 @@ from quire.models.vision.projectors import LinearProjector
 from quire.models.weights.names import Weights
 
 _TOWERS = ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision", SIGLIP)
-"""What checkpoints call the encoder. It finds places for pictures of any shape, which for its tiles
-are SigLIP's."""
+"""Model types of the encoder. It supports pictures of any shape; for this family's tiles it equals
+SigLIP."""
 
 
 def idefics3(s: Settings) -> LanguageModel:

@@ -123,7 +123,7 @@ def _hybrid_tensors(weights: Weights, latents: LatentAttention) -> Weights:
 
 
 def _hybrid_types(s: Settings) -> tuple[str, ...]:
-    """What mixes tokens in each layer: the last one of each group has attention."""
+    """Return the mixer type of each layer: the last layer of each group has attention."""
     count, group = s.integer("num_hidden_layers"), s.integer("layer_group_size", default=6)
     if not s.has("layer_types"):
         # Of layers behind the last whole group implementations differ.

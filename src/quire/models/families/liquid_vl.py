@@ -24,7 +24,7 @@ from quire.models.vision.vision_language import TextPositionsModel
 
 _DECODERS = {"lfm2": lfm2, "lfm2_moe": lfm2_moe}
 _TOWERS = ("siglip2_vision_model", "lfm2_vl")
-"""What publishers and conversions call SigLIP 2's encoder."""
+"""Model types of SigLIP 2's encoder in publishers' and converted configurations."""
 
 
 def lfm2_vl(s: Settings) -> LanguageModel:

@@ -53,7 +53,7 @@ _CWM_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What CWM has where its configuration says nothing."""
+"""CWM's rotary settings where the configuration gives none."""
 
 
 def llama4(s: Settings) -> LanguageModel:
@@ -89,7 +89,7 @@ def llama4_text(s: Settings) -> LanguageModel:
 
 
 def _attention(s: Settings) -> tuple[Attention, Attention]:
-    """Of layers that rotate, and of those that know no order."""
+    """Return the attention of layers that rotate, and of layers without positions."""
     rope = replace(s.rope(theta=5e5), interleaved=True)
     usual = attention(s, rope=rope)
     norm = QKNorm(replace(rms(s, 1e-5), weighted=False), after_rotation=True)

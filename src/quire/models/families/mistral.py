@@ -63,7 +63,7 @@ def ministral3(s: Settings) -> LanguageModel:
 
 
 def _temperature(stretched: Settings) -> Temperature:
-    """Of what is said of rotations."""
+    """Return the temperature that the rotary settings ask for."""
     return Temperature(
         stretched.number("llama_4_scaling_beta"),
         stretched.integer("original_max_position_embeddings"),
@@ -79,7 +79,7 @@ _YARN: dict[str, Any] = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""What Ministral 3 has where its configuration says nothing."""
+"""Ministral 3's rotary settings where the configuration gives none."""
 
 
 def mistral4(s: Settings) -> LanguageModel:
@@ -127,7 +127,7 @@ _MISTRAL4_YARN = _YARN | {
     "factor": 128.0,
     "original_max_position_embeddings": 8192,
 }
-"""What Mistral Small 4 has where its configuration says nothing."""
+"""Mistral Small 4's rotary settings where the configuration gives none."""
 
 
 def mistral3_text(s: Settings) -> LanguageModel:

@@ -57,7 +57,7 @@ _VISION = {
     # The publisher's code has this one, which conversions to MLX write otherwise.
     "layer_norm_eps": 1e-5,
 }
-"""What configurations leave out."""
+"""Defaults of keys that configurations omit."""
 _TEXT_KEYS = {
     "dim": "hidden_size",
     "ff_dim": "intermediate_size",

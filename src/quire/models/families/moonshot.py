@@ -49,7 +49,7 @@ PUBLISHED_KEYS = {
     "moe_renormalize": "norm_topk_prob",
     "moe_router_activation_func": "scoring_func",
 }
-"""What the publisher, and Ling 3.0 after it, calls DeepSeek V3's keys."""
+"""Names that Moonshot, and Ling 3.0 after it, use for DeepSeek V3's keys."""
 
 
 def kimi_linear(s: Settings) -> LanguageModel:
@@ -93,7 +93,7 @@ def _delta(s: Settings) -> KimiDelta:
 
 
 def _types(s: Settings) -> tuple[str, ...]:
-    """What mixes tokens in each layer.
+    """Return the mixer type of each layer.
 
     Raises:
         ModelError: the lists of `linear_attn_config`, which count from one, do not name each layer

@@ -69,7 +69,7 @@ def nemotron_h(s: Settings) -> LanguageModel:
 
 
 def _kinds(s: Settings) -> list[str]:
-    """What each layer is."""
+    """Return the kind of each layer."""
     listed = s.names("layers_block_type") or s.names("layer_types")
     listed = listed or tuple(s.word("hybrid_override_pattern", default=""))
     kinds = [_OLD_KINDS.get(kind, _KINDS.get(kind, kind)) for kind in listed]

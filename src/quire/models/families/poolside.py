@@ -84,6 +84,6 @@ _ROTATIONS = {
     FULL: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
-"""What a configuration that says nothing means."""
+"""Rotary settings where the configuration gives none."""
 
 FAMILIES = (Family("laguna", "Laguna", laguna),)

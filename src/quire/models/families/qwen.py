@@ -106,7 +106,7 @@ def qwen3_5_layers(s: Settings) -> tuple[Layer, ...]:
 
 
 def qwen3_next(s: Settings) -> LanguageModel:
-    """As Qwen3.5, with other layouts of the same projections and positions of one axis."""
+    """Build a Qwen3.5 decoder with other layouts of the projections and one position axis."""
     delta = _delta(s)
     full = attention(s, rope=s.rope(partial=0.25), qk_norm=QKNorm(rms(s)), output_gate=True)
     mixers: dict[str, Mixer] = {FULL: full, LINEAR: delta}
@@ -206,7 +206,7 @@ _LESS_ONE = (
 
 
 def _as_converted(weights: Weights) -> Weights:
-    """What conversions to MLX do, unless it was done: one added to norms, channels last."""
+    """Convert as MLX conversions do, unless it was done: add one to norms, put channels last."""
     if _converted(weights):
         return weights
     ready = {}

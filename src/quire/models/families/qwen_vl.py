@@ -147,7 +147,7 @@ def _three_axes(
 
 
 def _usual(v: Settings, width: int) -> QwenVision:
-    """What the encoders have in common."""
+    """Return the settings that the encoders have in common."""
     return QwenVision(
         depth=v.integer("depth"),
         hidden_size=v.integer("hidden_size"),

@@ -52,4 +52,4 @@ SIGLIP_PARTS = {
 }
 """Parts of names, see `Names.renamed`."""
 UNREAD = "head"
-"""What of SigLIP a family leaves out has this in the place of its own name."""
+"""Prefix given to SigLIP's parts that a family leaves out."""

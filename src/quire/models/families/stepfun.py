@@ -85,7 +85,7 @@ def _rotations(s: Settings, types: tuple[str, ...]) -> list[RopeParameters]:
 
 
 def _blocks(s: Settings) -> list[FeedForward]:
-    """What each layer feeds forward."""
+    """Return the feed-forward part of each layer."""
     limits, shared_limits = (
         _by_layer(s, name, 0.0) for name in ("swiglu_limits", "swiglu_limits_shared")
     )
@@ -114,7 +114,7 @@ def _blocks(s: Settings) -> list[FeedForward]:
 
 
 def _sparse(s: Settings) -> tuple[int, ...]:
-    """Which layers have experts: a list, or one in a word, with commas."""
+    """Return the layers with experts, from a list or a comma-separated text."""
     if not s.has("moe_layers_enum"):
         return tuple(range(1, s.integer("num_hidden_layers")))
     if isinstance(s.value("moe_layers_enum"), list):
@@ -145,7 +145,7 @@ _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def _as_converted(weights: Weights, count: int) -> Weights:
-    """What conversions to MLX do, unless it was done: other names, and one added to norms.
+    """Convert as MLX conversions do, unless it was done: rename, and add one to norms.
 
     The layers that guess several tokens ahead are left out.
     """

@@ -51,7 +51,7 @@ _SIZES = {
     "mistral": (4096, 14336, 32, 32, 8),
     "qwen2": (4096, 22016, 32, 32, 32),
 }
-"""What configurations leave out that are as the library has them."""
+"""Defaults of the library for keys that configurations omit."""
 _SIZE_KEYS = (
     "hidden_size",
     "intermediate_size",

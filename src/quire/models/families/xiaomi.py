@@ -58,7 +58,7 @@ def _renamed(s: Settings) -> Settings:
 
 
 def _attention(s: Settings) -> Attention:
-    """Of full layers."""
+    """Return the attention of full layers."""
     rope, _ = _rotations(s)
     scale = s.number(
         "attention_value_scale", default=1.0 if s.null("attention_value_scale") else 0.707
@@ -90,7 +90,7 @@ def _sliding(s: Settings, full: Attention) -> Attention:
 
 
 def _rotations(s: Settings) -> tuple[RopeParameters, RopeParameters]:
-    """Of full and of sliding layers."""
+    """Return the rotations of full and of sliding layers."""
     partial = s.number("partial_rotary_factor", default=0.334)
     return s.rope_by_type(5e6, s.number("swa_rope_theta", default=1e4), partial)
 

@@ -22,7 +22,7 @@ _QK_NORMS = ("q_norm", "k_norm")
 
 
 class Over(Enum):
-    """What a norm of queries and keys spans, and how many weights it has."""
+    """The span of a norm of queries and keys, and the shape of its weights."""
 
     HEAD = "a head, with one weight for all heads"
     EACH_HEAD = "a head, with a weight for each head"
@@ -62,7 +62,7 @@ class Temperature:
     shift: int = 0
 
     def of(self, positions: mx.array) -> mx.array:
-        """What multiplies the queries at `[T]` positions, `[T, 1, 1]`."""
+        """Return the factors of the queries at `[T]` positions, `[T, 1, 1]`."""
         steps = ((positions + self.shift) // self.step).astype(mx.float32)
         return (1.0 + self.slope * mx.log1p(steps))[:, None, None]
 

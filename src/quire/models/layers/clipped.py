@@ -9,7 +9,7 @@ from quire.models.base import Module
 from quire.models.layers.norm import unweighted_norm
 
 CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-"""What a clipped linear layer has beside its weight. Checkpoints may carry them unused."""
+"""Bounds of a clipped linear layer. Checkpoints may carry them unused."""
 
 
 class ClippedLinear(Module):

@@ -11,7 +11,7 @@ from quire.device.device import current_device
 from quire.models.base import Module
 
 SAME = -1
-"""As many zeros around a map that `1 / stride` of its sides comes out, rounded up."""
+"""Padding that makes the output `1 / stride` of the input's size, rounded up."""
 
 
 class Convolution(Module):

@@ -37,7 +37,7 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
 
 
 class Neighbours(Protocol):
-    """Which rows of an item see each other."""
+    """The rows of an item that see each other."""
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         """`[rows, heads, head_dim]`, of keys and values with fewer heads -> as `q`."""

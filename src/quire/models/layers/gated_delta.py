@@ -53,7 +53,7 @@ class GatedDelta:
 
     @property
     def spec(self) -> RecurrentState:
-        """What a sequence keeps: the convolution's last inputs, and a matrix a value head."""
+        """The state of a sequence: the convolution's last inputs, and a matrix per value head."""
         return RecurrentState(
             (
                 ("conv", (self.kernel - 1, self.channels), ""),

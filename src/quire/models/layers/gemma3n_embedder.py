@@ -1,4 +1,4 @@
-"""What Gemma 3n's encoders share: their way into the decoder's width, and tokens of their own."""
+"""Projection of Gemma 3n's encoders into the decoder's width, and their own vocabulary."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class KimiDelta:
 
     @property
     def spec(self) -> RecurrentState:
-        """What a sequence keeps: the convolution's last inputs, and a matrix a head."""
+        """The state of a sequence: the convolution's last inputs, and a matrix per head."""
         return RecurrentState(
             (
                 ("conv", (self.kernel - 1, 3 * self.width), ""),
@@ -108,7 +108,7 @@ class KimiDeltaAttention(Module):
         return out
 
     def _gate(self, name: str, x: mx.array) -> mx.array:
-        """What forgets ("f") or goes out ("g"), before its sigmoid: float32 `[T, width]`."""
+        """Return the forget ("f") or output ("g") gate before its sigmoid: float32 `[T, width]`."""
         if self._kind.narrow_gates:
             y: mx.array = self[f"{name}_b_proj"](self[f"{name}_a_proj"](x))
         else:

@@ -66,7 +66,7 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 
 
 def matrix_of(layer: Any) -> Matrix:
-    """What a linear layer multiplies by, once its weights are there."""
+    """Return the weight and bias of a linear layer whose weights are loaded."""
     weight = _packed(layer) if isinstance(layer, PackedLinear) else layer["weight"]
     return Matrix(weight, layer.get("bias"))
 

@@ -49,7 +49,7 @@ class Mamba:
 
     @property
     def spec(self) -> RecurrentState:
-        """What a sequence keeps: the convolution's last inputs, and a vector a channel."""
+        """The state of a sequence: the convolution's last inputs, and a vector per channel."""
         return RecurrentState(
             (
                 ("conv", (self.kernel - 1, self.channels), ""),

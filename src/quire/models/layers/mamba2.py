@@ -65,7 +65,7 @@ class Mamba2:
 
     @property
     def spec(self) -> RecurrentState:
-        """What a sequence keeps: the convolution's last inputs, and a matrix a head."""
+        """The state of a sequence: the convolution's last inputs, and a matrix per head."""
         return RecurrentState(
             (
                 ("conv", (self.kernel - 1, self.channels), ""),

@@ -33,7 +33,7 @@ class ExpertLinear(Module):
 
     @property
     def matrices(self) -> ExpertMatrices:
-        """As the device's operations take them."""
+        """The weights in the form that the device's operations take."""
         return ExpertMatrices(self.weight, self.get("bias"))
 
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
@@ -62,7 +62,7 @@ class PackedExpertLinear(Module):
 
     @property
     def matrices(self) -> ExpertMatrices:
-        """As the device's operations take them."""
+        """The weights in the form that the device's operations take."""
         packing = Packing(**self._packing)
         weight = PackedWeight(self.weight, self.scales, self.get("biases"), packing)
         return ExpertMatrices(weight, self.get("bias"))
@@ -81,7 +81,6 @@ class Experts(Module):
         self._gating = gating
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """See `Operations.experts`."""
         gate, up, down = (each.matrices for each in (self.gate_proj, self.up_proj, self.down_proj))
         experts = GatedExperts(gate, up, down, self._gating)
         return current_device().operations.experts(x, chosen, weights, experts)
@@ -97,7 +96,6 @@ class UngatedExperts(Module):
         self._activation = activation
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """See `Operations.experts`."""
         experts = PlainExperts(self.up_proj.matrices, self.down_proj.matrices, self._activation)
         return current_device().operations.experts(x, chosen, weights, experts)
 

@@ -21,7 +21,7 @@ from quire.models.arguments import check_types
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 AXIAL = ("axial", "axial_turns")
-"""Of encoders: patches have two positions."""
+"""Rotation types of encoders, whose patches have two positions."""
 
 _NEEDED = {
     "linear": ("factor",),
@@ -38,7 +38,7 @@ _BOUNDS = {
     "partial_rotary_factor": (0.0, 1.0),
     "original_max_position_embeddings": (1.0, math.inf),
 }
-"""What is above the first and at most the second."""
+"""Exclusive lower bound and inclusive upper bound of each parameter."""
 
 
 def rope_type(values: dict[str, Any]) -> str:
@@ -207,7 +207,7 @@ class Rope:
 
 
 def _axes(pairs: int, p: RopeParameters) -> list[int]:
-    """Which of a token's positions turns each pair."""
+    """Return the position axis that rotates each pair."""
     section = p.mrope_section
     if p.rope_type in AXIAL:
         return [0] * (pairs // 2) + [1] * (pairs - pairs // 2)

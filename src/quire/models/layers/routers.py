@@ -1,4 +1,4 @@
-"""Which experts a row goes to, and how much each of them counts."""
+"""Routers: the choice of experts for each row, and their weights."""
 
 from __future__ import annotations
 

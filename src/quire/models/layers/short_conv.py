@@ -36,7 +36,7 @@ class ShortConv:
 
     @property
     def spec(self) -> RecurrentState:
-        """What a sequence keeps: the convolution's last inputs."""
+        """The state of a sequence: the convolution's last inputs."""
         return RecurrentState((("conv", (self.kernel - 1, self.channels), ""),))
 
     def module(self, hidden_size: int, layer: int) -> Module:

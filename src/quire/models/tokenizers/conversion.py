@@ -44,7 +44,7 @@ _TEKKEN_SPECIAL = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-"""Of files that do not list theirs, which are of version 7 or before."""
+"""Special tokens of files that list none: version 7 or before."""
 _MOONSHOT_CLASS, _MOONSHOT_RESERVED = "TikTokenTokenizer", 256
 
 
@@ -134,7 +134,7 @@ def _added(listed: Mapping[int, Json]) -> list[Json]:
 def _around(
     config: Mapping[str, Any], names: Mapping[str, str], ids: Mapping[str, int], *, begins: bool
 ) -> Json | None:
-    """What is added to texts, by the configuration.
+    """Return the rule that adds tokens to texts, from the configuration.
 
     Args:
         begins: whether texts begin with the beginning token where it does not say.

@@ -51,7 +51,7 @@ class PreTokenizer:
     begins: bool = False
 
     def components(self) -> list[dict[str, Any]]:
-        """As `tokenizer.json` has them."""
+        """Return the components in the form of `tokenizer.json`."""
         steps: list[dict[str, Any]] = [
             {
                 "type": "Split",

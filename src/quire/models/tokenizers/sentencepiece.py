@@ -1,4 +1,4 @@
-"""What a SentencePiece model file (`tokenizer.model`) says: a few fields of its Protocol Buffers.
+"""Reads a few fields of SentencePiece model files (`tokenizer.model`), which are Protocol Buffers.
 
 Message and field numbers are those of `sentencepiece_model.proto` (google/sentencepiece).
 """

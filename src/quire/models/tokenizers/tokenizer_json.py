@@ -47,7 +47,7 @@ def added_token(id: int, text: str, *, special: bool, rstrip: bool = False) -> J
 
 
 def ends(begin: tuple[str, int] | None, end: tuple[str, int] | None) -> Json | None:
-    """What is added to a text's beginning and end: a token's text and id; None is nothing."""
+    """Return the rule that adds a token (text and id) at each end of a text; None adds nothing."""
     if begin is None and end is None:
         return None
 

@@ -68,7 +68,7 @@ class ErnieTower(VisionTower):
         self.temporal = TemporalMerger(kind, norm)
 
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
-        """As `VisionTower`; the grid is of frames, one or pairs of them."""
+        """Encode as `VisionTower` does; the grid counts single frames or pairs."""
         (x,) = yield from super().encode(patches, grid)
         frames = x.reshape(grid[0], -1, x.shape[-1])
         first, second = frames[0::2], frames[int(grid[0] > 1) :: 2]

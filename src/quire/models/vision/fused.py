@@ -78,7 +78,7 @@ class PatchRotarySelfAttention(SelfAttention):
 
 
 def places(positions: mx.array) -> tuple[mx.array, mx.array]:
-    """Where patches lie down and across, `[T]` each; 0 of other rows.
+    """Return the row and column of each patch, `[T]` each; 0 for other rows.
 
     A picture's area is that of a square from -1 to 1, which its shape stretches.
 

@@ -219,7 +219,7 @@ class VisionTower(Module):
         return self.encoder(self.patch_embedder(patches, rows, columns), columns)
 
     def pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
-        """What the last layer gives -> `[tokens, hidden]`.
+        """Pool the last layer's output to `[tokens, hidden]`.
 
         In float32: float16 does not reach as far as the scaling takes them, and the bias of
         standardisation is about as large as what it is taken from.

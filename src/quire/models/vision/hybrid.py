@@ -40,7 +40,7 @@ class Reduction(Module):
 
 
 def _stretch(inputs: int, outputs: int) -> np.ndarray:
-    """What linear interpolation takes of each input, `[outputs, inputs]`, as pixels are resized."""
+    """Return the weights of linear interpolation, `[outputs, inputs]`, as for resized pixels."""
     at = np.maximum((np.arange(outputs) + 0.5) * inputs / outputs - 0.5, 0)
     low = np.floor(at).astype(np.int64)
     high, share = np.minimum(low + 1, inputs - 1), at - low

@@ -26,7 +26,7 @@ from quire.models.layers.encoder_attention import attend
 from quire.models.layers.feed_forward import MLP
 
 _MULTIPLE = 8
-"""Of the rows of a tile."""
+"""The rows of a tile are padded to a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LlamaVision:
 
     @property
     def rows(self) -> int:
-        """Of a tile: its patches, and one more for all of it."""
+        """Rows of a tile: its patches, and one for the whole tile."""
         return self.side**2 + 1
 
     @property
@@ -132,7 +132,7 @@ class Transformer(Module):
 
 
 class TileEmbedding(Module):
-    """What is added to all rows of a tile, by the picture's shape and the tile's place in it."""
+    """Embedding added to all rows of a tile, by the picture's shape and the tile's place in it."""
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class TileEmbedding(Module):
 
 
 class PositionEmbedding(Module):
-    """What is added to each row of a tile, by its place in the tile, and in the picture."""
+    """Embedding added to each row, by its place in the tile, and in the picture."""
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()

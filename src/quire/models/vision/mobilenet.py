@@ -29,7 +29,7 @@ class Block(Protocol):
 
     @property
     def channels(self) -> int:
-        """That it gives."""
+        """Output channels."""
         ...
 
     def module(self, inputs: int) -> Module:
@@ -112,7 +112,7 @@ class MobileNet:
 
     @property
     def blocks(self) -> int:
-        """Of all stages."""
+        """Number of blocks in all stages."""
         return sum(map(len, self.stages))
 
 
@@ -131,7 +131,7 @@ class Depthwise(Module):
         self.weight = mx.zeros((channels, kernel, kernel, 1))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """As `Convolution`, to as many channels."""
+        """Convolve each channel by itself."""
         whole = padded(x, self._kernel, self._stride)
         return mx.conv2d(whole, self.weight, self._stride, groups=x.shape[-1])
 
@@ -326,7 +326,7 @@ class MobileNetTower(Module):
 
     @property
     def pieces(self) -> int:
-        """Of `encode`: a block each, then strips of the fused map."""
+        """Pieces of `encode`: one per block, then strips of the fused map."""
         return self.kind.blocks + strips(self.kind.side)
 
     def encode(self, pixels: mx.array) -> Encoding:

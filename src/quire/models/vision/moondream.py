@@ -1,4 +1,4 @@
-"""What only Moondream 3 has: a learned temperature, and pictures encoded whole and in tiles.
+"""Layers that only Moondream 3 has: a learned temperature, and pictures encoded whole and in tiles.
 
 Sources: the code that its publisher's checkpoints come with, and that of Moondream 2 for pictures
 (github.com/vikhyat/moondream).
@@ -86,7 +86,7 @@ class MoondreamVision(TiledVision):
         self.multi_modal_projector = projector.module(2 * kind.output_size, width)
 
     def encode(self, pixels: mx.array) -> Encoding:
-        """As the base, but not projected: `[tiles, patches, hidden]`."""
+        """Encode without projection: `[tiles, patches, hidden]`."""
         return (yield from self.vision_tower.encode(pixels))
 
 

@@ -32,7 +32,7 @@ from quire.models.layers.feed_forward import MLP
 from quire.models.layers.rope import Rope, RopeParameters, Rotate
 
 _PATCHES_AT_ONCE = 1024
-"""Of a video's moments: products of fewer rows are slower by the row."""
+"""Patches of a video encoded at once: products of fewer rows are slower per row."""
 
 Grid = tuple[int, int, int]
 """Moments, rows and columns of patches."""
@@ -308,7 +308,7 @@ class VisionTower(Module):
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        """What it reads, by kind of media."""
+        """Encoders, by media kind."""
         return {"image": QwenPictureEncoder(self), "video": QwenVideoEncoder(self)}
 
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
@@ -338,7 +338,8 @@ class VisionTower(Module):
     def _neighbours(
         self, places: npt.NDArray[np.int64], grid: Grid
     ) -> tuple[Neighbours, Neighbours]:
-        """What sees all of its frames, and what sees its window, if there are windows."""
+        """Return the neighbours in layers that see whole frames, and in layers with windows, if
+        any."""
         moments, rows, columns = grid
         frame = Parts(moments)
         if not self.kind.window:

@@ -21,7 +21,7 @@ from quire.models.layers.convolution import Convolution
 from quire.models.layers.feed_forward import MLP
 
 _SCORE_BYTES = 32 << 20
-"""Of attention's biases and scores at once."""
+"""Bytes of attention's biases and scores at once."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Sam:
 
     @property
     def image_bytes(self) -> int:
-        """What a picture's pixels take."""
+        """Bytes of a picture's pixels."""
         return (self.side * self.patch) ** 2 * 3
 
 

@@ -19,7 +19,7 @@ _PATCHES_AT_ONCE = 1024
 """Products of fewer rows are slower by the row."""
 
 TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
-"""What checkpoints call the encoder's parts, and the first, this package all of them."""
+"""Prefixes of the encoder's parts in checkpoints. This package uses the first for all."""
 
 
 class TiledVision(Module):

@@ -43,7 +43,7 @@ VISUAL = {
     "vision_tower.vision_model.": "",
     "multi_modal_projector.": "merger.",
 }
-"""What checkpoints call the encoder's parts, and what they are here."""
+"""Prefixes of the encoder's parts in checkpoints, and their names here."""
 SEEN = ("image", "video")
 """Kinds of media whose rows have places in a picture."""
 _HEARD = {"audio_tower.": ""}

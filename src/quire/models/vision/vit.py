@@ -75,12 +75,12 @@ class VisionTransformer:
 
     @property
     def patches(self) -> int:
-        """Of a tile."""
+        """Patches of a tile."""
         return self.side**2
 
     @property
     def tile_bytes(self) -> int:
-        """What a tile's pixels take."""
+        """Bytes of a tile's pixels."""
         return self.patches * self.patch**2 * 3
 
     @property

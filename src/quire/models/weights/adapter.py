@@ -165,7 +165,7 @@ class Adapter:
         return factors, whole
 
     def _scale(self, module: str, parts: Mapping[str, mx.array]) -> float:
-        """What the product of a module's factors is multiplied by."""
+        """Return the factor of the product of a module's matrices."""
         rank = _by_pattern(self.config.get("rank_pattern"), module, self.config["r"])
         alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
         first = parts.get("A", parts.get("embedding A"))

@@ -106,7 +106,7 @@ class _Matrix:
         return tensors.pop(f"{self._path}.{name}", None)
 
     def tensors(self, dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """As MLX has them.
+        """Return the tensors in MLX's packing.
 
         Raises:
             ModelError: one is missing, or they do not fit each other.

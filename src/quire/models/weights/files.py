@@ -18,7 +18,7 @@ class WeightFiles(Protocol):
 
     @property
     def default_dtype(self) -> mx.Dtype | None:
-        """What they are computed in where nobody asks for a type; None is as each is stored."""
+        """The type to compute in if none is asked for; None keeps the stored types."""
         ...
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:

@@ -32,7 +32,7 @@ _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 
 @dataclass(frozen=True)
 class Method:
-    """What the configuration says of the packing.
+    """The packing that a configuration declares.
 
     Attributes:
         name: "gptq" or "awq".
@@ -99,7 +99,7 @@ def from_integers(
 
 
 def read_method(config: dict[str, Any]) -> Method:
-    """What `config.json` says of the packing.
+    """Read the packing from `config.json`.
 
     Raises:
         ModelError: a method or format that is not known.

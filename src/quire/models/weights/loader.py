@@ -235,7 +235,7 @@ def _leave_out_empty_biases(weights: dict[str, mx.array], places: Mapping[str, A
 
 
 def _kind(array: mx.array) -> str:
-    """What an array's numbers are; floats of any width serve alike, codes of one width only."""
+    """Return the kind of an array's numbers: all floats are one kind; codes differ by width."""
     if mx.issubdtype(array.dtype, mx.floating):
         return "floating point"
     return str(array.dtype).removeprefix("mlx.core.")

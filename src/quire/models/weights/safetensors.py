@@ -1,4 +1,4 @@
-"""What the headers of safetensors files say, without reading their data.
+"""Reads the headers of safetensors files, without their data.
 
 Format: 8 bytes little-endian header length, a JSON header, the data
 (https://huggingface.co/docs/safetensors).

@@ -39,7 +39,7 @@ def check_exponents(name: str, scale: mx.array) -> None:
 
 
 def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
-    """What codes `[..., out, in / 2]` stand for without a scale for all: `[..., out, in]`, float32.
+    """Decode `[..., out, in / 2]` codes without a global scale to float32 `[..., out, in]`.
 
     Args:
         name: of the tensor of codes.

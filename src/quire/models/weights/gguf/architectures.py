@@ -51,7 +51,7 @@ def architecture_of(gguf: GGUF) -> Architecture:
 
 
 def config_of(gguf: GGUF) -> Config:
-    """What `config.json` would say.
+    """Return the equivalent of `config.json`.
 
     Raises:
         ModelError: an unknown architecture, or a key is missing.
@@ -217,4 +217,4 @@ REFUSED: Mapping[str, str] = {
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
     "exaone": "EXAONE 4 is served, as 'exaone4'",
 }
-"""What a file may be that is near to what is served, and why it is not."""
+"""Architectures close to supported ones, with the reason why they are refused."""

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to tensors beside renaming them, undone.
+"""Undoes the changes that llama.cpp's converter makes to tensors, beyond their names.
 
 A change gets a tensor's name here, an array of it (codes, scales and biases one by one, whose rows
 are the matrix's), and the configuration.
@@ -67,7 +67,8 @@ def channels_last(name: str, array: mx.array, config: dict[str, Any]) -> mx.arra
 
 
 def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Of gated delta nets and state spaces: decays as logarithms, convolutions as MLX has them."""
+    """Convert gated delta nets and state spaces: decays to logarithms, convolutions to MLX's
+    layout."""
     if name.endswith(".A_log"):
         return mx.log(-array.astype(mx.float32))
     return channels_last(name, array, config)

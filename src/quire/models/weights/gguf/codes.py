@@ -86,7 +86,7 @@ def _packed(codes: mx.array, bits: int) -> mx.array:
 
 
 def _affine(codes: mx.array, bits: int, scales: mx.array, biases: mx.array) -> Parts:
-    """Of codes `[..., groups, 32]` and `[..., groups, 1]` the others."""
+    """Pack codes `[..., groups, 32]` with scales and biases `[..., groups, 1]` for MLX."""
     words = _packed(codes, bits).flatten(-2)
     return {"weight": words, "scales": scales.squeeze(-1), "biases": biases.squeeze(-1)}
 

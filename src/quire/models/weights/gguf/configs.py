@@ -1,4 +1,4 @@
-"""What the configuration of each architecture has beside what all have.
+"""Configuration keys of each architecture, beyond those that all have.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What a file does
 not say is what llama.cpp takes for it.
@@ -75,7 +75,7 @@ def gemma(gguf: GGUF) -> Config:
 
 
 def _scalar(gguf: GGUF, largest: int) -> Config:
-    """What queries are scaled by. Files do not say; the largest model alone has its own."""
+    """Return the query scale. Files omit it; only the largest model has its own."""
     if layers(gguf) == largest:
         value = gguf.need("embedding_length") // one_of(gguf, "attention.head_count")
     else:

@@ -1,4 +1,4 @@
-"""What the headers of GGUF files say, without reading their tensors.
+"""Reads the headers of GGUF files, without their tensors.
 
 Format: magic, version, counts, metadata of typed keys, a line a tensor, aligned data. The `gguf`
 package has a reader, too, but makes an array of every string: 17 s for a vocabulary of 150,000,
@@ -33,7 +33,7 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is.
+    """The place and type of a tensor in a file.
 
     Attributes:
         kind: how its numbers are coded.

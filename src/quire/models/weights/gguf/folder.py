@@ -116,7 +116,7 @@ def _ends(gguf: GGUF) -> dict[str, Any]:
 
 
 def _generation(gguf: GGUF) -> dict[str, Any]:
-    """What the file recommends for sampling."""
+    """Return the sampling settings that the file recommends."""
     given = {name: gguf.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
     known = {name: value for name, value in given.items() if value is not None}
     return known | {"eos_token_id": end_ids(gguf)}

@@ -59,7 +59,7 @@ def _width(gguf: GGUF, *names: str) -> int:
 
 
 def _mamba2(gguf: GGUF) -> Config:
-    """As Granite 4 and Falcon-H1 have it."""
+    """Read the configuration of state space layers of Granite 4 and Falcon-H1."""
     heads = gguf.need("ssm.time_step_rank")
     return {
         "mamba_n_heads": heads,
@@ -99,7 +99,7 @@ def falcon_h1(gguf: GGUF) -> Config:
 
 
 def _own_mamba2(gguf: GGUF) -> Config:
-    """As Mamba 2 itself and Nemotron-H have it."""
+    """Read the configuration of state space layers of Mamba 2 and Nemotron-H."""
     return {
         "n_groups": gguf.need("ssm.group_count"),
         "conv_kernel": gguf.need("ssm.conv_kernel"),

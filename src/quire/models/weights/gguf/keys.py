@@ -1,4 +1,4 @@
-"""What several architectures say by the same keys of a GGUF file."""
+"""Readers of GGUF keys that several architectures share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keys of GGUF's metadata that this package reads may hold."""
+"""The expected types of the GGUF metadata keys that this package reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(path: Path, key: str, value: Any, kind: Kind) -> None:
 
 
 def kind_of(key: str) -> Kind:
-    """Of a key of the architecture, without its name; most are sizes."""
+    """Return the expected type of an architecture's key, given without its prefix; mostly sizes."""
     return _OF_ARCHITECTURE.get(key, SIZE)
 
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says of rotary positions, as `rope_parameters`."""
+"""Reads a GGUF file's rotary settings into `rope_parameters`."""
 
 from __future__ import annotations
 

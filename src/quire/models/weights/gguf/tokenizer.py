@@ -164,7 +164,7 @@ def _text_of(gguf: GGUF, tokens: list[str], key: str) -> str | None:
 
 
 def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
-    """What is added to a text's beginning and end."""
+    """Return the rule that adds tokens to a text's beginning and end."""
     kind = _key(gguf, "model")
     begins = _pre(gguf).begins if kind == "gpt2" else kind != "t5"
     added = {
