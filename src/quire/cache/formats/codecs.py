@@ -100,7 +100,7 @@ class Codec(ABC):
         return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.size - self.dim)])
 
     def inverse_transform(self, x: mx.array) -> mx.array:
-        """Transform results of `weighted_sum` or `decode`: `[..., size]` to the model's `[..., dim]`."""
+        """Convert results of `weighted_sum` or `decode` to model coordinates, `[..., dim]`."""
         return x if self.size == self.dim else x[..., : self.dim]
 
     @property
