@@ -98,7 +98,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def serves(self, case: AttentionCase) -> bool:
-        """Whether it computes such a case; asked once a case, so it may take its time."""
+        """Return whether it computes such a case; asked once a case, so it may take its time."""
 
     @property
     def problem(self) -> str | None:
@@ -126,7 +126,7 @@ class Backends:
         return self._backends
 
     def backend_for(self, case: AttentionCase) -> AttentionBackend:
-        """The first backend that serves a case.
+        """Return the first backend that serves a case.
 
         Raises:
             LookupError: none does.

@@ -32,7 +32,7 @@ class IndexerTopK:
         self._chunks = [each for each in chunks if int(each.last.max()) >= limit]
 
     def choose(self, q: mx.array, weights: mx.array, store: LayerStore) -> mx.array:
-        """The keys of highest score of each row.
+        """Return the keys of highest score of each row.
 
         Args:
             q: `[T, heads, dim]`.
@@ -126,7 +126,7 @@ class IndexerTopK:
         return mx.put_along_axis(blank, columns, places, axis=-1)[:, :limit]
 
     def _joined(self, outs: list[tuple[slice, mx.array]]) -> mx.array:
-        """All rows, those that need no choice among them."""
+        """Return all rows, those that need no choice among them."""
         parts: list[mx.array] = []
         at = 0
         for rows, chosen in [*outs, (slice(self._rows, self._rows), None)]:
@@ -139,5 +139,5 @@ class IndexerTopK:
 
 
 def choice_needed(metadata: AttentionMetadata, limit: int) -> bool:
-    """Whether any sequence has more keys than a row may see."""
+    """Return whether any sequence has more keys than a row may see."""
     return bool(np.any(metadata.lengths > limit))

@@ -117,14 +117,14 @@ def build_cross(
 
 
 def _last_seen(tokens: Ints, media: CrossMedia) -> Ints:
-    """The last key that each token sees."""
+    """Return the last key that each token sees."""
     firsts, keys = np.array(media.visible, np.int32).T
     found: Ints = keys[np.searchsorted(firsts, tokens, side="right") - 1] - 1
     return found
 
 
 def _whole_blocks(written: array[int], spec: CrossKV, block_size: int) -> SlotMapping:
-    """Keys for these blocks, one block after the other."""
+    """Return the keys for these blocks, one block after the other."""
     blocks = np.repeat(np.array(written, np.int32), block_size)
     offsets = np.tile(np.arange(block_size, dtype=np.int32), len(written))
     starts = np.array([0, len(blocks)], np.int32)

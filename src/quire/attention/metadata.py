@@ -48,11 +48,11 @@ class AttentionRows(Protocol):
         ...
 
     def block_ids(self, group: int) -> array[int]:
-        """The ids of the sequence's block table; 0 where a block has left the window."""
+        """Return the ids of the sequence's block table; 0 where a block has left the window."""
         ...
 
     def tail_block(self, group: int) -> int | None:
-        """The id of the block that keeps the tail as written; None in formats without."""
+        """Return the id of the block that keeps the tail as written; None in formats without."""
         ...
 
 
@@ -126,7 +126,7 @@ class AttentionMetadata:
         return np.repeat(of_sequences, self.counts)
 
     def part(self, begin: int, end: int) -> AttentionMetadata:
-        """The sequences `[begin, end)` alone."""
+        """Return the sequences `[begin, end)` alone."""
         if (begin, end) == (0, self.sequences):
             return self
         rows = slice(int(self.query_starts[begin]), int(self.query_starts[end]))
@@ -179,7 +179,7 @@ class AttentionMetadata:
 def build_metadata(
     group: int, spec: AttentionSpec, rows: Sequence[AttentionRows], block_size: int
 ) -> AttentionMetadata:
-    """The metadata of sequences that have one format, in their order.
+    """Return the metadata of sequences that have one format, in their order.
 
     Args:
         group: the KV group's index, and what its layers keep.
@@ -227,7 +227,7 @@ def build_metadata(
 def _with_bidirectional_media(
     keys: Ints, rows: Sequence[AttentionRows], query_starts: Ints
 ) -> Ints:
-    """The last key that each row sees: its own, or the last of the image that it belongs to."""
+    """Return last key that each row sees: its own, or the last of the image that it belongs to."""
     last = keys
     for each, first_row in zip(rows, query_starts.tolist(), strict=False):
         stop = each.start + each.count

@@ -14,7 +14,8 @@ from quire.device.dtypes import DTYPES
 
 
 def open_backends() -> Backends:
-    """The backends that work on this device, the fastest first; the reference serves the rest."""
+    """Return the backends that work on this device, the fastest first; the reference serves the
+    rest."""
     device = current_device()
     backends: list[AttentionBackend] = []
     if device.kernels is not None:

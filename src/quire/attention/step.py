@@ -177,7 +177,7 @@ class StepAttention:
         scoring: Scoring,
         chosen: Sequence[mx.array | None],
     ) -> mx.array:
-        """The same for rows that all see something."""
+        """Return the same for rows that all see something."""
         if len(parts) == 1:
             return self._attend(parts[0], owner, q, k, v, scoring._replace(chosen=chosen[0]))
         outs = []
@@ -189,7 +189,7 @@ class StepAttention:
         return mx.concatenate(outs)
 
     def _parts(self, group: int) -> list[_FormatRows]:
-        """The step's rows in a group, by format."""
+        """Return the step's rows in a group, by format."""
         if group not in self._groups:
             self._groups[group] = self._build(group)
         return self._groups[group]
@@ -203,7 +203,7 @@ class StepAttention:
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """The same for the rows of one format."""
+        """Return the same for the rows of one format."""
         store = part.pool.layers[owner]
         if k is not None and v is not None and len(k):
             part.written[owner] = store.write(k, v, part.slots or part.metadata.slots)
@@ -223,7 +223,7 @@ class StepAttention:
         return mx.concatenate(outs)
 
     def _build(self, group: int) -> list[_FormatRows]:
-        """The step's rows, cut where the format changes."""
+        """Return the step's rows, cut where the format changes."""
         spec = self._layout.groups[group].spec
         if spec.cross is not None:
             return self._build_cross(group, spec.cross)
@@ -238,7 +238,7 @@ class StepAttention:
         return parts
 
     def _build_cross(self, group: int, spec: CrossKV) -> list[_FormatRows]:
-        """The same for the rows that attend to media."""
+        """Return the same for the rows that attend to media."""
         parts: list[_FormatRows] = []
         attending: list[Ints] = []
         first = row = key = 0
@@ -258,7 +258,7 @@ class StepAttention:
         return parts
 
     def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:
-        """The step's sequences, cut where the format changes."""
+        """Return the step's sequences, cut where the format changes."""
         for format, some in groupby(self._rows, key=lambda each: each.format):
             yield format, list(some)
 

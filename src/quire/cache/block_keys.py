@@ -9,12 +9,12 @@ from hashlib import blake2b, shake_128
 
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
-    """The identity of a block: all that shaped its bytes, ending in its own tokens."""
+    """Return the identity of a block: all that shaped its bytes, ending in its own tokens."""
     return next(chains(parent, tokens, max(1, len(tokens))))
 
 
 def chains(parent: bytes, tokens: Seq[int], block_size: int) -> Iterator[bytes]:
-    """The identities of one block after the other."""
+    """Return the identities of one block after the other."""
     for start in range(0, len(tokens), block_size):
         data = _packed(tokens[start : start + block_size])
         parent = blake2b(data, key=parent, digest_size=24).digest()

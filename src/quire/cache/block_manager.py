@@ -50,7 +50,7 @@ class BlockManager:
         return pool.take(count)
 
     def can_allocate(self, wanted: dict[PoolKey, int]) -> bool:
-        """Whether all of `wanted` would fit if everything kept were evicted."""
+        """Return whether all of `wanted` would fit if everything kept were evicted."""
         return self.capacity.has_room(wanted)
 
     def retain(self, block: Block) -> None:

@@ -53,15 +53,16 @@ class Holder(Protocol):
     """Keeps blocks beyond the life of the sequences that made them."""
 
     def name(self, block: Block) -> bytes | None:
-        """A name that says what is in the block and outlives the process; None: not complete."""
+        """Return a name that says what is in the block and outlives the process; None: not
+        complete."""
         ...
 
     def tokens_in(self, block: Block) -> int:
-        """How many tokens of the block are relied on."""
+        """Return how many tokens of the block are relied on."""
         ...
 
     def lost_with(self, block: Block) -> Iterable[Block]:
-        """The blocks that go when this one is forgotten, itself included."""
+        """Return the blocks that go when this one is forgotten, itself included."""
         ...
 
     def forget(self, block: Block) -> None:

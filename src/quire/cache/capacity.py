@@ -76,18 +76,18 @@ class Capacity:
         return self.budget - self.claimed
 
     def pool(self, key: PoolKey) -> Pool:
-        """A pool; an empty one the first time that it is asked for."""
+        """Return a pool; an empty one the first time that it is asked for."""
         pool = self.pools.get(key)
         if pool is None:
             pool = self.pools[key] = Pool(key, self.block_bytes(key))
         return pool
 
     def bytes_of(self, wanted: Mapping[PoolKey, int]) -> int:
-        """Bytes of so many blocks of each pool."""
+        """Return the bytes of so many blocks of each pool."""
         return sum(count * self.block_bytes(key) for key, count in wanted.items())
 
     def has_room(self, wanted: Mapping[PoolKey, int]) -> bool:
-        """Whether all of `wanted` would fit if everything kept were evicted."""
+        """Return whether all of `wanted` would fit if everything kept were evicted."""
         missing = {k: max(0, count - len(self.pool(k).free)) for k, count in wanted.items()}
         spare = self.unclaimed
         for key, pool in self.pools.items():

@@ -28,7 +28,7 @@ CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
 
 
 def file_in(folder: Path) -> Path:
-    """The file of a folder that has one.
+    """Return the file of a folder that has one.
 
     Raises:
         StoreError: it has none, or does not exist.
@@ -143,7 +143,7 @@ class DiskFile:
                 yield id, key, used
 
     def keys_of(self, fingerprint: str | None) -> list[bytes]:
-        """Keys of one model's values, or of all."""
+        """Return the keys of one model's values, or of all."""
         with translated():
             rows = self._db.execute(
                 "SELECT key FROM entries JOIN models ON models.id = model "
@@ -153,7 +153,8 @@ class DiskFile:
         return [key for (key,) in rows]
 
     def body(self, id: int) -> tuple[object, object]:
-        """Digest and value as they are stored, of whatever type; None where there is no row."""
+        """Return the digest and value as they are stored, of whatever type; None where there is no
+        row."""
         self._check_alive()
         with translated():
             row = self._db.execute("SELECT digest, body FROM bodies WHERE id = ?", (id,)).fetchone()
@@ -193,7 +194,7 @@ class DiskFile:
         self._model = None
 
     def _model_row(self) -> int:
-        """The id of the model in its table, made if missing."""
+        """Return the id of the model in its table, made if missing."""
         if self._model is None:
             model = (self._fingerprint, self._name)
             self._db.execute(

@@ -40,7 +40,7 @@ class Tier(Protocol):
         ...
 
     def seconds(self, size: int) -> float:
-        """How long reading so many bytes is likely to take."""
+        """Return how long reading so many bytes is likely to take."""
         ...
 
     def decline(self) -> None:
@@ -147,7 +147,7 @@ class DiskPrefetch:
         return reading
 
     def settle(self, reading: PrefetchedPart) -> bool:
-        """Whether a reading is over; if so, what came is in the index."""
+        """Return whether a reading is over; if so, what came is in the index."""
         if reading.settled:
             return True
         if not reading.read.done:
@@ -163,7 +163,8 @@ class DiskPrefetch:
     # -- what to read --------------------------------------------------------------------------
 
     def _boundary(self, prompt: WantedPrefix, path: list[Node], matched: int) -> int | None:
-        """The most blocks, beyond `matched`, after which every group would have what it needs."""
+        """Return the most blocks, beyond `matched`, after which every group would have what it
+        needs."""
         size = self._index.block_size
         groups, anchors = self._index.groups, self._index.anchors
         unbroken = {group.index: 0 for group in groups}
@@ -265,7 +266,8 @@ class DiskPrefetch:
     def _blocks(
         self, reading: PrefetchedPart, number: int, groups: list[int]
     ) -> dict[int, Block] | None:
-        """New blocks for what was read of a block number; None if any is missing or has no room."""
+        """Return new blocks for what was read of a block number; None if any is missing or has no
+        room."""
         prompt, blocks = reading.prompt, {}
         for group in groups:
             pool = PoolKey(group, prompt.format)

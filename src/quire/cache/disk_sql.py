@@ -54,7 +54,8 @@ def translated() -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> int:
-    """The folder's lock, held as long as the descriptor is open: a killed process leaves none.
+    """Return the folder's lock, held as long as the descriptor is open: a killed process leaves
+    none.
 
     Raises:
         StoreError: somebody has it, the folder cannot be written, or others can write to it.
@@ -85,14 +86,14 @@ def lock_folder(folder: Path) -> int:
 
 
 def _open_private(path: Path) -> int:
-    """A file for its owner alone, made if missing; one that was open to others no longer is."""
+    """Open a file for its owner alone, made if missing. A file open to others is closed to them."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def connect(path: Path, *, own: bool = True) -> sqlite3.Connection:
-    """A connection that waits a little for others, and starts no transactions by itself.
+    """Return a connection that waits a little for others, and starts no transactions by itself.
 
     Args:
         own: make the file if it is missing, for its owner alone; SQLite gives its journal the

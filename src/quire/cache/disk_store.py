@@ -103,7 +103,7 @@ class DiskStore:
     # -- values --------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, verified. None if it is not there, or was bad: then it is removed."""
+        """Return the value, verified. None if it is not there, or was bad: then it is removed."""
         id = self._order.get(key)
         if id is None:
             return None

@@ -114,12 +114,13 @@ class DiskTier:
     # -- what the engine's thread asks ---------------------------------------------------------
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the block can be read. Wrong only for a moment, which a read then finds out."""
+        """Return whether the block can be read. Wrong only for a moment, which a read then finds
+        out."""
         store = self._store
         return store is not None and key in store
 
     def accepts(self, key: bytes, size: int) -> bool:
-        """Whether a block is worth exporting: it is not there yet, and would be taken.
+        """Return whether a block is worth exporting: it is not there yet, and would be taken.
 
         Args:
             size: its bytes, and those of blocks before it that are not handed over yet.
@@ -166,7 +167,7 @@ class DiskTier:
         return read
 
     def seconds(self, size: int) -> float:
-        """How long reading so many bytes is likely to take."""
+        """Return how long reading so many bytes is likely to take."""
         with self._changed:
             return 1e-3 + size / self._rate
 

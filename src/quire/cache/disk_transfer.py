@@ -38,7 +38,7 @@ def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) ->
 
 
 def matches_pool(pools: Pools, pool: PoolKey, block: HostBlock) -> bool:
-    """Whether contents from elsewhere have the types and shapes of a pool's blocks."""
+    """Return whether contents from elsewhere have the types and shapes of a pool's blocks."""
     ours = [(_name(array.dtype), array.shape[1:]) for array in pools.export(pool, [])]
     theirs = [(dtype, array.shape[1:]) for dtype, array in block]
     return ours == theirs and block_bytes_of(block) == pools.block_bytes(pool)

@@ -13,12 +13,12 @@ HostBlock = tuple[tuple[str, npt.NDArray[Any]], ...]
 
 
 def block_bytes_of(block: HostBlock) -> int:
-    """Bytes of the arrays."""
+    """Return the bytes of the arrays."""
     return sum(array.nbytes for _, array in block)
 
 
 def pack(block: HostBlock) -> bytes:
-    """A block as bytes: how long the layout is, the layout as JSON, then the arrays."""
+    """Return a block as bytes: how long the layout is, the layout as JSON, then the arrays."""
     layout = json.dumps([[dtype, array.dtype.str, array.shape] for dtype, array in block]).encode()
     parts = [np.ascontiguousarray(array).data.cast("B") for _, array in block if array.size]
     return b"".join([len(layout).to_bytes(4, "little"), layout, *parts])

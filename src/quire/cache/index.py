@@ -98,7 +98,7 @@ class Node:
         self.index.prune(self)
 
     def alike(self, tokens: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
-        """Children that agree longest with `tokens`, and for how many of them."""
+        """Return the children that agree longest with `tokens`, and for how many of them."""
         at = bisect_left(self.ordered, (tokens, b""))
         behind = self.ordered[at : at + _SIBLINGS]
         before = reversed(self.ordered[max(0, at - _SIBLINGS) : at])
@@ -134,7 +134,7 @@ class PrefixIndex:
     def match(
         self, identity: bytes, tokens: Seq[int], keys: Seq[bytes], *, limit: int, partial: bool
     ) -> Match:
-        """The longest reusable beginning of `tokens`.
+        """Return the longest reusable beginning of `tokens`.
 
         Args:
             identity: root of the chain: model, format, salt.
@@ -182,7 +182,7 @@ class PrefixIndex:
         return best, usable, agreed
 
     def _states_in(self, node: Node) -> list[int]:
-        """Tokens into a node at which every recurrent group has a snapshot, last first."""
+        """Return tokens into a node at which every recurrent group has a snapshot, last first."""
         offsets = sorted({offset for _, offset in node.snapshots}, reverse=True)
         return [
             offset
@@ -199,7 +199,8 @@ class PrefixIndex:
         *,
         partial: bool,
     ) -> tuple[int, ReuseMiss | None]:
-        """The most tokens up to `length` at which every group has what it needs, and why not more.
+        """Return the most tokens up to `length` at which every group has what it needs, and why not
+        more.
 
         Args:
             miss: why not more than `length`.
@@ -217,7 +218,7 @@ class PrefixIndex:
         return 0, miss
 
     def _last_missing(self, path: list[Node], last: Node | None, length: int) -> int | None:
-        """The highest block number that some group needs for `length` and does not have."""
+        """Return the highest block number that some group needs for `length` and does not have."""
         size = self.block_size
         end = -(-length // size)
         worst = None
@@ -235,7 +236,7 @@ class PrefixIndex:
     def _snapshot_at_most(
         self, path: list[Node], last: Node | None, length: int, partial: bool
     ) -> int:
-        """The last position up to `length` at which every recurrent group has a snapshot.
+        """Return the last position up to `length` at which every recurrent group has a snapshot.
 
         Without `partial` only ends of blocks count.
         """
@@ -277,7 +278,7 @@ class PrefixIndex:
                 self._manager.touch(block)
 
     def path(self, identity: bytes, keys: Seq[bytes]) -> list[Node]:
-        """The nodes of the first blocks of a prompt, as far as there are any."""
+        """Return the nodes of the first blocks of a prompt, as far as there are any."""
         root = self._roots.get(identity)
         return _descend(root, keys) if root is not None else []
 
@@ -288,7 +289,7 @@ class PrefixIndex:
         return self._roots.get(identity) or Node(self, None, identity, ())
 
     def child(self, parent: Node, key: bytes) -> Node | None:
-        """The node of the block that follows, if it is there."""
+        """Return the node of the block that follows, if it is there."""
         return parent.children.get(key)
 
     def insert(
@@ -325,7 +326,8 @@ class PrefixIndex:
         return node
 
     def _grow(self, parent: Node, tokens: tuple[int, ...], blocks: dict[int, Block]) -> Node | None:
-        """The partly filled node of the same blocks, taken out so that it can get more tokens."""
+        """Return the partly filled node of the same blocks, taken out so that it can get more
+        tokens."""
         for block in blocks.values():
             node = block.holder
             if isinstance(node, Node) and node.parent is parent:
@@ -398,7 +400,7 @@ class PrefixIndex:
 
 
 def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
-    """The nodes below `node` along `keys`, as far as there are any."""
+    """Return the nodes below `node` along `keys`, as far as there are any."""
     path: list[Node] = []
     for key in keys:
         child = node.children.get(key)
@@ -418,7 +420,7 @@ def _why_it_ends(parent: Node, tokens: tuple[int, ...], agreed: int) -> MissKind
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
-    """How many leading items agree."""
+    """Return how many leading items agree."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

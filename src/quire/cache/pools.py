@@ -38,12 +38,12 @@ class KVPool:
                 store.resize_tails(capacity, moves)
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """Every array of these layers."""
+        """Return every array of these layers."""
         both = (*self.layers.items(), *self.indexes.items())
         return [array for layer, store in both if layer in layers for array in store.arrays()]
 
     def export(self, blocks: Ints) -> list[mx.array]:
-        """The contents of blocks in all layers (lazy)."""
+        """Return the contents of blocks in all layers (lazy)."""
         return [array for store in self._stores() for array in store.export(blocks)]
 
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
@@ -75,7 +75,7 @@ class Pools:
         self._states: dict[tuple[int, KVFormat], StatePool] = {}
 
     def block_bytes(self, key: PoolKey) -> int:
-        """Bytes of one block of a pool, all layers of its group counted."""
+        """Return the bytes of one block of a pool, all layers of its group counted."""
         group = self.groups[key.group]
         state = self._recurrent.get(key.group)
         if state is not None:
@@ -89,7 +89,7 @@ class Pools:
         return total
 
     def kv(self, group: int, format: KVFormat) -> KVPool:
-        """The pool of a group of keys and values."""
+        """Return the pool of a group of keys and values."""
         pool = self._kv.get((group, format))
         if pool is None:
             pool = KVPool(self.groups[group].layers, self.shape(group), format)
@@ -97,7 +97,7 @@ class Pools:
         return pool
 
     def states(self, group: int, format: KVFormat) -> StatePool:
-        """The pool of a recurrent group."""
+        """Return the pool of a recurrent group."""
         pool = self._states.get((group, format))
         if pool is None:
             layers = self.groups[group].layers
@@ -141,7 +141,8 @@ class Pools:
                 pool.restore(block, contents)
 
     def export(self, key: PoolKey, ids: list[int]) -> list[mx.array]:
-        """The contents of blocks in all layers (lazy), block after block along each first axis."""
+        """Return the contents of blocks in all layers (lazy), block after block along each first
+        axis."""
         return self._pool(key).export(np.array(ids, dtype=np.int32))
 
     def restore(self, key: PoolKey, ids: list[int], contents: list[mx.array]) -> None:
@@ -154,7 +155,7 @@ class Pools:
         self._states.clear()
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """Every array that these layers have in any pool."""
+        """Return every array that these layers have in any pool."""
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
         return [array for pool in pools for array in pool.arrays(layers)]
 

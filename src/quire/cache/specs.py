@@ -31,7 +31,7 @@ class LayerSpec(ABC):
         return False
 
     def owner(self, layer: int) -> int:
-        """The layer whose blocks layer number `layer` reads: itself, unless it shares."""
+        """Return the layer whose blocks layer number `layer` reads: itself, unless it shares."""
         return layer
 
 
@@ -71,11 +71,11 @@ class GroupSpec(LayerSpec):
 
     @abstractmethod
     def first_needed(self, length: int) -> int:
-        """The first token whose block a sequence needs that goes on after `length` tokens."""
+        """Return first token whose block a sequence needs that goes on after `length` tokens."""
 
     @abstractmethod
     def blocks_at_start(self, missing: int) -> int:
-        """Blocks to allocate on admission.
+        """Return blocks to allocate on admission.
 
         Args:
             missing: blocks that the prompt's tokens fill or begin, less those that are reused.
@@ -83,7 +83,7 @@ class GroupSpec(LayerSpec):
 
     @abstractmethod
     def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
-        """The most blocks that a sequence of so many tokens holds at any time.
+        """Return the most blocks that a sequence of so many tokens holds at any time.
 
         Args:
             image: tokens of its largest image, which is computed in one step.
@@ -129,7 +129,7 @@ class KVSpec(GroupSpec):
 
     @abstractmethod
     def blocks_between_steps(self, tokens: int, block_size: int) -> int:
-        """Blocks that a sequence of so many tokens holds between two steps, media aside."""
+        """Return blocks that a sequence of so many tokens holds between two steps, media aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class AttentionSpec(KVSpec):
 
     @abstractmethod
     def first_visible(self, position: int) -> int:
-        """The first key that a query at `position` sees."""
+        """Return the first key that a query at `position` sees."""
 
     @abstractmethod
     def first_visible_each(self, positions: Ints) -> Ints:
@@ -343,22 +343,22 @@ def group_layers(layout: tuple[LayerSpec, ...]) -> tuple[KVGroup, ...]:
 
 
 def attention_groups(groups: tuple[KVGroup, ...]) -> dict[int, AttentionSpec]:
-    """The specs of the groups that keep keys and values, by the group's index."""
+    """Return the specs of the groups that keep keys and values, by the group's index."""
     return {g.index: g.spec.attention for g in groups if g.spec.attention is not None}
 
 
 def stored_groups(groups: tuple[KVGroup, ...]) -> dict[int, KVSpec]:
-    """The specs of the groups that keep keys and values of any kind, by the group's index."""
+    """Return specs of the groups that keep keys and values of any kind, by the group's index."""
     return {g.index: g.spec.stored for g in groups if g.spec.stored is not None}
 
 
 def cross_groups(groups: tuple[KVGroup, ...]) -> tuple[int, ...]:
-    """The groups that keep keys and values of media."""
+    """Return the groups that keep keys and values of media."""
     return tuple(g.index for g in groups if g.spec.cross is not None)
 
 
 def recurrent_groups(groups: tuple[KVGroup, ...]) -> dict[int, RecurrentState]:
-    """The specs of the groups that keep recurrent state, by the group's index."""
+    """Return the specs of the groups that keep recurrent state, by the group's index."""
     return {g.index: g.spec.recurrent for g in groups if g.spec.recurrent is not None}
 
 

@@ -32,7 +32,7 @@ class StatePool:
 
     @staticmethod
     def slot_bytes(layers: int, spec: RecurrentState, dtype: mx.Dtype) -> int:
-        """Bytes of one sequence's state in so many layers."""
+        """Return the bytes of one sequence's state in so many layers."""
         return layers * sum(
             math.prod(shape) * (DTYPES[type] if type else dtype).size
             for _, shape, type in spec.arrays
@@ -45,7 +45,7 @@ class StatePool:
             mx.eval(self._parts[place])
 
     def read(self, layer: int, name: str, slots: mx.array) -> mx.array:
-        """The states in slots `[n]`: `[n, *shape]`."""
+        """Return the states in slots `[n]`: `[n, *shape]`."""
         return self._parts[layer, name][slots]
 
     def write(self, layer: int, name: str, slots: mx.array, value: mx.array) -> None:
@@ -53,11 +53,11 @@ class StatePool:
         current_device().operations.write_rows(self._parts[layer, name], value, slots)
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """The arrays that hold the slots of these layers."""
+        """Return the arrays that hold the slots of these layers."""
         return [array for (layer, _), array in self._parts.items() if layer in layers]
 
     def export(self, slots: Ints) -> list[mx.array]:
-        """The contents of slots (lazy)."""
+        """Return the contents of slots (lazy)."""
         rows = block_rows(slots, 1)
         return [part[rows] for part in self._parts.values()]
 

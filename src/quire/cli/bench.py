@@ -66,7 +66,7 @@ class Load:
         return ROUTES[self.endpoint]
 
     def body(self, number: int) -> bytes:
-        """The JSON body of request `number`; each number has words of its own."""
+        """Return the JSON body of request `number`; each number has words of its own."""
         text = self.prompt
         if text is None:
             words = random.Random(f"{self.seed}/{number}").choices(_WORDS, k=self.prompt_words)
@@ -187,7 +187,7 @@ async def run_level(
 
 
 async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -> int:
-    """How many words make a prompt of about `tokens` tokens for this server's tokenizer.
+    """Return how many words make a prompt of about `tokens` tokens for this server's tokenizer.
 
     Raises:
         LoadError: the probe failed.
@@ -222,7 +222,7 @@ def _cells(spread: Spread | None) -> tuple[str, str, str]:
 
 
 def table(levels: Sequence[Level], title: str) -> Table:
-    """The levels as a table for the terminal."""
+    """Return the levels as a table for the terminal."""
     out = Table(title=title, title_justify="left", caption="times in ms", box=SIMPLE)
     for heading in ("streams", "ok", "tokens/s"):
         out.add_column(heading, justify="right", no_wrap=True)
@@ -307,7 +307,8 @@ class BenchCommand(ClientOptions, Command):
         return levels
 
     async def _load(self, model: str, target: Target) -> Load:
-        """The requests, with a prompt of as many words as make the tokens that were asked for."""
+        """Return the requests, with a prompt of as many words as make the tokens that were asked
+        for."""
         prompt = self.prompt_file.read_text() if self.prompt_file else None
         load = Load(
             model=model,

@@ -58,7 +58,7 @@ def _usage(folder: Path) -> list[ModelUse]:
 
 
 def _clear(folder: Path, which: str) -> int:
-    """How many pages went.
+    """Return how many pages went.
 
     Raises:
         QuireError: no model, or more than one, is called that; or a server has the folder.

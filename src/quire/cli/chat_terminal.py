@@ -81,7 +81,7 @@ def _kind(file: Path) -> str:
 
 
 def _is_text(line: str) -> bool:
-    """Whether a line was decoded whole; Python has surrogates for bytes that are not UTF-8."""
+    """Return whether a line was decoded whole; Python has surrogates for bytes not UTF-8."""
     return not any("\ud800" <= each <= "\udfff" for each in line)
 
 
@@ -140,7 +140,8 @@ class Terminal:
             self._note(f"quire chat: {said}", "red")
 
     def _with_names(self, error: str) -> str:
-        """An error of the API with the files' names where it has their places in the request."""
+        """Return an error of the API with the files' names where it has their places in the
+        request."""
         before = 1 if self._chat.system else 0
         for at, message in enumerate(self._chat.messages, before):
             parts = message["content"] if isinstance(message["content"], list) else []

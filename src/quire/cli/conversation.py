@@ -41,7 +41,7 @@ class Reply:
     calls: dict[int, Message] = field(default_factory=dict)
 
     def message(self) -> Message:
-        """The assistant's turn for the next request."""
+        """Return the assistant's turn for the next request."""
         message: Message = {"role": "assistant", "content": self.text}
         if self.calls:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
@@ -152,7 +152,7 @@ class Chat:
         return answer
 
     def models(self) -> list[str]:
-        """The names that the server lists.
+        """Return the names that the server lists.
 
         Raises:
             ServerError: it does not.
@@ -187,8 +187,8 @@ class Chat:
             answer.add_call(call)
 
     def _read_events(self, lines: Iterator[str], started: float) -> Iterator[Message]:
-        """The deltas of a stream of chat completion chunks, and before them how far the prompt is
-        read (`prompt_progress`); takes down the usage.
+        """Return the deltas of a stream of chat completion chunks, and before them how far the
+        prompt is read (`prompt_progress`); takes down the usage.
 
         Args:
             started: when it was asked for.

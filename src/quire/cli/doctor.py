@@ -197,7 +197,7 @@ def _model(name: str | None) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, wanted: int) -> Finding:
-    """Whether a folder can be the disk tier's; makes nothing."""
+    """Return whether a folder can be the disk tier's; makes nothing."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         return Finding("disk tier", "wrong", f"{there} is no folder")

@@ -9,7 +9,7 @@ from quire.core.errors import QuireError
 
 
 def read(path: Path, option: str) -> str:
-    """A file's text.
+    """Return a file's text.
 
     Raises:
         QuireError: it cannot be read.

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping[str, Parser]]:
-    """The whole command line, and the commands' parsers by name."""
+    """Return the whole command line, and the commands' parsers by name."""
     parser = Parser(
         prog="quire",
         description="Serves language models, and talks to servers.",
@@ -91,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
 
 
 def _arguments(option: Option) -> dict[str, Any]:
-    """The keywords of `add_argument` for an option."""
+    """Return the keywords of `add_argument` for an option."""
     flag, required = option.flag, option.field.is_required()
     keywords: dict[str, Any] = {
         "help": option.help.replace("%", "%%"),

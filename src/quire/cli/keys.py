@@ -51,7 +51,7 @@ class KeyOptions(Options):
     )
 
     def accepted_keys(self) -> tuple[str, ...]:
-        """The keys of the options, the file and the environment, each once.
+        """Return the keys of the options, the file and the environment, each once.
 
         Raises:
             QuireError: the file cannot be read or holds none, or a key is empty, as where a
@@ -67,7 +67,7 @@ class KeyOptions(Options):
 
 
 def key_in(path: Path | None, option: str) -> str | None:
-    """The first key in a file; None where none is named.
+    """Return the first key in a file; None where none is named.
 
     Raises:
         QuireError: the file holds none.

@@ -248,7 +248,7 @@ def evaluate(
 
 
 def _answered(text: Text) -> list[tuple[int, ...]]:
-    """The text up to its last answer, if it has several."""
+    """Return the text up to its last answer, if it has several."""
     return [text.tokens[: text.spans[-1][0]]] if len(text.spans) > 1 else []
 
 

@@ -64,7 +64,7 @@ class Score:
         return needles | {name: right / asked for name, (right, asked) in self.skills.items()}
 
     def misses(self, plain: Score) -> list[str]:
-        """The bars of its gate that the format misses, in words."""
+        """Return the bars of its gate that the format misses, in words."""
         gate = GATES.get(self.format)
         if gate is None:
             return []
@@ -85,7 +85,7 @@ class Score:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """A line a format, for people, in Markdown."""
+    """Return a line a format, for people, in Markdown."""
     lengths = sorted({length for length, _, _ in scores[0].needles})
     heads = [
         "format",

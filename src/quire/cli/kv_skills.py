@@ -36,7 +36,7 @@ def generate(
     max_tokens: int,
     stops: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
-    """The greedy answers to prompts, all in one engine."""
+    """Return the greedy answers to prompts, all in one engine."""
     config = EngineConfig(
         model=str(loaded.path),
         kv_memory=_KV_MEMORY,
@@ -128,7 +128,7 @@ def _stream(
 
 
 def _answer(stream: OutputStream, tokens: tuple[int, ...], stops: frozenset[int]) -> SkillAnswer:
-    """The tokens taken apart as the server takes them apart."""
+    """Return the tokens taken apart as the server takes them apart."""
     finish = FinishReason.STOP if tokens and tokens[-1] in stops else FinishReason.LENGTH
     said = fold(stream.feed(Output("", tokens, finish=finish)))
     calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in said.tool_calls]

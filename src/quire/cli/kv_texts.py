@@ -47,7 +47,7 @@ def needle(sentences: int, depth: float, seed: int) -> tuple[str, str]:
 
 
 def prompt_of(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[int]:
-    """The tokens of one question."""
+    """Return the tokens of one question."""
     if not template.exists:
         return tokenizer.encode(text, add_special_tokens=True)
     rendered = template.render([{"role": "user", "content": text}], add_generation_prompt=True)
@@ -57,7 +57,7 @@ def prompt_of(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[i
 def sized_needle(
     tokenizer: Tokenizer, template: ChatTemplate, length: int, depth: float, seed: int
 ) -> tuple[list[int], str]:
-    """A prompt of about `length` tokens with a needle in it, and what it asks for.
+    """Return a prompt of about `length` tokens with a needle in it, and what it asks for.
 
     Grows until it is long enough: what a sentence takes depends on the tokenizer.
     """
@@ -94,7 +94,7 @@ def _turns(sentences: int, seed: int) -> list[tuple[str, str]]:
 
 
 def conversation(tokenizer: Tokenizer, template: ChatTemplate, length: int, seed: int) -> Text:
-    """A conversation of about `length` tokens whose answers are known.
+    """Return a conversation of about `length` tokens whose answers are known.
 
     Without a chat template, or with one that words earlier turns anew as it goes on, all tokens
     are judged.
@@ -134,5 +134,5 @@ def _rendered(
 
 
 def fully_judged(tokens: Sequence[int]) -> Text:
-    """A text of which every token is judged."""
+    """Return a text of which every token is judged."""
     return Text(tuple(tokens), ((1, len(tokens)),))

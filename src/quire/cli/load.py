@@ -67,7 +67,7 @@ class Target:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
     def request(self, method: str, route: str, body: bytes = b"") -> bytes:
-        """The bytes of one HTTP/1.1 request; `route` follows `path`, e.g. `/completions`."""
+        """Return the bytes of one HTTP/1.1 request; `route` follows `path`, e.g. `/completions`."""
         lines = [
             f"{method} {self.path}{route} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -88,7 +88,7 @@ def unreachable(where: str, error: Exception) -> str:
 
 
 def _number(error: BaseException | None) -> int | None:
-    """The errno behind an error, where there is one."""
+    """Return the errno behind an error, where there is one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno and error.errno > 0:
             return error.errno

@@ -28,7 +28,7 @@ def loading(log_format: str) -> OnProgress:
 
 
 def described(progress: messages.Progress) -> str:
-    """The share in per cent, and of what."""
+    """Return the share in per cent, and of what."""
     share = 100 * progress.done // max(1, progress.total)
     if progress.stage == "weights":
         return f"{share}% of {size(progress.total)} of weights"

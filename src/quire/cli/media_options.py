@@ -38,7 +38,7 @@ class MediaOptions(Options):
     )
 
     def media_settings(self) -> dict[str, Any]:
-        """The fields of `ServerConfig` that these options set.
+        """Return the fields of `ServerConfig` that these options set.
 
         Raises:
             QuireError: a media folder does not exist.
@@ -57,7 +57,8 @@ class MediaOptions(Options):
 
 
 def with_media_limits(options: type[OptionsT]) -> type[OptionsT]:
-    """A class with these options, and one more for each limit of each registered kind of media."""
+    """Return a class with these options, and one more for each limit of each registered kind of
+    media."""
     fields: dict[str, Any] = {
         each.option: (
             _TYPES.get(each.limit, Count),
@@ -90,7 +91,7 @@ def _limits() -> Iterator[_Limit]:
 
 
 def _folder(path: Path) -> str:
-    """The folder's absolute path.
+    """Return the folder's absolute path.
 
     Raises:
         QuireError: it is no folder.

@@ -34,7 +34,8 @@ class ModelTable(ModelOptions):
 
 
 def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelConfig, ...]:
-    """The models of the command line, else those of the configuration file, else the embedded one.
+    """Return the models of the command line, else those of the configuration file, else the
+    embedded one.
 
     Raises:
         QuireError: two have one name, a setting is wrong, or an option is for one model only.
@@ -56,12 +57,12 @@ def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelCo
 
 
 def _in_utf8(name: str) -> bool:
-    """Whether it is text; a command line may hold bytes that are none."""
+    """Return whether it is text; a command line may hold bytes that are none."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _with_own_folders(found: list[ModelConfig]) -> tuple[ModelConfig, ...]:
-    """The same, where models that name one folder for blocks get one each in it.
+    """Return the same, where models that name one folder for blocks get one each in it.
 
     A folder is one engine's: the other models would go without.
     """
@@ -81,7 +82,7 @@ def _own(disk: DiskConfig, name: str) -> DiskConfig:
 def _config_of(
     given: str | Mapping[str, Any], options: ServerOptions, server: ServerConfig
 ) -> ModelConfig:
-    """The model of an argument, or of a table, whose settings come before those for all."""
+    """Return the model of an argument, or of a table, whose settings come before those for all."""
     if isinstance(given, str):
         name, model = _named(given)
         return _model_config(options.served_name or name, model, options, server)

@@ -46,7 +46,7 @@ class SamplingOptions(Options):
     ) = Field(None, description=_INSTEAD)
 
     def sampling_overrides(self) -> dict[str, float]:
-        """The operator's defaults, by the parameter's name."""
+        """Return the operator's defaults, by the parameter's name."""
         return self.model_dump(include=set(NAMES), exclude_none=True)
 
 
@@ -143,7 +143,7 @@ class KVOptions(Options):
     kv_disk_size: Bytes = Field(20 * 10**9, description="that a model's may take there")
 
     def kv_format(self) -> KVFormat:
-        """The format that `--kv-bits` and `--kv-scheme` name.
+        """Return the format that `--kv-bits` and `--kv-scheme` name.
 
         Raises:
             QuireError: no such format is offered.
@@ -187,7 +187,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
     )
 
     def engine_config(self, model: str) -> EngineConfig:
-        """The engine's settings for a model.
+        """Return the engine's settings for a model.
 
         Args:
             model: a folder or a hub id.

@@ -168,7 +168,7 @@ def _packing(config: dict[str, Any]) -> str:
 
 
 def in_hub_cache() -> Iterator[Found]:
-    """Models in the Hugging Face cache: the newest snapshot of each repository."""
+    """Return the models in the Hugging Face cache: the newest snapshot of each repository."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -196,7 +196,8 @@ def in_hub_cache() -> Iterator[Found]:
 
 
 def in_folder(root: Path) -> Iterator[Found]:
-    """The folder itself if it is a model, else those one or two levels below it; GGUF files, too.
+    """Return the folder itself if it is a model, else those one or two levels below it; GGUF files,
+    too.
 
     Raises:
         ModelError: there is no such folder.
@@ -214,7 +215,7 @@ def in_folder(root: Path) -> Iterator[Found]:
 
 
 def find_models(folders: list[Path]) -> list[Found]:
-    """The embedded model, the hub cache, the folders, in this order."""
+    """Return the embedded model, the hub cache, the folders, in this order."""
     found = [inspect(MODEL_DIR, NAME, "embedded")] if (MODEL_DIR / "config.json").is_file() else []
     found += in_hub_cache()
     for folder in folders:
@@ -223,7 +224,7 @@ def find_models(folders: list[Path]) -> list[Found]:
 
 
 def _counted(number: int) -> str:
-    """A count for a narrow column, e.g. `4.5B`."""
+    """Return a count for a narrow column, e.g. `4.5B`."""
     value = float(number)
     for unit in " KMB":
         if value < 1000:
@@ -233,13 +234,13 @@ def _counted(number: int) -> str:
 
 
 def with_problems(table: Table, problems: Mapping[str, str]) -> Group:
-    """A table, and below it, as wide as the terminal, what is wrong with what, by its name."""
+    """Return a table, and below it, in the terminal's width, each model's problems by its name."""
     said = [f"{name}: {problem}" for name, problem in problems.items()]
     return Group(table, *(Text(line, style="red") for line in said))
 
 
 def listing(models: list[Found]) -> Group:
-    """The models for the terminal, and why some are not served."""
+    """Return the models for the terminal, and why some are not served."""
     out = Table(box=SIMPLE)
     out.add_column("model", overflow="fold", ratio=1)
     out.add_column("family", overflow="fold")

@@ -23,7 +23,7 @@ StartStage = Callable[[str, int], Callable[[], None]]
 
 
 def silent(what: str, parts: int) -> Callable[[], None]:
-    """A `StartStage` that shows nothing."""
+    """Return a `StartStage` that shows nothing."""
     return lambda: None
 
 

@@ -53,7 +53,7 @@ class PsCommand(ClientOptions, TableOptions, Command):
 
 
 def listing(models: list[dict[str, Any]]) -> Group:
-    """The models for the terminal, and why some could not be loaded."""
+    """Return the models for the terminal, and why some could not be loaded."""
     out = Table(box=SIMPLE)
     out.add_column("model", overflow="fold")
     out.add_column("state")

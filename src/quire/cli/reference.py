@@ -28,7 +28,7 @@ Made by `python -m quire.cli.reference > docs/settings.md`.
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     return "\n".join([_HEAD, *(line for each in COMMANDS.values() for line in _section(each))])
 
 

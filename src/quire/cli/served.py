@@ -38,7 +38,7 @@ class Server:
         return self.url.rstrip("/").removesuffix("/v1")
 
     def models(self) -> list[dict[str, Any]]:
-        """The models that it lists, at least one.
+        """Return the models that it lists, at least one.
 
         Raises:
             ServerError: it does not.
@@ -49,7 +49,7 @@ class Server:
         return listed
 
     def model(self, name: str | None = None) -> dict[str, Any]:
-        """The model of a name, also of one that is not listed; without a name the first one.
+        """Return the model of a name, also of one that is not listed; without a name the first one.
 
         Raises:
             ServerError: it is not served.

@@ -130,7 +130,7 @@ class ServerOptions(
     no_page: bool = Field(False, description="no page for browsers at /, no /docs")
 
     def server_config(self) -> ServerConfig:
-        """The HTTP side's settings, but for what is a model's own (see `model_configs`).
+        """Return the HTTP side's settings, but for what is a model's own (see `model_configs`).
 
         Raises:
             QuireError: a file cannot be read, or a folder is none.

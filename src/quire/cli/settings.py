@@ -58,7 +58,7 @@ _NOT_IN_FILE = frozenset({_KEY, _CONFIG})
 
 
 def default_file() -> Path:
-    """The configuration file that is read if none is named."""
+    """Return the configuration file that is read if none is named."""
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "quire" / "config.toml"
 
@@ -136,7 +136,7 @@ class Options(BaseModel):
 
     @classmethod
     def options(cls) -> Iterator[Option]:
-        """All of them, those that a class declares before its bases'."""
+        """Return all of them, those that a class declares before its bases'."""
         seen: set[str] = set()
         for owner in cls.__mro__:
             title = vars(owner).get("title", "")
@@ -232,7 +232,7 @@ def _command(source: PydanticBaseSettingsSource) -> type[Command]:
 
 
 def _flag(field: FieldInfo) -> Flag:
-    """The field's own, or its type's."""
+    """Return the field's own, or its type's."""
     parts = (*reversed(field.metadata), *_parts(field.annotation))
     return next((part for part in parts if isinstance(part, Flag)), Flag())
 
@@ -244,12 +244,13 @@ def _parts(annotation: object) -> Iterator[object]:
 
 
 def config_file(path: Path | str | None) -> Path:
-    """The configuration file that `path` names, or the default one."""
+    """Return the configuration file that `path` names, or the default one."""
     return Path(path).expanduser() if path else default_file()
 
 
 def read_file(path: Path | str | None) -> dict[str, Any]:
-    """The configuration file: that at `path`, or the default one; empty if that does not exist.
+    """Return the configuration file: that at `path`, or the default one; empty if that does not
+    exist.
 
     Raises:
         QuireError: it cannot be read, or is no TOML.
@@ -267,7 +268,7 @@ def read_file(path: Path | str | None) -> dict[str, Any]:
 
 
 def model_tables(document: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
-    """The entries of `[[models]]`.
+    """Return the entries of `[[models]]`.
 
     Raises:
         QuireError: it is no list of tables.
@@ -324,14 +325,14 @@ def wrong_key(key: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A suggestion for the end of a message; empty where nothing known is near."""
+    """Return a suggestion for the end of a message; empty where nothing known is near."""
     bare = {each.lstrip("-"): each for each in sorted(known)}
     near = get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
     return f", did you mean {bare[near[0]]}?" if near else ""
 
 
 def unknown_variables(names: Collection[str]) -> list[str]:
-    """A warning, if any of our variables is no option's.
+    """Return a warning, if any of our variables is no option's.
 
     An error would be too much: the environment is shared with scripts that have variables of their
     own, and with versions that know other options.
@@ -358,7 +359,7 @@ def describe(error: ErrorDetails) -> str:
 
 
 def said(error: Exception) -> str:
-    """An error in words; one about a file without its number."""
+    """Return an error in words; one about a file without its number."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

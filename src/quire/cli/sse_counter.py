@@ -27,7 +27,7 @@ class Dechunker:
         self.done = False
 
     def feed(self, data: bytes) -> bytes:
-        """The payload of the chunks that are now complete.
+        """Return the payload of the chunks that are now complete.
 
         Raises:
             ValueError: a chunk's size is not a hexadecimal number.
@@ -103,7 +103,7 @@ class EventCounter:
 
 
 def error_message(body: bytes) -> str:
-    """The message in an OpenAI-shaped error body, else the start of the body as it came."""
+    """Return the message in an OpenAI-shaped error body, else the start of the body as it came."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

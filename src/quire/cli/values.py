@@ -62,14 +62,14 @@ def _byte_count(value: object) -> int:
 
 
 def _as_bytes(count: int) -> str:
-    """A count in the largest unit that divides it."""
+    """Return a count in the largest unit that divides it."""
     units = sorted(_UNITS.items(), key=lambda unit: (unit[1], len(unit[0])))
     name, size = [(name, size) for name, size in units if count % size == 0 and count >= size][-1]
     return f"{count // size}{name.replace('I', 'i')}"
 
 
 def _listed(value: object) -> object:
-    """The parts of a text with commas between; a list as it is."""
+    """Return the parts of a text with commas between; a list as it is."""
     if isinstance(value, (list, tuple)):
         return value
     return [part.strip() for part in str(value).split(",") if part.strip()]
@@ -80,7 +80,7 @@ def _listed_or_none(value: object) -> object:
 
 
 def _possible(path: PathT) -> PathT:
-    """A path as it is, whether or not anything is there."""
+    """Return a path as it is, whether or not anything is there."""
     try:
         os.lstat(path)
     except ValueError as error:  # a null character

@@ -73,7 +73,7 @@ class Watch:
 
 
 def loading_words(model: dict[str, Any]) -> str:
-    """How far the loading of a listed model has come; empty if it is not being loaded."""
+    """Return how far the loading of a listed model has come; empty if it is not being loaded."""
     if model.get("state") != "loading":
         return ""
     progress = model.get("progress")

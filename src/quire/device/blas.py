@@ -92,7 +92,7 @@ def choose_blas(name: str, threads: int = 0) -> bool:
 
 
 def _function_of_openblas(threads: int) -> int:
-    """The address of OpenBLAS's cblas_sgemm. Loads the library when called first.
+    """Return the address of OpenBLAS's cblas_sgemm. Loads the library when called first.
 
     By default half of the cores multiply, since its threads wait for work without sleeping: the
     other half belongs to the process that plans and serves. The variable is OpenBLAS's own, so that

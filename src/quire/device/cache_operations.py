@@ -65,7 +65,7 @@ class CacheOperations:
         return True
 
     def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
-        """The blocks that chunks write to, and codes of those that they fill.
+        """Return the blocks that chunks write to, and codes of those that they fill.
 
         Args:
             codings: of a channel of a block's keys, and of a token's values.

@@ -111,15 +111,15 @@ class Device(ABC):
 
     @abstractmethod
     def free_memory(self) -> int:
-        """Bytes that the device could still give to arrays."""
+        """Return the bytes that the device could still give to arrays."""
 
     @abstractmethod
     def weight_memory(self) -> int:
-        """Bytes that weights may take, before any are loaded."""
+        """Return the bytes that weights may take, before any are loaded."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this process holds, by what: arrays, the most that these ever were, freed
-        buffers that MLX keeps, all that the system counts as the process's; and what is free.
+        """Return the bytes that this process holds, by what: arrays, the most that these ever were,
+        freed buffers that MLX keeps, all that the system counts as the process's; and what is free.
         """
         return {
             "arrays": mx.get_active_memory(),
@@ -254,7 +254,7 @@ class Metal(GPU):
 
 
 def gpu_backends() -> list[str]:
-    """The GPU backends that this MLX can use here: "metal", "cuda" or none."""
+    """Return the GPU backends that this MLX can use here: "metal", "cuda" or none."""
     return [name for name in ("metal", "cuda") if getattr(mx, name).is_available()]
 
 
@@ -309,7 +309,8 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def open_device(blas: str, kernels: str = "auto", threads: int = 0) -> Device:
-    """The device made ready to serve: products chosen, caches bounded. Call it before any weights.
+    """Return the device made ready to serve: products chosen, caches bounded. Call it before any
+    weights.
 
     Args:
         blas, kernels, threads: see `EngineConfig`.

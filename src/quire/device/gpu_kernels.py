@@ -35,7 +35,8 @@ def in_device_memory(array: mx.array) -> mx.array:
 
 @cache
 def kernel_text(package: str, name: str) -> str:
-    """A file of `sources/` beside a package, without comments: MLX hashes the text at each call."""
+    """Return a file of `sources/` beside a package, without comments: MLX hashes the text at each
+    call."""
     text = files(package).joinpath("sources", name).read_text()
     text = re.sub(r"\s*//.*", "", text)
     return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
@@ -44,7 +45,7 @@ def kernel_text(package: str, name: str) -> str:
 def metal_kernel(
     name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
 ) -> Kernel:
-    """A kernel of Metal's language."""
+    """Return a kernel of Metal's language."""
     kernel: Kernel = mx.fast.metal_kernel(  # type: ignore[assignment]  # its stub says object
         name=name, input_names=inputs, output_names=outputs, source=body, header=header
     )
@@ -59,7 +60,7 @@ def cuda_kernel(
     header: str,
     shared_memory: int = 0,
 ) -> Kernel:
-    """A kernel of CUDA, which is compiled once a machine.
+    """Return a kernel of CUDA, which is compiled once a machine.
 
     Args:
         name: for people.

@@ -8,7 +8,7 @@ from quire.core.errors import ModelError
 
 
 def device_number(name: str) -> int:
-    """A number about the device, such as "memory_size" in bytes.
+    """Return a number about the device, such as "memory_size" in bytes.
 
     Raises:
         ModelError: MLX does not say.

@@ -110,7 +110,7 @@ def _product(
 
 
 def _by_copies(x: mx.array, chosen: mx.array, weight: mx.array) -> mx.array:
-    """The product from gathered copies of the matrices, so many at once as fit a bound."""
+    """Return the product from gathered copies of the matrices, so many at once as fit a bound."""
     rows = mx.broadcast_to(x, (*chosen.shape, 1, x.shape[-1])).reshape(-1, 1, x.shape[-1])
     flat = chosen.flatten()
     tile = max(1, _COPIED_BYTES // (weight.nbytes // weight.shape[0]))

@@ -32,7 +32,7 @@ class Operations(CacheOperations):
     """Types of matrices for which `mx.gather_mm` is right."""
 
     def reads_tiles(self, packing: Packing) -> bool:
-        """Whether `packed_linear` is fastest by weights in tiles."""
+        """Return whether `packed_linear` is fastest by weights in tiles."""
         return False
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
@@ -40,7 +40,7 @@ class Operations(CacheOperations):
         return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        """The same by codes."""
+        """Return the same by codes."""
         y = _by_codes(x, weight.by_rows())
         return y if bias is None else y + bias
 

@@ -235,7 +235,7 @@ def selective_scan(
 
 
 def _scanned(kept: mx.array, added: mx.array) -> mx.array:
-    """The states `s[t] = kept[t] * s[t - 1] + added[t]` along axis 1, from zero.
+    """Return the states `s[t] = kept[t] * s[t - 1] + added[t]` along axis 1, from zero.
 
     Spans are joined with those before them, twice as long each time (Hillis and Steele, 1986).
     """

@@ -62,15 +62,15 @@ class PackedWeight:
     tiled: bool = False
 
     def by_rows(self) -> PackedWeight:
-        """The same weight, not in tiles."""
+        """Return the same weight, not in tiles."""
         return self._relaid(untiled) if self.tiled else self
 
     def rows(self, numbers: mx.array) -> PackedWeight:
-        """The rows `[T]` of a matrix."""
+        """Return the rows `[T]` of a matrix."""
         return self._relaid(lambda array: _rows(array, numbers, self.tiled))
 
     def span(self, first: int, last: int) -> PackedWeight:
-        """The rows from `first` to before `last` of a matrix that is not in tiles."""
+        """Return the rows from `first` to before `last` of a matrix that is not in tiles."""
         return self._relaid(lambda array: array[first:last])
 
     def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:

@@ -46,7 +46,7 @@ class AnswerConstraint:
         self._rules = rules
 
     def mask(self) -> TokenMask | None:
-        """The tokens that may come next; None allows all.
+        """Return the tokens that may come next; None allows all.
 
         Raises:
             RequestError: there is none (code `no_token_allowed`), or the grammar failed.
@@ -68,7 +68,7 @@ class AnswerConstraint:
         return ruled
 
     def _by_format(self) -> TokenMask | None:
-        """The tokens that the grammar and the least length allow; None allows all."""
+        """Return the tokens that the grammar and the least length allow; None allows all."""
         if self._grammar is not None and self._grammar.pending:
             return self._endless
         mask = None if self._grammar is None else self._grammar.mask()
@@ -133,12 +133,12 @@ class ConstraintFactory:
             return lambda ids: None
 
     def _thinking(self, budget: ThinkingBudget) -> ThinkingState:
-        """The state of a budget, which sees marks of ordinary tokens however they are cut."""
+        """Return state of a budget, which sees marks of ordinary tokens however they are cut."""
         several = len(budget.end_ids) > 1
         return ThinkingState(budget, self._spelling_of(budget.end_ids) if several else None)
 
     def make(self, request: Request) -> TokenConstraint | None:
-        """The constraint that a request asks for, or None.
+        """Return the constraint that a request asks for, or None.
 
         Raises:
             RequestError: its grammar cannot be compiled.

@@ -56,7 +56,7 @@ class EncoderCache:
             end = placed.end
 
     def intern(self, request: Request) -> Request:
-        """The request with items that others have too held once, as an agent's turns do."""
+        """Return the request with items that others have too held once, as an agent's turns do."""
         if not request.media:
             return request
         media = (
@@ -66,7 +66,7 @@ class EncoderCache:
         return replace(request, media=tuple(media))
 
     def rows(self, sequences: Sequence[ScheduledSequence]) -> MediaRows | None:
-        """The rows of a step that stand for media; None if there are none.
+        """Return the rows of a step that stand for media; None if there are none.
 
         Args:
             sequences: of the whole step, in the order of its rows.
@@ -87,7 +87,8 @@ class EncoderCache:
     def cross_states(
         self, sequences: Sequence[ScheduledSequence], multiple: int
     ) -> mx.array | None:
-        """The rows of media whose keys and values a step computes, `[M, hidden]`; None if none.
+        """Return the rows of media whose keys and values a step computes, `[M, hidden]`; None if
+        none.
 
         Args:
             sequences: as above.
@@ -105,7 +106,7 @@ class EncoderCache:
     # -- encoding ------------------------------------------------------------------------------
 
     def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
-        """How the encoding of each of a request's items is cut."""
+        """Return how the encoding of each of a request's items is cut."""
         items = (placed.item for placed in request.media)
         return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}
 
@@ -133,7 +134,7 @@ class EncoderCache:
         return to_eval
 
     def sizes(self, work: Iterable[EncoderWork]) -> dict[MediaKey, int]:
-        """Bytes of the features that these pieces have completed."""
+        """Return the bytes of the features that these pieces have completed."""
         keys = [each.item.key for each in work if each.completes]
         return {key: sum(a.nbytes for a in self._made[key]) for key in keys if key in self._made}
 

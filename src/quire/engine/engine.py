@@ -328,11 +328,12 @@ class Engine:
         )
 
     def _format(self, wanted: KVFormat | None) -> KVFormat:
-        """The format that a request gets: its own or the default, less the layers left plain."""
+        """Return the format that a request gets: its own or the default, less the layers left
+        plain."""
         return with_skips(wanted or self.config.kv_format, self._skipped)
 
     def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
-        """Bytes of KV that a lone sequence of so many tokens holds at most."""
+        """Return the bytes of KV that a lone sequence of so many tokens holds at most."""
         return self._scheduler.limits.worst_case_bytes(format, tokens)
 
     def stats(self) -> EngineStats:
@@ -362,6 +363,7 @@ class Engine:
         )
 
     def _identity(self, format: KVFormat, salt: str) -> bytes:
-        """Root of the hash chain of blocks: all that shapes their bytes beside the tokens."""
+        """Return the root of the hash chain of blocks: all that shapes their bytes beside the
+        tokens."""
         parts = (self._loaded.fingerprint, repr(format), str(self.config.block_size), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()

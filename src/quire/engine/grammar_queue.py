@@ -70,7 +70,7 @@ class GrammarQueue:
         return entry.request
 
     def take(self) -> list[tuple[Request, MakeConstraint]]:
-        """Requests that are ready, and what gives their constraint or raises."""
+        """Return the requests that are ready, and what gives their constraint or raises."""
         ready = [entry for entry in self._entries.values() if entry.made.done()]
         for entry in ready:
             del self._entries[entry.request.id]

@@ -151,7 +151,8 @@ class StepInputs(_Rows):
         return rows, self.wanted
 
     def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:
-        """Tokens from the host, and those that are still on the device from the step before."""
+        """Return the tokens from the host, and those that are still on the device from the step
+        before."""
         host: list[int] = []
         rows: list[int] = []
         sources: list[int] = []
@@ -187,7 +188,7 @@ def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[Sch
 
 
 def _joined(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
-    """Positions of sequences as those of all rows: int32 `[T]`, or float32 `[axes, T]`."""
+    """Return positions of sequences as those of all rows: int32 `[T]`, or float32 `[axes, T]`."""
     if all(isinstance(each, range) for each in positions):
         return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
     axes = max(len(each) for each in positions if not isinstance(each, range))

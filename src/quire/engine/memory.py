@@ -24,7 +24,7 @@ MakeRoom = Callable[[NoRoom], EngineConfig]
 
 
 def refuse(lacking: NoRoom) -> EngineConfig:
-    """The `MakeRoom` of an engine without others beside it."""
+    """Return the `MakeRoom` of an engine without others beside it."""
     raise lacking
 
 
@@ -103,7 +103,7 @@ def _check_smallest(
 
 
 def wanted_context(config: EngineConfig, longest: int) -> int:
-    """The context in tokens that was asked for, or the longest of the model.
+    """Return the context in tokens that was asked for, or the longest of the model.
 
     Raises:
         ModelError: more was asked for; names both numbers.

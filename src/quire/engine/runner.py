@@ -136,7 +136,7 @@ class Runner:
         return 0 if self._whole is None else self._whole.rows_together(format)
 
     def recorded(self, format: KVFormat) -> bool:
-        """Whether steps over a format can be one operation."""
+        """Return whether steps over a format can be one operation."""
         return self._whole is not None and self._whole.serves_format(format)
 
     # -- one step after the other --------------------------------------------------------------
@@ -348,7 +348,7 @@ def _drawn(step: LaunchedStep, logits: mx.array, rows: list[RowSampling]) -> lis
 
 
 def _rows_of(each: ScheduledSequence) -> list[SampledRow]:
-    """The sampled rows of a sequence."""
+    """Return the sampled rows of a sequence."""
     return [
         SampledRow(each.id, position)
         for position in range(each.end - each.sampled + 1, each.end + 1)

@@ -23,7 +23,7 @@ class VectorStage:
         self._sums: dict[int, mx.array] = {}
 
     def vector(self, rows: ScheduledSequence, hidden: mx.array) -> mx.array | None:
-        """The result, float32 `[n]`; None before the sequence's last rows.
+        """Return the result, float32 `[n]`; None before the sequence's last rows.
 
         Args:
             hidden: `[rows.pooled, hidden]`, final and normalised.

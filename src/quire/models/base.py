@@ -52,7 +52,7 @@ class MediaRows:
         return cls(first.rows, first.values, tuple(deeper))
 
     def placed(self, embeddings: mx.array) -> mx.array:
-        """The embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
+        """Return the embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
         embeddings[self.rows] = self.values.astype(embeddings.dtype)
         return embeddings
 
@@ -224,18 +224,18 @@ class MediaEncoder(Module):
 
     @abstractmethod
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of the features of an item of this shape."""
+        """Return the bytes of the features of an item of this shape."""
 
     @abstractmethod
     def rows(self, shape: tuple[int, ...]) -> int:
-        """Rows that an item of this shape becomes.
+        """Return the rows that an item of this shape becomes.
 
         Raises:
             RequestError: the encoder does not take that shape; names the limit.
         """
 
     def cross_keys(self, shape: tuple[int, ...]) -> int:
-        """How many rows cross-attention layers attend to; 0 where rows replace embeddings.
+        """Return how many rows cross-attention layers attend to; 0 where rows replace embeddings.
 
         Where there are any, the item stands in the prompt as `rows` usual tokens.
         """
@@ -250,7 +250,7 @@ class MediaEncoder(Module):
         """
 
     def pieces(self, shape: tuple[int, ...]) -> Pieces:
-        """How `encode` cuts the work on an item of this shape."""
+        """Return how `encode` cuts the work on an item of this shape."""
         return Pieces(1, self.rows(shape))
 
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
@@ -277,7 +277,7 @@ class CutEncoder(MediaEncoder):
 
 
 def finished(encoding: Encoding, pieces: int | None = None) -> tuple[mx.array, ...]:
-    """The rows, by all the pieces that are left.
+    """Return the rows, by all the pieces that are left.
 
     Args:
         pieces: how many those are; None if the caller does not know.
@@ -304,7 +304,8 @@ class LanguageModel(Module):
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:
-        """The positions of a prompt's tokens, `[axes, T]`: of most families time, height, width.
+        """Return the positions of a prompt's tokens, `[axes, T]`: of most families time, height,
+        width.
 
         They need not be whole. None where a token's position is its index. Families with multimodal
         RoPE override it.
@@ -346,7 +347,7 @@ class LanguageModel(Module):
         """`[R, hidden]` -> `[R, vocab]` in float32, softcapped where the family does so."""
 
     def stack(self) -> Stack:
-        """The decoder as data, once its weights are there.
+        """Return the decoder as data, once its weights are there.
 
         Raises:
             UnsupportedModel: it cannot be described so; the default.
@@ -362,12 +363,12 @@ class LanguageModel(Module):
 
 
 def named_parameters(module: nn.Module) -> dict[str, mx.array]:
-    """All weights by their path, e.g. `model.norm.weight`."""
+    """Return all weights by their path, e.g. `model.norm.weight`."""
     flat: Any = tree_flatten(module.parameters())
     return dict(flat)
 
 
 def named_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold no others, by their path, e.g. `model.norm`."""
+    """Return the modules that hold no others, by their path, e.g. `model.norm`."""
     flat: Any = tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module)
     return dict(flat)

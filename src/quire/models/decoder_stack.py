@@ -31,7 +31,7 @@ from quire.models.stack import (
 def decoder_stack(
     whole: Description, decoder: Any, head: Any, ropes: Mapping[Rotation, Rope]
 ) -> Stack:
-    """The decoder of weights that are loaded.
+    """Return the decoder of weights that are loaded.
 
     Raises:
         UnsupportedModel: it has a part that is not among plain attention, gated MLPs and experts

@@ -26,7 +26,7 @@ from quire.models.stack import (
 def gemma4_stack(
     args: Gemma4Arguments, decoder: Any, head: Any, ropes: Mapping[str, Rope]
 ) -> Stack:
-    """The decoder of weights that are loaded.
+    """Return the decoder of weights that are loaded.
 
     Args:
         ropes: by the kind of layer.

@@ -86,7 +86,7 @@ _MOST_LAYERS = 10_000
 
 
 def build(config: dict[str, Any]) -> LanguageModel:
-    """The model that a `config.json` describes, without its weights.
+    """Return the model that a `config.json` describes, without its weights.
 
     Raises:
         ModelError: no family of that `model_type`, a value is missing, or it is one that the

@@ -53,33 +53,33 @@ class Settings(Values):
     """
 
     def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """A list of pairs of integers; empty if absent."""
+        """Return a list of pairs of integers; empty if absent."""
         pairs = [self.like({name: each}).integers(name) for each in self._elements(name, list)]
         if any(len(pair) != 2 for pair in pairs):
             raise self._refused(name, self.values[name], "are not pairs")
         return tuple((first, second) for first, second in pairs)
 
     def tables(self, name: str) -> list[list[Settings]]:
-        """A list of lists of objects; empty if absent."""
+        """Return a list of lists of objects; empty if absent."""
         lists = [self.like({name: each}) for each in self._elements(name, list)]
         within = f"{name}."
         return [[self.like(e, within) for e in one._elements(name, dict)] for one in lists]
 
     def changed(self, **changes: Any) -> Settings:
-        """The same with other values."""
+        """Return the same with other values."""
         return self.like(self.values | changes)
 
     def filled(self, **defaults: Any) -> Settings:
-        """The same with values for absent keys."""
+        """Return the same with values for absent keys."""
         given = {name: value for name, value in self.values.items() if value is not None}
         return self.like(defaults | given)
 
     def null(self, name: str) -> bool:
-        """Whether a key is there without a value, where that is not the same as absent."""
+        """Return whether a key is there without a value, where that is not the same as absent."""
         return not self.has(name) and name in self.values
 
     def window(self, default: int | None = None) -> int | None:
-        """How many tokens a query of a sliding layer sees.
+        """Return how many tokens a query of a sliding layer sees.
 
         Args:
             default: where the key is absent; a null is no window.
@@ -100,13 +100,13 @@ class Settings(Values):
                 require(way, self.values.get(name), _NEUTRAL, self.file)
 
     def _repeats(self, name: str) -> bool:
-        """Whether a key says what one that was asked for says by another name."""
+        """Return whether a key says what one that was asked for says by another name."""
         others = [each for names in _ALIASES if name in names for each in names - {name}]
         asked = [each for each in others if self.prefix + each in self._asked]
         return any(self.values.get(each) == self.values.get(name) for each in asked)
 
     def rope(self, *, theta: float = 1e4, partial: float | None = None) -> RopeParameters:
-        """The rotation of all layers.
+        """Return the rotation of all layers.
 
         Args:
             theta: where the configuration has none.
@@ -139,21 +139,23 @@ class Settings(Values):
         return replace(rope, partial_rotary_factor=1.0)
 
     def scaling(self) -> Settings:
-        """The rotary settings, under the key of transformers 4 or 5; empty if there are none."""
+        """Return the rotary settings, under the key of transformers 4 or 5; empty if there are
+        none."""
         return self.nested("rope_scaling", "rope_parameters", needed=False)
 
     def rope_type(self) -> str:
-        """How the rotations of all layers are stretched."""
+        """Return how the rotations of all layers are stretched."""
         return rope_type(self.scaling().values)
 
     def rope_types(self) -> set[str]:
-        """The same where each kind of layer may have its own."""
+        """Return the same where each kind of layer may have its own."""
         scaling = self.scaling().values
         by_kind = (part for part in scaling.values() if isinstance(part, dict))
         return {rope_type(part) for part in (scaling, *by_kind)}
 
     def trained_context(self) -> int | None:
-        """Tokens of training, where the configuration tells them from the longest context."""
+        """Return the tokens of training, where the configuration tells them from the longest
+        context."""
         key = "original_max_position_embeddings"
         for where in (self, self.scaling()):  # the outer one counts
             if where.has(key):
@@ -163,7 +165,8 @@ class Settings(Values):
     def rope_by_type(
         self, full: float, sliding: float, partial: float = 1.0
     ) -> tuple[RopeParameters, RopeParameters]:
-        """The rotations of full and of sliding layers, of which only the full may be stretched.
+        """Return the rotations of full and of sliding layers, of which only the full may be
+        stretched.
 
         Args:
             full, sliding: theta of each where the configuration has none.
@@ -188,7 +191,7 @@ class Settings(Values):
     def layer_types(
         self, default: list[str], known: Iterable[str] = (FULL, SLIDING)
     ) -> tuple[str, ...]:
-        """One of `known` a layer."""
+        """Return one of `known` a layer."""
         types = self.names("layer_types") or tuple(default)
         for kind in types:
             require("layer_types", kind, known)

@@ -145,7 +145,7 @@ class Stack:
 
 
 def packed(module: Any, name: str) -> PackedWeight:
-    """The matrix of a linear layer or an embedding.
+    """Return the matrix of a linear layer or an embedding.
 
     Raises:
         UnsupportedModel: it is not packed, or has a bias.
@@ -158,7 +158,7 @@ def packed(module: Any, name: str) -> PackedWeight:
 
 
 def stack_head(table: Any, head: Any, softcap: float | None) -> StackHead | None:
-    """The head, or the table where that is tied; None if it is not packed, or has a bias."""
+    """Return the head, or the table where that is tied; None if it is not packed, or has a bias."""
     try:
         return StackHead(packed(table if head is None else head, "the head"), softcap)
     except UnsupportedModel:
@@ -166,7 +166,7 @@ def stack_head(table: Any, head: Any, softcap: float | None) -> StackHead | None
 
 
 def stacked(matrices: ExpertMatrices) -> PackedWeight:
-    """The matrices of experts.
+    """Return the matrices of experts.
 
     Raises:
         UnsupportedModel: they are not packed, or have biases.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many leading tokens of `sampled` stand: one, and one more for each right draft.
+    """Return how many leading tokens of `sampled` stand: one, and one more for each right draft.
 
     A token depends on the tokens before it, on the sequence's seed and on its position, and on
     nothing else. So a draft is right if it is the very token that was sampled in its place, at any

@@ -107,7 +107,7 @@ def _counted(counts: mx.array, histories: Iterable[tuple[int, npt.NDArray[np.int
 
 
 def column(values: list[float]) -> mx.array:
-    """One number a row, as float32 [R, 1]."""
+    """Return one number a row, as float32 [R, 1]."""
     return mx.array(values, dtype=mx.float32)[:, None]
 
 

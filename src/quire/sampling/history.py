@@ -39,7 +39,7 @@ class RowState:
         *,
         masked: bool = True,
     ) -> tuple[RowSampling, ...]:
-        """The rows that yield the token at `position` and the tokens after each of `drafts`.
+        """Return the rows that yield the token at `position` and the tokens after each of `drafts`.
 
         Args:
             tokens: that the host knows; the one before `position` may still be on the device.

@@ -32,7 +32,7 @@ _U64 = (1 << 64) - 1
 
 
 def uniforms(seed: int, position: int) -> tuple[float, float]:
-    """Two independent numbers in [0, 1), of 24 bits each so that float32 holds them exactly.
+    """Return two independent numbers in [0, 1), of 24 bits each so that float32 holds them exactly.
 
     SplitMix64 (Steele, Lea, Flood 2014), started at the mixed seed, read at `position`.
     """
@@ -41,7 +41,8 @@ def uniforms(seed: int, position: int) -> tuple[float, float]:
 
 
 def _mix(z: int) -> int:
-    """The finaliser of SplitMix64: a bijection on 64 bits in which each bit moves all others."""
+    """Return the finaliser of SplitMix64: a bijection on 64 bits in which each bit moves all
+    others."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
     return z ^ (z >> 31)
@@ -82,14 +83,15 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 
 def _candidates(params: SamplingParams) -> int | None:
-    """How many of a row's best tokens are drawn from, sorted: 0 is all; None is all, unsorted."""
+    """Return how many of a row's best tokens are drawn from, sorted: 0 is all; None is all,
+    unsorted."""
     if params.top_k == 0 and params.top_p >= 1:
         return None
     return next((size for size in TOP_SIZES if 0 < params.top_k <= size), 0)
 
 
 def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx.array:
-    """One token for each of rows that take the same number of candidates; int32 [R]."""
+    """Return one token for each of rows that take the same number of candidates; int32 [R]."""
     params = [row.params for row in rows]
     u = mx.array([uniforms(row.params.seed, row.position) for row in rows], dtype=mx.float32)
     if size is None:
@@ -135,7 +137,7 @@ def _inverse(weights: mx.array, u: mx.array) -> mx.array:
 
 
 def _pick(weights: mx.array, u: mx.array) -> mx.array:
-    """The first index at which the running sum passes `u` [R, 1] times the whole; int32 [R].
+    """Return the first index at which the running sum passes `u` [R, 1] times the whole; int32 [R].
 
     An index of weight 0 is never picked, even where a parallel scan's rounding lets the running sum
     grow on it: only sums at positive weights count, for the whole too.

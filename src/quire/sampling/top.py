@@ -22,7 +22,7 @@ def blocks_of(rows: mx.array, fill: float) -> mx.array:
 
 
 def top(logits: mx.array, n: int) -> tuple[mx.array, mx.array]:
-    """The n largest logits of each row, best first, equals by id.
+    """Return the n largest logits of each row, best first, equals by id.
 
     Which of several equals is the n-th depends on the row and n only. Where fewer than n logits are
     above -inf, the rest are ids of the vocabulary with -inf, perhaps repeated.

@@ -145,7 +145,7 @@ class BlockTables:
                 number -= 1
 
     def max_drafts(self, sequence: Sequence) -> int:
-        """How many drafts the next rows may have, so that `settle` can undo them.
+        """Return how many drafts the next rows may have, so that `settle` can undo them.
 
         What a wrong draft wrote is written anew, but for two things. The tail is quantised when it
         is full. A recurrent state goes back to before all the rows; these must not fill a block
@@ -160,7 +160,7 @@ class BlockTables:
         return end - progress.known if sequence.format.has_tail else sequence.max_context
 
     def until_block_end(self, sequence: Sequence) -> int:
-        """Tokens that are missing in the block of the sequence's next row."""
+        """Return the tokens that are missing in the block of the sequence's next row."""
         return self._size - sequence.progress.computed % self._size
 
     def to_block_end(self, sequence: Sequence, count: int) -> int:
@@ -234,14 +234,14 @@ class BlockTables:
         return length
 
     def _may_write(self, sequence: Sequence, number: int, within: int) -> bool:
-        """Whether tokens from `within` block `number` on may be written anew."""
+        """Return whether tokens from `within` block `number` on may be written anew."""
         if sequence.format.has_tail:
             return number == (sequence.progress.computed - 1) // self._size
         tables = (sequence.blocks.table(group) for group in self._attention)
         return not any(self._is_shared(table[number], within) for table in tables)
 
     def _is_shared(self, block: Block | None, within: int) -> bool:
-        """Whether anybody else relies on a block's tokens from `within` on."""
+        """Return whether anybody else relies on a block's tokens from `within` on."""
         if block is None:
             return False
         return block.refs > 1 or (
@@ -249,7 +249,7 @@ class BlockTables:
         )
 
     def _holds_window(self, sequence: Sequence, length: int) -> bool:
-        """Whether every block is there that the token after `length` tokens sees."""
+        """Return whether every block is there that the token after `length` tokens sees."""
         for group, spec in self._windows.items():
             first, end = spec.first_needed(length) // self._size, -(-length // self._size)
             if any(block is None for block in sequence.blocks.table(group)[first:end]):

@@ -26,7 +26,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def take_passed(self, now: float) -> list[int]:
-        """Sequences whose deadline is now or before, earliest first; forgets them."""
+        """Return the sequences whose deadline is now or before, earliest first; forget them."""
         passed = []
         while self._heap and self._heap[0][0] <= now:
             _, number = heapq.heappop(self._heap)
@@ -35,5 +35,5 @@ class Deadlines:
         return passed
 
     def __len__(self) -> int:
-        """How many entries are held, those of dropped sequences among them."""
+        """Return how many entries are held, those of dropped sequences among them."""
         return len(self._heap)

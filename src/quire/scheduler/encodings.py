@@ -117,7 +117,7 @@ class Encodings:
         return planned, min(seconds, seconds - left)
 
     def ready(self, sequence: Sequence) -> int:
-        """The position up to which the sequence's rows can be planned."""
+        """Return the position up to which the sequence's rows can be planned."""
         for key, first in self._needed.get(sequence.number, {}).items():
             encoding = self._encodings.get(key)
             if encoding is None or not encoding.complete:
@@ -160,7 +160,7 @@ class Encodings:
     # -- within --------------------------------------------------------------------------------
 
     def _needs(self, sequence: Sequence) -> Iterator[tuple[MediaKey, int]]:
-        """Items that the next rows need, the nearest first, and the first of these rows."""
+        """Return items that the next rows need, the nearest first, and the first of these rows."""
         computed = sequence.progress.computed
         ahead = computed + self._ahead
         for number, media in enumerate(sequence.cross_media):
@@ -197,5 +197,5 @@ class Encodings:
 
 
 def _work(queue: list[_Encoding]) -> int:
-    """How much is left to encode, in rows of hidden states."""
+    """Return how much is left to encode, in rows of hidden states."""
     return sum((each.pieces.count - each.done) * each.pieces.rows for each in queue)

@@ -56,7 +56,7 @@ class Limits:
     def context(
         self, format: KVFormat, item: int = 0, cross_media: tuple[CrossMedia, ...] = ()
     ) -> int:
-        """How many tokens a lone sequence in a format may have.
+        """Return how many tokens a lone sequence in a format may have.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
@@ -81,7 +81,7 @@ class Limits:
     def worst_case_bytes(
         self, format: KVFormat, tokens: int, item: int = 0, crossed: int = 0
     ) -> int:
-        """Bytes of the blocks that a lone sequence of so many tokens holds at most.
+        """Return the bytes of the blocks that a lone sequence of so many tokens holds at most.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
@@ -96,5 +96,5 @@ class Limits:
 
 
 def largest_item(request: Request) -> int:
-    """Tokens of the largest item of a request whose rows see each other; 0 without any."""
+    """Return tokens of the largest item of a request whose rows see each other; 0 without any."""
     return max((each.item.tokens for each in request.media if each.item.bidirectional), default=0)

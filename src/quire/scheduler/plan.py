@@ -130,11 +130,11 @@ class ScheduledSequence:
         return self.sampled or self.pooled
 
     def block_ids(self, group: int) -> array[int]:
-        """Ids of the sequence's block table; there may be more than the rows need."""
+        """Return the ids of the sequence's block table; there may be more than the rows need."""
         return self.placement.tables[group].ids
 
     def tail_block(self, group: int) -> int | None:
-        """The block that holds the last, still filling block's tokens as written."""
+        """Return the block that holds the last, still filling block's tokens as written."""
         return self.placement.tails.get(group)
 
     @property

@@ -89,7 +89,7 @@ class Planner:
         """Who (`number`) found no room last, and when: not asked again before a block came back."""
 
     def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
-        """The next step, or None when no sequence can move before the host reads tokens.
+        """Return the next step, or None when no sequence can move before the host reads tokens.
 
         Args:
             ended: numbers of sequences that ended since the plan before.
@@ -155,7 +155,8 @@ class Planner:
         return progress.known < limit
 
     def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
-        """Drafts for the next rows, as many as there is room for without taking any from others.
+        """Return the drafts for the next rows, as many as there is room for without taking any from
+        others.
 
         Args:
             planned: rows of the step so far.
@@ -207,7 +208,7 @@ class Planner:
     def _shares(
         self, prompts: list[Sequence], generating: int, budget: int, most_recorded: int
     ) -> list[int]:
-        """Tokens that each of the prompts may read.
+        """Return the tokens that each of the prompts may read.
 
         Args:
             generating: rows of the step so far.
@@ -252,13 +253,15 @@ class Planner:
         return self.encodings.plan(self.running, seconds)
 
     def _readable(self, sequence: Sequence) -> int:
-        """Tokens of a prompt that can be read now: those before an item that is not encoded."""
+        """Return the tokens of a prompt that can be read now: those before an item that is not
+        encoded."""
         progress = sequence.progress
         end = min(len(progress.tokens), self.encodings.ready(sequence))
         return end - progress.computed
 
     def _chunk(self, sequence: Sequence, count: int) -> PlannedRows:
-        """The next `count` tokens of a prompt, or somewhat more or fewer where there is media."""
+        """Return the next `count` tokens of a prompt, or somewhat more or fewer where there is
+        media."""
         start = sequence.progress.computed
         end = start + count
         read = [p for p in sequence.request.media if p.start < end and p.end > start]
@@ -369,7 +372,8 @@ class Planner:
         ended: tuple[int, ...],
         encoding: list[EncoderWork],
     ) -> StepPlan:
-        """The plan as a snapshot. Block ids are read last: making room may have changed them."""
+        """Return the plan as a snapshot. Block ids are read last: making room may have changed
+        them."""
         for rows in plan:
             self._advance(rows)
         changes = self._manager.take_changes()
@@ -407,12 +411,12 @@ def _one_format(sequences: list[Sequence]) -> KVFormat | None:
 
 
 def _awaits_token(sequence: Sequence) -> bool:
-    """Whether the host must read the last token before it can guess what follows."""
+    """Return whether the host must read the last token before it can guess what follows."""
     return bool(sequence.progress.pending and sequence.proposer)
 
 
 def _generates(sequence: Sequence, behind: int) -> bool:
-    """Whether the next rows are the last known token's, and perhaps a few before it.
+    """Return whether the next rows are the last known token's, and perhaps a few before it.
 
     Args:
         behind: known tokens that are not computed.
@@ -423,7 +427,7 @@ def _generates(sequence: Sequence, behind: int) -> bool:
 
 
 def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:
-    """Whether a part of the prompt, or of an answer to resume, is still to be planned."""
+    """Return whether a part of the prompt, or of an answer to resume, is still to be planned."""
     progress = sequence.progress
     behind = progress.known - progress.computed
     if behind <= 1:

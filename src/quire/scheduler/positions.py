@@ -9,7 +9,7 @@ from quire.scheduler.plan import Positions
 
 
 def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
-    """Each row's position, `[count]`; None if it is another on another axis."""
+    """Return each row's position, `[count]`; None if it is another on another axis."""
     if isinstance(positions, range):
         return np.array(positions, np.float32)
     return positions[0] if (positions == positions[0]).all() else None
@@ -34,7 +34,7 @@ class TokenPositions:
         self._shift = 0.0 if prompt is None else float(prompt.max()) + 1 - self._length
 
     def of(self, start: int, end: int) -> Positions:
-        """Positions of tokens `[start, end)`."""
+        """Return the positions of tokens `[start, end)`."""
         if self._prompt is None or start >= self._length:
             if self._shift.is_integer():
                 return range(start + int(self._shift), end + int(self._shift))

@@ -52,7 +52,7 @@ class PrefixSharing:
     # -- before a sequence runs ----------------------------------------------------------------
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether what a sequence waits for has still not come; costs next to nothing."""
+        """Return whether what a sequence waits for has still not come; costs next to nothing."""
         return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:
@@ -93,7 +93,7 @@ class PrefixSharing:
         return None if cursor.waits_for_disk else match
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
-        """Whether a neighbour will keep its recurrent state where the prompts still agree."""
+        """Return whether a neighbour will keep its recurrent state where the prompts agree."""
         neighbour = self._computing.get(keys[-1]) if keys else None
         if neighbour is None:
             return False
@@ -111,7 +111,8 @@ class PrefixSharing:
             neighbour.prefix.parting = parting
 
     def _reads_disk(self, sequence: Sequence) -> bool:
-        """Whether a part of its beginning is still being read; what has come is in the index."""
+        """Return whether a part of its beginning is still being read; what has come is in the
+        index."""
         if self.prefetch is None or sequence.prefix.reading is None:
             return False
         return not self.prefetch.settle(sequence.prefix.reading)
@@ -218,7 +219,8 @@ class PrefixSharing:
     # -- recurrent state -----------------------------------------------------------------------
 
     def until_snapshot(self, sequence: Sequence) -> int:
-        """Tokens up to the next position whose recurrent state is to be kept, or to the end."""
+        """Return the tokens up to the next position whose recurrent state is to be kept, or to the
+        end."""
         progress = sequence.progress
         rest = len(progress.tokens) - progress.computed
         if not self._recurrent or not self._enabled:
@@ -242,7 +244,8 @@ class PrefixSharing:
         return {position for position in wanted if 0 < position < length}
 
     def save_states(self, sequence: Sequence) -> list[Block]:
-        """Slots that are to get the state, where another prompt is likely to part from this one.
+        """Return the slots that are to get the state, where another prompt is likely to part from
+        this one.
 
         They are the index's from now on; the caller releases them once the plan is made.
         """
@@ -266,7 +269,7 @@ class PrefixSharing:
         return saves
 
     def _tail_node(self, sequence: Sequence) -> Node | None:
-        """The index node that ends where the sequence's computed tokens end."""
+        """Return the index node that ends where the sequence's computed tokens end."""
         progress, cursor = sequence.progress, sequence.prefix
         size = self._size
         number, rest = divmod(progress.confirmed, size)

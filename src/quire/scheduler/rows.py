@@ -44,7 +44,7 @@ class PlannedRows:
     def scheduled(
         self, placement: KVPlacement, crossed: tuple[CrossKeys, ...] = ()
     ) -> ScheduledSequence:
-        """The snapshot."""
+        """Return the snapshot."""
         sequence, request = self.sequence, self.sequence.request
         start, end = self.start, self.end
         tokens = sequence.progress.tokens[start:end]

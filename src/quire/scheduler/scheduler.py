@@ -177,7 +177,7 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when no sequence can move before the host reads tokens."""
+        """Return the next step, or None when no sequence can move before the host reads tokens."""
         self._expire()
         plan = self._planner.plan(tuple(self._ended))
         if plan is not None:

@@ -26,7 +26,7 @@ class TokenConstraint(Protocol):
     """Says on the host which tokens may come next: a grammar, a thinking budget."""
 
     def mask(self) -> TokenMask | None:
-        """The tokens that may come next, or None while all may."""
+        """Return the tokens that may come next, or None while all may."""
         ...
 
     def accept(self, token: int) -> None:
@@ -46,7 +46,7 @@ class Proposer(Protocol):
     """Guesses the next tokens of one sequence, which a step then checks all at once."""
 
     def propose(self, tokens: Seq[int], limit: int) -> Seq[int]:
-        """Drafts of the tokens that follow `tokens`, `limit` of them or fewer."""
+        """Return the drafts of the tokens that follow `tokens`, `limit` of them or fewer."""
         ...
 
 
@@ -197,7 +197,7 @@ class PrefixCursor:
         return self.reading is not None and not self.reading.settled
 
     def keys(self, content: array[int], blocks: int, block_size: int) -> list[bytes]:
-        """Chained hashes of the first `blocks` full blocks."""
+        """Return chained hashes of the first `blocks` full blocks."""
         have = len(self._keys)
         if have < blocks:
             parent = self._keys[-1] if have else self.identity

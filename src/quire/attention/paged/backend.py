@@ -36,7 +36,7 @@ class PagedBackend(CheckedBackend):
 
 
 def kernels_serve(case: AttentionCase) -> bool:
-    """Whether the kernels are made for a case."""
+    """Return whether the kernels are made for a case."""
     spec = case.spec
     return (
         (_serves_plain(case) or _serves_packed(case))
@@ -53,7 +53,7 @@ def _serves_plain(case: AttentionCase) -> bool:
 
 
 def _fused_by_mlx(case: AttentionCase) -> bool:
-    """Prompts that MLX's fused attention reads faster.
+    """Return the prompts that MLX's fused attention reads faster.
 
     2,048 rows after 18,000 with heads of 128 take 3.6 ms instead of 5.3 on an H200.
     """

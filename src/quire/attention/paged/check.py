@@ -50,7 +50,7 @@ def differs(
     spans: Spans,
     bidirectional: Spans = (),
 ) -> str | None:
-    """How far a backend is from the reference in a case; None if it is near enough.
+    """Return how far a backend is from the reference in a case; None if it is near enough.
 
     Args:
         case: whatever its `rows` are, those of `spans` are tried.
@@ -83,7 +83,7 @@ def _filled(
     bidirectional: Spans,
     rng: np.random.Generator,
 ) -> tuple[LayerStore, AttentionMetadata]:
-    """A store that holds what comes before the rows, and the rows' metadata."""
+    """Return a store that holds what comes before the rows, and the rows' metadata."""
     spec = case.spec.attention or FullKV(
         case.spec.kv_heads, case.spec.head_dim, value_dim=case.spec.value_dim
     )

@@ -28,7 +28,7 @@ class CheckedBackend(AttentionBackend):
 
     @abstractmethod
     def made_for(self, case: AttentionCase) -> bool:
-        """Whether the kernels compute such a case, if they are right."""
+        """Return whether the kernels compute such a case, if they are right."""
 
     def serves(self, case: AttentionCase) -> bool:
         if case.chosen or case.values_by_channel:

@@ -56,7 +56,7 @@ class Shape:
         return 4 if self.value_dim <= 128 else 2
 
     def rows(self, *, few: bool) -> int:
-        """Rows of one sequence in a tile."""
+        """Return the rows of one sequence in a tile."""
         return (1 if few else self.many_tiles) * _QUERIES // self.part
 
     def splits(self, tiles: int) -> int:
@@ -81,7 +81,7 @@ class Shape:
         return None if self.value_dim <= 128 else 3 if self.part <= 8 else 2
 
     def defines(self, tiles: int, *, split: bool) -> dict[str, int]:
-        """The constants of the kernel's source."""
+        """Return the constants of the kernel's source."""
         return {
             "K_DIM": self.key_dim,
             "V_DIM": self.value_dim,
@@ -109,7 +109,7 @@ def attend(
     scoring: Scoring,
     shape: Shape,
 ) -> mx.array:
-    """Rows `[T, heads, key_dim]` of a part: `[T, heads, value_dim]`.
+    """Return rows `[T, heads, key_dim]` of a part: `[T, heads, value_dim]`.
 
     Args:
         keys, values: `[blocks * kv_heads, block_size, -]`.
@@ -218,7 +218,7 @@ def _combine_kernel(shape: Shape) -> Kernel:
 
 
 def single_memory(shape: Shape) -> int:
-    """Bytes that `single.cuh` lays out."""
+    """Return the bytes that `single.cuh` lays out."""
     share, columns = warps_together(shape.value_dim), -(-shape.part // 8)
     vectors = 32 * 2 * (shape.key_dim + shape.value_dim) // share
     return 4 * vectors + columns * (256 if share == 1 else 8192)
@@ -230,7 +230,7 @@ def warps_together(value_dim: int) -> int:
 
 
 def shared_memory(shape: Shape, tiles: int) -> int:
-    """Bytes that `attend.cuh` lays out."""
+    """Return the bytes that `attend.cuh` lays out."""
     queries = tiles * _QUERIES
     halves = queries * (shape.key_dim + 8) + 2 * queries * (_KEYS + 8)
     return 2 * halves + 4 * 12 * queries
@@ -253,7 +253,7 @@ def compiled(
     body: str,
     shared: int,
 ) -> Kernel:
-    """A kernel that MLX compiles at its first call."""
+    """Return a kernel that MLX compiles at its first call."""
     own = "_".join(str(n) for n in defines.values())
     return cuda_kernel(
         f"quire_{name}_{own}_{'bf16' if shape.dtype == mx.bfloat16 else 'f16'}",
@@ -266,5 +266,5 @@ def compiled(
 
 
 def source(name: str) -> str:
-    """A file of `sources/`, as it is compiled."""
+    """Return a file of `sources/`, as it is compiled."""
     return kernel_text("quire.attention.paged", f"{name}.cuh")

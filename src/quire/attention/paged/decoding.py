@@ -47,7 +47,7 @@ class BlockDecoder:
         self._all_rows: mx.array | None = None
 
     def blocks(self, store: PackedStore, written: WrittenBlocks | None, dtype: mx.Dtype) -> Blocks:
-        """The blocks decoded, then those that were written, a row for each KV head."""
+        """Return the blocks decoded, then those that were written, a row for each KV head."""
         kept = None if written is None else _kept_blocks(written)
         if not self._rows.size and kept is not None:
             return kept
@@ -74,7 +74,7 @@ class BlockDecoder:
 
 
 def _with_kept(rows: mx.array, count: int) -> mx.array:
-    """Rows as the kernel reads them, with what was kept behind them."""
+    """Return rows as the kernel reads them, with what was kept behind them."""
     return mx.concatenate([rows, -1 - mx.arange(count, dtype=rows.dtype)])
 
 
@@ -134,7 +134,8 @@ _sound: dict[Kind, bool] = {}
 
 
 def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Kind | None:
-    """The kernel's; None where it does not serve. Mutates: tries what was not tried before."""
+    """Return the kernel's result; None if it does not support the case. Mutates: tries what was not
+    tried before."""
     shape, arrays = store.shape, store.coded()
     layout = arrays.layout
     by_token = [shape.value_dim] if layout.by_channel else [shape.head_dim, shape.value_dim]
@@ -171,7 +172,8 @@ def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
 def decoding_differs(
     shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
 ) -> str | None:
-    """How far random codes are from what MLX's operations decode; None if they are near enough.
+    """Return how far random codes are from what MLX's operations decode; None if they are near
+    enough.
 
     Args:
         behind: whether blocks as written follow.
@@ -196,7 +198,7 @@ def decoding_differs(
 
 
 def random_blocks(shape: LayerShape, format: KVFormat, count: int) -> PackedStore:
-    """A store of some blocks of random codes."""
+    """Return a store of some blocks of random codes."""
     store = make_store(shape, format).packed
     assert store is not None, "blocks hold codes"
     store.resize(count, ())
@@ -213,7 +215,7 @@ def _random(rng: np.random.Generator, like: mx.array) -> mx.array:
 
 
 def _by_kernel(store: PackedStore, kind: Kind, rows: mx.array, kept: Blocks | None) -> Blocks:
-    """Rows of the store, or where row is -1 - n, what is kept at n."""
+    """Return the rows of the store, or where row is -1 - n, what is kept at n."""
     shape, arrays, dtype = store.shape, store.coded(), kind.shape.dtype
     turns = [each.map for each in _rotations(arrays)]
     count, tokens = len(rows), shape.block_size
@@ -248,7 +250,7 @@ def head() -> str:
 
 
 def body(kind: Kind) -> str:
-    """The kernel; what it is not given are null pointers."""
+    """Return the kernel; what it is not given are null pointers."""
     given = {"key_signs": "float", "value_signs": "float"}
     given |= {"written_keys": "T", "written_values": "T"}
     missing = [name for name in given if name not in kind.inputs]

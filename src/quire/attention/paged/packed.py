@@ -56,7 +56,7 @@ class PackedLaunch:
 
 
 def tiles_of(metadata: AttentionMetadata) -> Ints:
-    """Two tiles of each row, int32 `[2, n, TILE_FIELDS]`.
+    """Return two tiles of each row, int32 `[2, n, TILE_FIELDS]`.
 
     The first is of its coded blocks, by the block table, the second of its own block as written, by
     a table of tails, one for each row. Rows of one sequence lie in one block.
@@ -88,7 +88,7 @@ def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
 def attend(
     q: mx.array, arrays: list[mx.array], launch: PackedLaunch, scoring: Scoring, shape: Shape
 ) -> mx.array:
-    """Rows `[T, heads, key_dim]`: `[T, heads, value_dim]`.
+    """Return rows `[T, heads, key_dim]`: `[T, heads, value_dim]`.
 
     Args:
         arrays: of a store of the page format: codes, scales and biases of keys, then of values,
@@ -138,7 +138,8 @@ def head() -> str:
 
 
 def body() -> str:
-    """A kernel whose first thread blocks take the rows' own blocks, the others what is coded."""
+    """Return a kernel whose first thread blocks take the rows' own blocks, the others what is
+    coded."""
     own = ["q", "tail_keys", "tail_values", "own_tiles", "tails", "visible", "numbers"]
     own += ["own_partial", "own_stats"]
     lines = [f"if (blockIdx.z == 0) {{ own_block({', '.join(own)}); return; }}"]
@@ -147,13 +148,13 @@ def body() -> str:
 
 
 def defines(shape: Shape, codes: Codes) -> dict[str, int]:
-    """The constants of the kernel."""
+    """Return the constants of the kernel."""
     more = {"K_BITS": codes.key_bits, "V_BITS": codes.value_bits, "V_GROUP": codes.value_group}
     return shape.defines(1, split=True) | more
 
 
 def shared_memory(shape: Shape, codes: Codes) -> int:
-    """Bytes that the kernel lays out."""
+    """Return the bytes that the kernel lays out."""
     share = cuda.warps_together(shape.value_dim)
     keys = shape.key_dim // share * (8 * codes.key_bits + 4)
     groups = shape.value_dim // codes.value_group

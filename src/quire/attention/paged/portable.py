@@ -68,7 +68,8 @@ class PortableBackend(CheckedBackend):
 
 
 def _reads_codes(case: AttentionCase) -> bool:
-    """Whether the rows read codes alone, or with a tail each is the only one of its sequence.
+    """Return whether the rows read codes alone, or with a tail each is the only one of its
+    sequence.
 
     Several rows of a sequence with a tail read blocks that they have written themselves.
     """
@@ -103,7 +104,7 @@ class _Signs:
 
 
 def _hadamard(turn: VectorRotation | None, size: int) -> VectorRotation | None:
-    """A turn by signs and a Hadamard transform of vectors that are not padded for it."""
+    """Return a turn by signs and a Hadamard transform of vectors that are not padded for it."""
     return turn if turn is not None and turn.map.shape == (size,) else None
 
 
@@ -198,7 +199,7 @@ class _Prepared(PreparedAttention):
 
 
 def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
-    """All rows, those of a sequence in tiles; none counts as a prompt."""
+    """Return all rows, those of a sequence in tiles; none counts as a prompt."""
     (part,) = cut(metadata, metadata.rows, shape.rows, shape.rows)
     splits = shape.splits(len(part.tiles))
     return Launch.of(part.tiles, metadata.block_table, part.visible, splits)
@@ -221,7 +222,7 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
 
 
 def _tiles(rows: Ints, low: Ints, high: Ints, places: Ints) -> Ints:
-    """A tile for each row; fields as `tiles.Part` has them."""
+    """Return a tile for each row; fields as `tiles.Part` has them."""
     tiles = np.zeros((len(rows), TILE_FIELDS), np.int32)
     tiles[:, :5] = np.stack([rows, np.ones_like(rows), low, high, places], axis=1)
     return tiles

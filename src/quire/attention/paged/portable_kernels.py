@@ -54,14 +54,14 @@ class Codes:
         )
 
     def inputs(self) -> list[str]:
-        """The names of the arrays of keys, and of values."""
+        """Return the names of the arrays of keys, and of values."""
         last = "levels" if self.codebook else "biases"
         return [
             name for of in ("key", "value") for name in (f"{of}s", f"{of}_scales", f"{of}_{last}")
         ]
 
     def defines(self) -> dict[str, int]:
-        """The constants of `portable_attend.h`."""
+        """Return the constants of `portable_attend.h`."""
         return {
             "K_BITS": self.key_bits,
             "K_GROUP": self.key_group,
@@ -138,7 +138,7 @@ class Shape:
         return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
 
     def defines(self, codes: Codes | None, *, turned: bool = False) -> dict[str, int]:
-        """The constants of `portable_attend.h`."""
+        """Return the constants of `portable_attend.h`."""
         vectors = self.rows * self.part
         elements = -(-self.value_dim // self.threads)  # of a value, for each thread
         if codes is not None:
@@ -165,7 +165,7 @@ class Shape:
         return own | (codes.defines() if codes is not None else {"CODEBOOK": 0})
 
     def merge_defines(self, *, tail: bool, turned: bool) -> dict[str, int]:
-        """The constants of `portable_merge.h`."""
+        """Return the constants of `portable_merge.h`."""
         names = ("V_DIM", "HEADS", "THREADS", "OWN")
         own = {name: n for name, n in self.defines(None).items() if name in names}
         flags = {"SINKS": self.sinks, "TAIL": tail, "TURNED": turned}

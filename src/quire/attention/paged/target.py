@@ -39,7 +39,7 @@ class Target:
         dtype: mx.Dtype,
         defines: dict[str, int],
     ) -> Kernel:
-        """The kernel of `sources/portable_<name>.h`.
+        """Return the kernel of `sources/portable_<name>.h`.
 
         Args:
             given: types of those inputs whose types vary; part of the kernel's name.

@@ -43,7 +43,7 @@ class Part:
 def cut(
     metadata: AttentionMetadata, few_rows: int, rows_few: int, rows_many: int
 ) -> Iterator[Part]:
-    """The parts of a step, in the order of its rows.
+    """Return the parts of a step, in the order of its rows.
 
     Args:
         few_rows: a sequence with up to so many counts as one of few rows.
@@ -57,7 +57,7 @@ def cut(
 
 
 def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: int) -> Part:
-    """Sequences `[begin, end)`, in tiles of so many rows."""
+    """Return sequences `[begin, end)`, in tiles of so many rows."""
     starts = metadata.query_starts
     first = int(starts[begin])
     counts = metadata.counts[begin:end]
@@ -80,6 +80,6 @@ def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: in
 
 @cache
 def score_numbers(scale: float, softcap: float | None) -> mx.array:
-    """A scale and a cap of scores for weights that are powers of two, first of its elements."""
+    """Return a scale and a cap of scores for weights powers of two, first of its elements."""
     both = [scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)]
     return in_device_memory(mx.array(both))

@@ -89,7 +89,7 @@ class _FewRows:
         self._signs = signs
 
     def attend(self, q: mx.array, store: PackedStore, scoring: Scoring, shape: Shape) -> mx.array:
-        """Rows `[T, heads, head_dim]`: the same."""
+        """Return rows `[T, heads, head_dim]`: the same."""
         arrays = store.coded()
         found = attend(
             store.transform(q.astype(mx.float32)) if arrays.layout.key_rotation else q,
@@ -109,7 +109,7 @@ class _FewRows:
 
 
 def kernels_serve(case: AttentionCase) -> bool:
-    """Whether the kernels are made for a case."""
+    """Return whether the kernels are made for a case."""
     spec, format = case.spec, case.format
     return (
         format.scheme in ("uniform", "turbo")
@@ -158,17 +158,17 @@ def head(queries: mx.Dtype) -> str:
 
 
 def body() -> str:
-    """The kernel; `splits` thread blocks share a row's keys."""
+    """Return the kernel; `splits` thread blocks share a row's keys."""
     return "const int split = blockIdx.z, splits = gridDim.z;\n" + cuda.source("tokens")
 
 
 def defines(shape: Shape, codes: Codes) -> dict[str, int]:
-    """The constants of the kernel."""
+    """Return the constants of the kernel."""
     return shape.defines(1, split=True) | codes.defines()
 
 
 def shared_memory(shape: Shape, codes: Codes) -> int:
-    """Bytes that the kernel lays out."""
+    """Return the bytes that the kernel lays out."""
     share = cuda.warps_together(shape.value_dim)
     columns, own = -(-shape.part // 8), shape.value_dim // share
     k_row, v_row = own * codes.key_bits // 8, own * codes.value_bits // 8

@@ -31,7 +31,7 @@ def length_class(blocks: int) -> int:
 
 
 def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
-    """Keys `begin` to `end` as rows see them: 0 where visible, else minus infinity; float32.
+    """Return keys `begin` to `end` as rows see them: 0 where visible, else minus infinity; float32.
 
     Computed on the device: made here, the biases of all tiles of a step would be in memory at once.
     """
@@ -67,7 +67,7 @@ class KeyPlaces:
         return KeyPlaces(mx.array(metadata.block_table), mx.array(starts), metadata.block_size)
 
     def find(self, rows: slice, keys: mx.array) -> tuple[mx.array, mx.array]:
-        """The blocks of keys `[t, K]` of some rows, and the places within."""
+        """Return the blocks of keys `[t, K]` of some rows, and the places within."""
         blocks = self.table[self.starts[rows, None] + keys // self.block_size]
         return blocks, keys % self.block_size
 
@@ -223,7 +223,7 @@ class Chunk:
         return _bias(self.first[rows], self.last[rows], 0, keys)
 
     def tiles(self) -> Iterator[Tile]:
-        """The rows, a few at a time. No tile crosses the end of a block."""
+        """Return the rows, a few at a time. No tile crosses the end of a block."""
         size, start = self.block_size, 0
         while start < len(self.own):
             block = int(self.own[start]) // size
@@ -273,7 +273,7 @@ class Tile:
 
 
 def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
-    """The rows of sequences with one row, and those of the others."""
+    """Return the rows of sequences with one row, and those of the others."""
     counts = metadata.counts.tolist()
     tables = metadata.table_starts.tolist()
     classes = [
@@ -295,7 +295,7 @@ def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
 
 
 def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
-    """Sequences `[begin, end)`, one row each."""
+    """Return sequences `[begin, end)`, one row each."""
     size = metadata.block_size
     starts = metadata.table_starts[begin:end]
     lengths = metadata.table_starts[begin + 1 : end + 1] - starts
@@ -322,7 +322,7 @@ def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
 
 
 def _chunk(metadata: AttentionMetadata, number: int) -> Chunk:
-    """The rows of one sequence."""
+    """Return the rows of one sequence."""
     rows = slice(*metadata.query_starts[number : number + 2].tolist())
     table = slice(*metadata.table_starts[number : number + 2].tolist())
     base = metadata.first_blocks[number] * metadata.block_size

@@ -17,7 +17,7 @@ SCORES = 32 << 20
 
 
 def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
-    """Rows of sequences with one row each, `[B, heads, head_dim]`."""
+    """Return the rows of sequences with one row each, `[B, heads, head_dim]`."""
     count, kv_heads, blocks = batch.heads.shape
     shape = (count, kv_heads, blocks * batch.block_size, -1)
     read = [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
@@ -27,7 +27,8 @@ def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring)
 def chosen(
     q: mx.array, store: LayerStore, places: KeyPlaces, scoring: Scoring, keys: mx.array
 ) -> mx.array:
-    """Rows `[T, heads, head_dim]` that each see keys `[T, K]`, gathered for a tile at a time."""
+    """Return rows `[T, heads, head_dim]` that each see keys `[T, K]`, gathered for a tile at a
+    time."""
     count, size = keys.shape
     tile = max(1, SCORES // (size * store.shape.head_dim))
     outs: list[mx.array] = []
@@ -59,7 +60,8 @@ def _single_rows(
 
 
 def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
-    """A chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are bounded.
+    """Return a chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are
+    bounded.
 
     Beside the compiled CPU kernels, rows get the bits that they get in `decode`: whole blocks are
     read, and softmax is the same.
@@ -109,7 +111,7 @@ def _gathered(blocks: mx.array, chunk: Chunk) -> mx.array:
 
 
 def _spells_out(scoring: Scoring) -> bool:
-    """Whether MLX's fused attention cannot do it, or does not exist.
+    """Return whether MLX's fused attention cannot do it, or does not exist.
 
     On a CPU there is none, and what MLX falls back to takes twice as many operations.
     """
@@ -143,7 +145,8 @@ def _chunk_spelled_out(
     *,
     narrow: bool,
 ) -> mx.array:
-    """The same for rows of a chunk; q `[1, heads, t, head_dim]`, k and v `[1, kv_heads, S, dim]`.
+    """Return the same for rows of a chunk; q `[1, heads, t, head_dim]`, k and v `[1, kv_heads, S,
+    dim]`.
 
     Args:
         narrow: compute softmax as `decode` does, which is slower. Needed where results are rounded

@@ -16,7 +16,7 @@ def capped(scores: mx.array, softcap: float | None) -> mx.array:
 
 
 def attention_weights(scores: mx.array, bias: mx.array, sinks: mx.array | None) -> mx.array:
-    """The weights of all keys of a row, of the scores' type.
+    """Return the weights of all keys of a row, of the scores' type.
 
     Args:
         scores: `[..., S]`.

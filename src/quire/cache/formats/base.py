@@ -96,7 +96,7 @@ class BlockReader(ABC):
 
     @abstractmethod
     def decoded(self) -> tuple[mx.array, mx.array]:
-        """Keys `[..., S, head_dim]` and values `[..., S, value_dim]`, the model's; float32."""
+        """Return the model's keys `[..., S, head_dim]` and values `[..., S, value_dim]`, float32."""
 
 
 class KeyCodec(Protocol):
@@ -212,11 +212,11 @@ class LayerStore(ABC):
     @classmethod
     @abstractmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        """Bytes of one block of this layer, everything counted."""
+        """Return the bytes of one block of this layer, everything counted."""
 
     @classmethod
     def tail_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        """Bytes of one tail block of this layer; 0 in formats without."""
+        """Return the bytes of one tail block of this layer; 0 in formats without."""
         return 0
 
     @property
@@ -245,11 +245,11 @@ class LayerStore(ABC):
         """
 
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the blocks, tails included."""
+        """Return the arrays that hold the blocks, tails included."""
         return [array for arrays in self.block_arrays for array in arrays]
 
     def export(self, blocks: Ints) -> list[mx.array]:
-        """The contents of blocks, to be kept elsewhere or copied (lazy)."""
+        """Return the contents of blocks, to be kept elsewhere or copied (lazy)."""
         rows = block_rows(blocks, self.shape.kv_heads)
         return [array[rows] for arrays in self.block_arrays for array in arrays]
 
@@ -269,25 +269,25 @@ class PackedStore(LayerStore):
         return self
 
     def transform(self, q: mx.array) -> mx.array:
-        """Queries `[..., head_dim]` in the coordinates of the coded keys."""
+        """Return queries `[..., head_dim]` in the coordinates of the coded keys."""
         return q
 
     @abstractmethod
     def read(self, rows: mx.array) -> BlockReader:
-        """The full blocks in rows `[..., P]` of the arrays; S is `P * block_size`."""
+        """Return the full blocks in rows `[..., P]` of the arrays; S is `P * block_size`."""
 
     @abstractmethod
     def coded(self) -> CodedArrays:
-        """The arrays of codes, for kernels."""
+        """Return the arrays of codes, for kernels."""
 
     @abstractmethod
     def inverse_transform(self, x: mx.array) -> mx.array:
         """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
-        """Keys and values of the tail pool, `[tails * kv_heads, block_size, dim]`."""
+        """Return the keys and values of the tail pool, `[tails * kv_heads, block_size, dim]`."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values of the tails in rows `[...]` of the tail pool, as written."""
+        """Return the keys and values of the tails in rows `[...]` of the tail pool, as written."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")

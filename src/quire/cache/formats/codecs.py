@@ -75,11 +75,11 @@ class Codec(ABC):
 
     @abstractmethod
     def prepare(self, x: mx.array) -> list[mx.array]:
-        """The part of `encode` that does not depend on the number of bits."""
+        """Return the part of `encode` that does not depend on the number of bits."""
 
     @abstractmethod
     def code(self, prepared: list[mx.array]) -> list[mx.array]:
-        """The rest of `encode`."""
+        """Return the rest of `encode`."""
 
     @abstractmethod
     def decode(self, parts: list[mx.array]) -> mx.array:
@@ -94,7 +94,7 @@ class Codec(ABC):
         """`[..., M, S]` times the coded `[..., S, size]`: `[..., M, size]`."""
 
     def transform(self, x: mx.array) -> mx.array:
-        """Queries `[..., dim]` in the coordinates that `scores` takes, `[..., size]`."""
+        """Return queries `[..., dim]` in the coordinates that `scores` takes, `[..., size]`."""
         if self.size == self.dim:
             return x
         return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.size - self.dim)])
@@ -249,14 +249,14 @@ class CodebookCodec(Codec):
 
 
 def _codes(x: mx.array, norm: mx.array, edges: mx.array) -> mx.array:
-    """Codes of elements `[..., 8]` of vectors of length `norm` `[..., 1]`, uint64."""
+    """Return the codes of elements `[..., 8]` of vectors of length `norm` `[..., 1]`, uint64."""
     above = mx.expand_dims(x, -1) > mx.expand_dims(norm * edges, -2)
     return above.sum(axis=-1).astype(mx.uint64)
 
 
 @cache
 def codebook(dim: int, bits: int) -> tuple[float, ...]:
-    """The levels with the least mean squared error for one element of a random unit vector.
+    """Return the levels with the least mean squared error for one element of a random unit vector.
 
     The density is proportional to (1 - x^2)^((dim - 3) / 2); Lloyd's iteration on a fine grid.
     """
@@ -275,7 +275,8 @@ def codebook(dim: int, bits: int) -> tuple[float, ...]:
 
 @cache
 def _grid(dim: int, bits: int) -> tuple[float, tuple[int, ...]]:
-    """The codebook on a grid of bytes: the step, and each level's number of steps, -127 to 127.
+    """Return the codebook on a grid of bytes: the step, and each level's number of steps, -127 to
+    127.
 
     Rounding to a step adds 0.4% to the squared error of 4 bits, and less below.
     """

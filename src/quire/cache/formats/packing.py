@@ -31,7 +31,7 @@ class Affine:
     bits: int
 
     def decode(self, parts: list[mx.array]) -> mx.array:
-        """The coded numbers, float32."""
+        """Return the coded numbers, float32."""
         codes, scales, biases = parts
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         if current_device().dequantizes_fast:
@@ -57,7 +57,7 @@ class Affine:
 
 
 def multiplies_codes(rows: int) -> bool:
-    """Whether to multiply so many rows by codes, or to decode the codes first."""
+    """Return whether to multiply so many rows by codes, or to decode the codes first."""
     return rows <= current_device().code_rows
 
 
@@ -68,14 +68,16 @@ def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
 
 
 def pack(codes: mx.array, bits: int) -> mx.array:
-    """Codes `[..., n]` below `2**bits`, 32 divides n, to uint32 words `[..., n * bits / 32]`."""
+    """Return codes `[..., n]` below `2**bits`, 32 divides n, to uint32 words `[..., n * bits /
+    32]`."""
     *lead, n = codes.shape
     eights = codes.reshape(*lead, n // 8, 8).astype(mx.uint64)
     return joined(eights << shifts(bits), bits)
 
 
 def joined(shifted: mx.array, bits: int) -> mx.array:
-    """Codes that are shifted to their places already, uint64 `[..., n / 8, 8]`, as `pack` does."""
+    """Return the codes that are shifted to their places already, uint64 `[..., n / 8, 8]`, as
+    `pack` does."""
     *lead, eighths, _ = shifted.shape
     words = mx.sum(shifted, axis=-1, keepdims=True)
     # Eight codes of b bits are b bytes, lowest bits first.
@@ -85,7 +87,7 @@ def joined(shifted: mx.array, bits: int) -> mx.array:
 
 @cache
 def shifts(bits: int) -> mx.array:
-    """The places of eight neighbouring codes in a word, `[8]`."""
+    """Return the places of eight neighbouring codes in a word, `[8]`."""
     return mx.array(np.arange(8, dtype=np.uint64) * bits)
 
 
@@ -106,7 +108,7 @@ def byte_table(values: Sequence[int]) -> mx.array:
 
 
 def as_bytes(words: mx.array, bits: int, table: mx.array) -> mx.array:
-    """Codes of 2 to 4 bits, `[..., n * bits / 32]`, as bytes by a table, `[..., n / 4]`."""
+    """Return codes of 2 to 4 bits, `[..., n * bits / 32]`, as bytes by a table, `[..., n / 4]`."""
     some = words.view(mx.uint8)
     if bits == 3:
         # Eight codes are three bytes; padded to a word, two runs of four.
@@ -118,7 +120,7 @@ def as_bytes(words: mx.array, bits: int, table: mx.array) -> mx.array:
 
 
 def spread(words: mx.array, bits: int) -> mx.array:
-    """Codes of 2 to 6 bits, `[..., n * bits / 32]`, as bytes, `[..., n / 4]`."""
+    """Return the codes of 2 to 6 bits, `[..., n * bits / 32]`, as bytes, `[..., n / 4]`."""
     eights = words.view(mx.uint8).reshape(-1, bits)
     padded = mx.pad(eights, [(0, 0), (0, 8 - bits)]).view(mx.uint64)
     return _spreader(bits)(padded).view(mx.uint32).reshape(*words.shape[:-1], -1)
@@ -142,7 +144,7 @@ def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
-    """The same codes in as many bits as MLX reads them quickly, and how many these are."""
+    """Return the same codes in as many bits as MLX reads them quickly, and how many these are."""
     if bits not in current_device().slow_code_bits:
         return words, bits
     return spread(words, bits), 8
@@ -151,7 +153,7 @@ def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
 def affine_coding(
     size: int, layout: Affine, *, refit: bool, rotation: VectorRotation | None = None
 ) -> VectorCoding:
-    """How a kernel computes `affine` of vectors of `size` elements."""
+    """Return how a kernel computes `affine` of vectors of `size` elements."""
     reach = _LOADING.get(layout.bits, 0.0) if refit else 0.0
     refits = _REFITS if refit else 0
     return VectorCoding(
@@ -194,7 +196,7 @@ def _stored(x: mx.array) -> mx.array:
 
 @fused
 def _grid(low: mx.array, high: mx.array, top: mx.array) -> tuple[mx.array, mx.array]:
-    """Scale and bias of codes 0 to `top` from `low` to `high`."""
+    """Return the scale and bias of codes 0 to `top` from `low` to `high`."""
     return _stored((high - low) / top), _stored(low)
 
 
@@ -207,7 +209,7 @@ def _round(x: mx.array, scale: mx.array, bias: mx.array, top: mx.array) -> mx.ar
 def _fit(
     x: mx.array, codes: mx.array, scale: mx.array, bias: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """The scale and bias that read these codes with the least squared error."""
+    """Return the scale and bias that read these codes with the least squared error."""
     centred = codes - codes.mean(axis=-1, keepdims=True)
     spread = (centred * centred).sum(axis=-1, keepdims=True)
     fitted = (centred * x).sum(axis=-1, keepdims=True) / mx.maximum(spread, 0.25)

@@ -12,7 +12,7 @@ from quire.device.dtypes import DTYPES
 
 
 def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
-    """The type that plain blocks of a format are stored in."""
+    """Return the type that plain blocks of a format are stored in."""
     return DTYPES[format.dtype] if format.dtype else shape.dtype
 
 

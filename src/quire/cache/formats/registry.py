@@ -18,21 +18,22 @@ SCHEMES: dict[str, type[LayerStore]] = {
 
 
 def store_type(format: KVFormat) -> type[LayerStore]:
-    """The class that stores a layer in a format, see `KVFormat.of_layer`."""
+    """Return the class that stores a layer in a format, see `KVFormat.of_layer`."""
     return SCHEMES[format.scheme]
 
 
 def block_bytes(shape: LayerShape, format: KVFormat) -> int:
-    """Bytes of one block of a layer, an indexer's keys included."""
+    """Return the bytes of one block of a layer, an indexer's keys included."""
     size = store_type(format).block_bytes(shape, format)
     return size if shape.index is None else size + PlainStore.block_bytes(shape.index, KVFormat())
 
 
 def make_store(shape: LayerShape, format: KVFormat) -> LayerStore:
-    """An empty store of a layer."""
+    """Return an empty store of a layer."""
     return store_type(format)(shape, format)
 
 
 def make_index_store(shape: LayerShape) -> LayerStore | None:
-    """An empty store of an indexer's keys, whose blocks are the layer's; None without indexer."""
+    """Return an empty store of an indexer's keys, whose blocks are the layer's; None without
+    indexer."""
     return None if shape.index is None else PlainStore(shape.index, KVFormat())

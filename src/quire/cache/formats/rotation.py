@@ -69,5 +69,5 @@ def _times(x: mx.array, scale: float) -> mx.array:
 
 @cache
 def rotation(dim: int) -> Rotation:
-    """The rotation of a size, made once."""
+    """Return the rotation of a size, made once."""
     return Rotation(dim)

@@ -12,7 +12,7 @@ from quire.core.kv_format import KVFormat
 def skipped_layers(
     layout: tuple[LayerSpec, ...], wanted: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """The layers that packed formats leave plain.
+    """Return the layers that packed formats leave plain.
 
     Args:
         wanted: as the operator asked; None is the default, the last full-attention layer, if it is
@@ -34,5 +34,5 @@ def skipped_layers(
 
 
 def with_skips(format: KVFormat, skipped: tuple[int, ...]) -> KVFormat:
-    """The format with its skipped layers, of which plain has none."""
+    """Return the format with its skipped layers, of which plain has none."""
     return format if format.scheme == "plain" else replace(format, skip_layers=skipped)

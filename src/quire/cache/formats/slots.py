@@ -82,7 +82,7 @@ class SlotMapping:
 
 
 def _as_slice(numbers: Ints) -> slice | Ints:
-    """Rows in ascending order; as a slice where they are neighbours."""
+    """Return the rows in ascending order; as a slice where they are neighbours."""
     first, last = int(numbers[0]), int(numbers[-1])
     return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
 

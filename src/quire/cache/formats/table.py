@@ -31,7 +31,8 @@ class LayerCost:
     tail_bytes: int
 
     def context_bytes(self, tokens: int) -> tuple[int, int]:
-        """Bytes of one sequence of so many tokens in these layers: as stored, as plain blocks."""
+        """Return the bytes of one sequence of so many tokens in these layers: as stored, as plain
+        blocks."""
         held = self.spec.blocks_between_steps(tokens, self.block_size) * self.block_size
         count = len(self.layers)
         stored = count * (held * self.token_bytes + self.tail_bytes)
@@ -75,7 +76,8 @@ def kv_table(
     dtype: mx.Dtype,
     context: int,
 ) -> tuple[str, ...]:
-    """Lines for people: layers, format, bytes a token, and what a full context will cost."""
+    """Return the lines for people: layers, format, bytes a token, and what a full context will
+    cost."""
     costs = layer_costs(groups, format, block_size, dtype)
     rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
     for cost in costs:

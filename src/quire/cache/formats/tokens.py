@@ -89,7 +89,7 @@ class TokenStore(PackedStore):
         return None
 
     def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
-        """The parts of keys and then of values."""
+        """Return the parts of keys and then of values."""
         if self._value_codec is None:
             return self._key_codec.encode(k)
         if self.shape.head_dim != self.shape.value_dim:
@@ -122,7 +122,8 @@ class TokenStore(PackedStore):
 
 
 def _layout(keys: Codec, values: Codec) -> tuple[CodedLayout, list[mx.array], list[mx.array]]:
-    """How a store's blocks hold codes, and the levels of keys and of values, if there are any."""
+    """Return how a store's blocks hold codes, and the levels of keys and of values, if there are
+    any."""
     levels = [[] if codec.levels is None else [codec.levels] for codec in (keys, values)]
     layout = CodedLayout(
         keys.bits,

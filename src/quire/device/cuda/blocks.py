@@ -104,7 +104,7 @@ def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> boo
 
 
 def _coded(kind: BlockKind, chunks: Chunks, coding: VectorCoding) -> CodedChunks:
-    """One launch.
+    """Return one launch.
 
     Args:
         coding: of values.
@@ -157,7 +157,7 @@ def header(kind: BlockKind) -> str:
 
 
 def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Encoder) -> str | None:
-    """How far blocks of random chunks are from those that single vectors give.
+    """Return how far blocks of random chunks are from those that single vectors give.
 
     None if they are near enough.
     """

@@ -28,7 +28,7 @@ _TYPES = {
 
 @cache
 def compiler() -> Compiler:
-    """The process's. Keeps kernels beside those of MLX, in the process's private place."""
+    """Return the process's. Keeps kernels beside those of MLX, in the process's private place."""
     folder = kernel_folder()
     return Compiler(None if folder is None else folder / "quire")
 
@@ -119,7 +119,7 @@ class CompiledKernel:
         ranks: dict[int, int],
         threads: int,
     ) -> str:
-        """The source, with `_NAME` for a name.
+        """Return the source, with `_NAME` for a name.
 
         Args:
             ranks: of those inputs, by number, whose shapes the body reads.

@@ -103,7 +103,7 @@ class Graph:
 
 
 def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
-    """The node of a launch."""
+    """Return the node of a launch."""
     values = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
     places = (ctypes.c_void_p * len(values))(
         *(ctypes.addressof(values) + 8 * number for number in range(len(values)))
@@ -181,7 +181,7 @@ class Compiler:
         ]
 
     def functions(self, sources: Sequence[str]) -> list[int]:
-        """The functions `kernel` of sources; several are compiled at a time."""
+        """Return the functions `kernel` of sources; several are compiled at a time."""
         missing = [text for text in dict.fromkeys(sources) if text not in self._functions]
         binaries = self.binaries(missing)
         for text, binary in zip(missing, binaries, strict=True):
@@ -231,7 +231,7 @@ def _compiled(text: str, options: list[str]) -> bytes:
 
 
 def _loaded(binary: bytes) -> int:
-    """The function of a compiled kernel. Modules stay loaded as long as the process."""
+    """Return the function of a compiled kernel. Modules stay loaded as long as the process."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuModuleLoadData", ctypes.byref(module), binary)
     _call("cuModuleGetFunction", ctypes.byref(function), module, b"kernel")
@@ -244,7 +244,7 @@ def _loaded(binary: bytes) -> int:
 
 @cache
 def _driver() -> Any:
-    """The driver, with MLX's context current in this thread."""
+    """Return the driver, with MLX's context current in this thread."""
     driver = ctypes.CDLL("libcuda.so.1")
     mx.eval(mx.zeros(1) + 1)  # makes the context
     context = ctypes.c_void_p()
@@ -259,7 +259,7 @@ def _driver() -> Any:
 
 @cache
 def _nvrtc() -> Any:
-    """The compiler that MLX has loaded."""
+    """Return the compiler that MLX has loaded."""
     for version in (13, 12):
         try:
             return ctypes.CDLL(f"libnvrtc.so.{version}")
@@ -279,7 +279,7 @@ def _check(name: str, result: int) -> None:
 
 @cache
 def card() -> Card:
-    """The process's."""
+    """Return the process's."""
     return Card(_attribute(_MULTIPROCESSORS), _attribute(_SHARED_BY_ASKING))
 
 
@@ -289,7 +289,7 @@ def _capability() -> int:
 
 
 def _attribute(number: int) -> int:
-    """A number about the card."""
+    """Return a number about the card."""
     value = ctypes.c_int()
     _call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
     return value.value

@@ -132,7 +132,7 @@ class _Plan:
         return _Plan(_kernel(kinds), tables, parts, dtypes)
 
     def coded(self, vectors: Sequence[mx.array]) -> list[mx.array]:
-        """The parts of all vectors, by one launch."""
+        """Return the parts of all vectors, by one launch."""
         inputs: list[mx.array] = []
         shapes: list[tuple[int, ...]] = []
         counts: list[int] = []
@@ -182,12 +182,13 @@ def _kernel(kinds: tuple[Kind, ...]) -> Kernel:
 
 
 def coding_text() -> str:
-    """The device functions that code vectors; `THREADS` is to be defined."""
+    """Return the device functions that code vectors; `THREADS` is to be defined."""
     return kernel_text(_PACKAGE, "coding.cuh") + kernel_text(_PACKAGE, "encode.cuh")
 
 
 def encoding_differs(coding: VectorCoding) -> str | None:
-    """How much worse than they should be the codes of random vectors are; None if they are not.
+    """Return how much worse than they should be the codes of random vectors are; None if they are
+    not.
 
     Affine codes should be no worse than those whose scale and bias are a group's range.
     """

@@ -16,7 +16,7 @@ class Extension(Protocol):
     """The functions of the compiled module, with the argument names of `launch.cpp`."""
 
     def pointer(self, array: mx.array) -> int:
-        """The address of an array's numbers; 0 before it is computed."""
+        """Return the address of an array's numbers; 0 before it is computed."""
         ...
 
     def replay(
@@ -29,7 +29,7 @@ class Extension(Protocol):
         numbers: bytes = b"",
         numbers_target: int = 0,
     ) -> mx.array:
-        """The first `rows` of `workspace` `[rows, n]` once the graph has run.
+        """Return the first `rows` of `workspace` `[rows, n]` once the graph has run.
 
         Args:
             targets: addresses that the inputs are copied to before.
@@ -43,7 +43,7 @@ class NoExtension(Exception):
 
 
 def load_extension() -> Extension:
-    """The extension.
+    """Return the extension.
 
     Raises:
         NoExtension: there is none for this MLX and these sources.

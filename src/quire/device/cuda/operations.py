@@ -60,7 +60,7 @@ class CUDAOperations(Operations):
         return super().gated_mlp(x, mlp) if inner is None else self.product(inner, mlp.down)
 
     def _by_numbers(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        """The same by matrices that are unpacked first, a part at a time."""
+        """Return the same by matrices that are unpacked first, a part at a time."""
         outputs = weight.codes.shape[0]
         part = max(1, _UNPACKED_BYTES // (x.shape[-1] * x.dtype.size))
         found = []
@@ -122,6 +122,6 @@ def _affine(weight: PackedWeight) -> Packed | None:
 
 
 def _alone(matrix: Matrix | ExpertMatrices) -> Packed | None:
-    """The weight, where it is packed and there is no bias."""
+    """Return the weight, where it is packed and there is no bias."""
     weight = matrix.weight
     return _affine(weight) if isinstance(weight, PackedWeight) and matrix.bias is None else None

@@ -68,7 +68,7 @@ def linear(x: mx.array, weight: Packed) -> mx.array:
 
 
 def skinny_gemm(rows: int, weight: Packed) -> SkinnyGemm:
-    """How a product of so many rows with a matrix is cut."""
+    """Return how a product of so many rows with a matrix is cut."""
     outputs, words = weight.codes.shape
     return _cut(words * 8, outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
 
@@ -98,7 +98,7 @@ def _cut(
 
 @cache
 def fits(gemm: SkinnyGemm) -> bool:
-    """Whether the card has the shared memory. Says once where it has not."""
+    """Return whether the card has the shared memory. Says once where it has not."""
     if not gemm.fits:
         log.warning(
             "products of %d rows and %d columns by MLX's own kernels: they need %d bytes of "
@@ -205,7 +205,7 @@ def _expert_product(
 
 
 def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
-    """The constants of `many.cuh`, but for those of a gate."""
+    """Return the constants of `many.cuh`, but for those of a gate."""
     return {"GROUP": group_size, "DENSE": int(dense)}
 
 

@@ -89,7 +89,7 @@ class Products:
         matrices: tuple[Packed, Packed, Packed],
         activation: str,
     ) -> mx.array | None:
-        """The outputs of the chosen experts' gated MLPs.
+        """Return the outputs of the chosen experts' gated MLPs.
 
         Args:
             x: `[T, hidden]`.
@@ -121,7 +121,7 @@ class Products:
 
 
 def _difference() -> str | None:
-    """How far the kernels are from MLX's products, of random weights; None if near enough.
+    """Return how far the kernels are from MLX's products, of random weights; None if near enough.
 
     Those of few rows also for wide matrices, after narrow ones: the same kernels then ask for more
     shared memory.
@@ -191,7 +191,7 @@ def _random(outputs: int, inputs: int, group_size: int, seed: int, experts: int 
 
 
 def _plain(weight: Packed) -> mx.array:
-    """The matrix in float32."""
+    """Return the matrix in float32."""
     return mx.dequantize(
         weight.codes,
         weight.scales.astype(mx.float32),

@@ -82,7 +82,7 @@ class SkinnyGemm:
         return self.shared_of(self.tiles, self.cut)
 
     def shared_of(self, tiles: int, cut: Cut) -> int:
-        """The same with another cut."""
+        """Return the same with another cut."""
         matrices = cut.parts * (2 if self.gated else 1)
         groups = self.inputs // self.group_size
         columns = self._columns(tiles)
@@ -91,7 +91,7 @@ class SkinnyGemm:
         return max(ring + scales, 512 * cut.warps * matrices * tiles)
 
     def _columns(self, tiles: int) -> int:
-        """Rows that a thread block keeps."""
+        """Return the rows that a thread block keeps."""
         return min(8 * tiles, self.rows)
 
     @property
@@ -155,7 +155,7 @@ class SkinnyGemm:
 
 @cache
 def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
-    """The first of the cuts that fits; the last if none does."""
+    """Return the first of the cuts that fits; the last if none does."""
     last = None
     for last in gemm.cuts():
         if gemm.shared_of(*last) <= gemm.card.shared:

@@ -192,7 +192,7 @@ _PARTS = {
 
 
 def audio_name(name: str) -> str:
-    """A tensor of the tower by this package's name; one that has it already, as it is."""
+    """Return a tensor of the tower by this package's name; one that has it already, as it is."""
     if ".layers." in name or ".layer0." in name or ".layer1." in name:
         return name
     return renamed(re.sub(r"(conformer\.\d+)\.norm\.", r"\1.norm_out.", name), _PARTS)

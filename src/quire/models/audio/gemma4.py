@@ -349,7 +349,7 @@ class ConformerEncoder(CutEncoder):
 
     @abstractmethod
     def embedded(self, x: mx.array) -> mx.array:
-        """The last layer's rows `[rows, hidden]` -> those that the decoder reads."""
+        """Return the last layer's rows `[rows, hidden]` -> those that the decoder reads."""
 
 
 class Gemma4AudioEncoder(ConformerEncoder):
@@ -373,7 +373,7 @@ class Gemma4AudioEncoder(ConformerEncoder):
 
 
 def channels_last(name: str, array: mx.array) -> mx.array:
-    """A convolution's weight as MLX has it; other tensors as they are.
+    """Return a convolution's weight as MLX has it; other tensors as they are.
 
     Transformers has a kernel's axes last, MLX the input channels. Kernels are 3 by 3, and a
     convolution within a layer has a single input channel.

@@ -66,7 +66,7 @@ class QwenAudio:
         return windows * self.window
 
     def rows(self, frames: int) -> int:
-        """Rows that so many frames become."""
+        """Return the rows that so many frames become."""
         whole, rest = divmod(frames, self.chunk)
         return whole * _eighth(self.chunk) + _eighth(rest)
 
@@ -216,7 +216,7 @@ class QwenSoundEncoder(CutEncoder):
 
 
 def channels_last(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The tower's tensors with convolutions as MLX has them; kernels are 3 by 3."""
+    """Return the tower's tensors with convolutions as MLX has them; kernels are 3 by 3."""
     return {
         name: array.moveaxis(1, -1)
         if name.startswith("conv2d") and array.ndim == 4 and array.shape[1:3] != (3, 3)

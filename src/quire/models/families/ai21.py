@@ -46,7 +46,7 @@ def jamba(s: Settings) -> LanguageModel:
 
 
 def _blocks(s: Settings) -> tuple[FeedForward, FeedForward]:
-    """The blocks of most layers, and of those that have experts."""
+    """Return the blocks of most layers, and of those that have experts."""
     dense = mlp(s, bias=False)
     if s.integer("num_experts", "num_local_experts", default=16) == 1:
         return dense, dense

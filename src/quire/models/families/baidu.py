@@ -67,7 +67,7 @@ def ernie4_5_moe(s: Settings) -> LanguageModel:
 
 
 def _flat(weights: Weights) -> Weights:
-    """The routers' biases, stored as a matrix of one row, as vectors."""
+    """Return the routers' biases, stored as a matrix of one row, as vectors."""
     return {
         name: array.flatten() if name.endswith("e_score_correction_bias") else array
         for name, array in weights.items()

@@ -80,7 +80,8 @@ def ernie4_5_vl_moe(s: Settings) -> LanguageModel:
 
 
 def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
-    """Layers of experts behind dense ones. The file's outer part knows the tokens of media."""
+    """Return the layers of experts behind dense ones. The file's outer part knows the tokens of
+    media."""
     text.only("use_bias", False)
     text.only("moe_norm_min", 1e-12)
     theta = with_axes(text, (22, 22, 20), interleaved=False).rope(theta=5e5)
@@ -198,7 +199,7 @@ def _ernie_vision(v: Settings, width: int) -> QwenVision:
 
 
 def _layers(at: str, here: str) -> dict[str, str]:
-    """Names of two layers and a norm: as published, in transformers, in conversions."""
+    """Return the names of two layers and a norm: as published, in transformers, in conversions."""
     parts = {"linear_fc1": ("0", "fc1"), "linear_fc2": ("2", "fc2"), "ln": ("3", "ln")}
     return {
         f"resampler.{at}.{name}": f"{here}.{part}"

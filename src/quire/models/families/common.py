@@ -38,7 +38,7 @@ class Family:
 
 
 def text_of(s: Settings) -> Settings:
-    """The decoder's keys. The head is tied if the whole or its `text_config` says so."""
+    """Return the decoder's keys. The head is tied if the whole or its `text_config` says so."""
     text = s.within("text_config")
     tied = any(part.flag("tie_word_embeddings", default=False) for part in (s, text))
     return text.changed(tie_word_embeddings=tied)
@@ -52,12 +52,12 @@ EXPERT_PARTS = {
 
 
 def activation(s: Settings, default: str = "silu") -> str:
-    """The name of a known activation."""
+    """Return the name of a known activation."""
     return _known_activation(s, "hidden_act", "hidden_activation", default=default)
 
 
 def projector_activation(s: Settings) -> str:
-    """The name of a known activation, of what is between an encoder and the decoder."""
+    """Return the name of a known activation, of what is between an encoder and the decoder."""
     return _known_activation(s, "projector_hidden_act", default="gelu")
 
 
@@ -68,7 +68,7 @@ def _known_activation(s: Settings, *names: str, default: str) -> str:
 
 
 def rms(s: Settings, default: float = 1e-6, **changes: Any) -> Norm:
-    """The root mean square norm of most families."""
+    """Return the root mean square norm of most families."""
     return replace(Norm(s.number("rms_norm_eps", default=default, minimum=0.0)), **changes)
 
 
@@ -102,20 +102,20 @@ def attention(s: Settings, **changes: Any) -> Attention:
 
 
 def mlp(s: Settings, **changes: Any) -> MLP:
-    """A gated block."""
+    """Return a gated block."""
     bias = s.flag("mlp_bias", default=False)
     usual = MLP(s.integer("intermediate_size"), activation(s), bias=bias)
     return replace(usual, **changes)
 
 
 def gate_up(s: Settings) -> tuple[tuple[str, int], ...]:
-    """The rows of a projection that holds a gated block's first two; see `Names.fused`."""
+    """Return the rows of a projection that holds a gated block's first two; see `Names.fused`."""
     width = s.integer("intermediate_size")
     return (("gate_proj", width), ("up_proj", width))
 
 
 def query_key_value(kind: Attention) -> tuple[tuple[str, int], ...]:
-    """The rows of a projection that holds attention's first three; see `Names.fused`."""
+    """Return the rows of a projection that holds attention's first three; see `Names.fused`."""
     width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
     return (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
 
@@ -167,12 +167,12 @@ def channels_last(weights: Weights) -> Weights:
 
 
 def uniform_layers(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
-    """Layers that are all the same."""
+    """Return the layers that are all the same."""
     return (Layer((mixer,), feed_forward),) * s.integer("num_hidden_layers")
 
 
 def full_every(s: Settings, number: int, others: str = SLIDING) -> list[str]:
-    """The types of layers of which the last one of each `number` is full."""
+    """Return the types of layers of which the last one of each `number` is full."""
     count = s.integer("num_hidden_layers")
     return [others if (index + 1) % number else FULL for index in range(count)]
 
@@ -180,7 +180,7 @@ def full_every(s: Settings, number: int, others: str = SLIDING) -> list[str]:
 def by_type(
     types: tuple[str, ...], mixers: Mapping[str, Mixer], feed_forward: FeedForward
 ) -> tuple[Layer, ...]:
-    """Layers whose attention follows from their types."""
+    """Return the layers whose attention follows from their types."""
     return tuple(Layer((mixers[kind],), feed_forward) for kind in types)
 
 
@@ -192,7 +192,7 @@ def windows(s: Settings, usual: Attention, default: int | None = None) -> dict[s
 def with_dense(
     layers: tuple[Layer, ...], dense: FeedForward, which: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """The same with dense blocks instead of experts in some layers."""
+    """Return the same with dense blocks instead of experts in some layers."""
     return tuple(
         replace(layer, feed_forward=dense) if which(index) else layer
         for index, layer in enumerate(layers)
@@ -220,7 +220,7 @@ def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
 def described(
     s: Settings, layers: tuple[Layer, ...], *, tied: bool = False, **changes: Any
 ) -> Description:
-    """The decoder of these layers, its other parts as usual.
+    """Return the decoder of these layers, its other parts as usual.
 
     Args:
         tied: whether the head is the embedding table where the configuration does not say.
@@ -242,5 +242,5 @@ def described(
 def decoder(
     s: Settings, layers: tuple[Layer, ...], names: Names | None = None, **changes: Any
 ) -> DecoderModel:
-    """The model of what is `described`."""
+    """Return the model of what is `described`."""
     return DecoderModel(described(s, layers, **changes), names or Names())

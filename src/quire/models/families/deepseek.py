@@ -59,7 +59,7 @@ def deepseek_v3(s: Settings) -> LanguageModel:
 
 
 def deepseek_v3_described(s: Settings, unused: tuple[str, ...] = ()) -> tuple[Description, Names]:
-    """The decoder. `unused`: see `Names`."""
+    """Return the decoder. `unused`: see `Names`."""
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3, minimum=0)
@@ -79,7 +79,7 @@ def deepseek_v32(s: Settings) -> LanguageModel:
 
 
 def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
-    """A decoder whose queries attend to the keys that an indexer chooses.
+    """Return a decoder whose queries attend to the keys that an indexer chooses.
 
     Args:
         choosing: by layer, whether it has an indexer; the others take the keys of the last layer
@@ -171,7 +171,8 @@ def latent_described(
     first: int,
     unused: tuple[str, ...] = (),
 ) -> tuple[Description, Names]:
-    """Layers with experts, of which the first have a plain block instead. `unused`: see `Names`."""
+    """Return layers with experts, of which the first have a plain block instead. `unused`: see
+    `Names`."""
     count, ahead = (
         len(layers),
         s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0),
@@ -193,7 +194,7 @@ def latent_decoder(
     first: int,
     unused: tuple[str, ...] = (),
 ) -> LanguageModel:
-    """The model of what is `latent_described`."""
+    """Return the model of what is `latent_described`."""
     return DecoderModel(*latent_described(s, kind, layers, first, unused))
 
 

@@ -39,7 +39,7 @@ def deepseek_vl(s: Settings) -> LanguageModel:
 
 
 def _as_llava(weights: Weights) -> Weights:
-    """The tensors by the names that most families of tiles have."""
+    """Return the tensors by the names that most families of tiles have."""
     ready: Weights = {}
     for name, array in weights.items():
         plain = name.removeprefix("model.")
@@ -154,7 +154,7 @@ def _high_name(name: str) -> str:
 
 
 def _laid_out(name: str, array: mx.array) -> mx.array:
-    """A convolution with what it reads last; one over patches as a matrix."""
+    """Return a convolution with what it reads last; one over patches as a matrix."""
     if array.ndim != 4 or name.endswith("pos_embed"):
         return array
     array = array.moveaxis(1, -1) if array.shape[2] == array.shape[3] else array

@@ -65,7 +65,8 @@ def falcon_vl(s: Settings) -> LanguageModel:
 
 
 def _renamed(s: Settings) -> Settings:
-    """The keys by their usual names; those of `text_config`, where a conversion has one, too."""
+    """Return the keys by their usual names; those of `text_config`, where a conversion has one,
+    too."""
     if s.has("text_config"):
         s = s.filled(**s.within("text_config").values)
     return s.filled(**{ours: s.values[key] for key, ours in _KEYS.items() if s.has(key)})
@@ -120,7 +121,7 @@ _PLACES = "freqs_cis_golden"
 
 
 def _prepared(weights: Weights, layers: int) -> Weights:
-    """A layer's own turns by place, and gates before what they gate.
+    """Return a layer's own turns by place, and gates before what they gate.
 
     The publisher's files have rows of gates and of the others in turns, conversions to MLX do not;
     those carry tables of angles along.

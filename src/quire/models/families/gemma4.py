@@ -207,7 +207,7 @@ class Decoder(Module):
         return y
 
     def _layer(self, args: Gemma4Arguments, index: int) -> Module:
-        """One layer."""
+        """Return one layer."""
         return DecoderLayer(args, index)
 
     def _embedded(self, tokens: mx.array) -> mx.array:
@@ -230,7 +230,8 @@ class Decoder(Module):
         return dict(self._ropes)
 
     def _looked_up(self, step: ForwardContext) -> mx.array:
-        """The tokens `[T]` whose embeddings are read: padding stands in for what marks media."""
+        """Return the tokens `[T]` whose embeddings are read: padding stands in for what marks
+        media."""
         if step.media is None:
             return step.tokens
         padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)
@@ -241,12 +242,12 @@ class Decoder(Module):
         return {kind: rope(step.positions) for kind, rope in self._ropes}
 
     def _parts(self, own: mx.array | None) -> list[mx.array | None]:
-        """Each layer's part of `_own_embeddings`."""
+        """Return each layer's part of `_own_embeddings`."""
         count = len(self.layers)
         return [None] * count if own is None else list(mx.split(own, count, axis=-1))
 
     def _own_embeddings(self, x: mx.array, tokens: mx.array) -> mx.array | None:
-        """The layers' embeddings of the tokens, mixed with a projection of `x`.
+        """Return the layers' embeddings of the tokens, mixed with a projection of `x`.
 
         `[T, layers * own]`, or None for models without.
         """
@@ -351,7 +352,7 @@ class Gemma4(LanguageModel):
         return stack_experts(renamed)
 
     def _is_unused(self, name: str) -> bool:
-        """Tensors that checkpoints carry although nothing reads them."""
+        """Return the tensors that checkpoints carry although nothing reads them."""
         if name.startswith("lm_head."):
             return self.lm_head is None
         if name.startswith((*_VISION, *_AUDIO)):

@@ -49,7 +49,8 @@ def hunyuan_vl(s: Settings) -> LanguageModel:
 
 
 def _text(s: Settings) -> Settings:
-    """The decoder's keys: in a part of their own, or, as first published, beside the encoder's."""
+    """Return the decoder's keys: in a part of their own, or, as first published, beside the
+    encoder's."""
     text = text_of(s.filled(tie_word_embeddings=True))
     if text.has("attention_head_dim"):
         text = text.filled(head_dim=text.integer("attention_head_dim"))
@@ -135,7 +136,7 @@ _KERNELS = ("patch_embed.proj.weight", "merger.proj_conv.weight", "merger.proj_o
 
 
 def _visual_names(weights: Weights) -> Weights:
-    """The encoder's tensors. Some matrices are published as convolutions."""
+    """Return the encoder's tensors. Some matrices are published as convolutions."""
     ready: Weights = {}
     for name, array in weights.items():
         ours = renamed(name, _PARTS)

@@ -48,7 +48,7 @@ _PREFIXES = {
 
 
 def _by_usual_names(weights: Weights) -> Weights:
-    """The tensors by the names that most families have for their parts."""
+    """Return the tensors by the names that most families have for their parts."""
     ready: Weights = {}
     for name, array in weights.items():
         plain = name.removeprefix("model.")

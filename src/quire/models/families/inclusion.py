@@ -106,7 +106,7 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
 
 
 def _most_forgotten(s: Settings) -> float:
-    """The logarithm of what a channel keeps at least.
+    """Return the logarithm of what a channel keeps at least.
 
     Raises:
         ModelError: it is more than all.

@@ -58,7 +58,8 @@ def exaone_moe(s: Settings) -> LanguageModel:
 
 
 def _mixers(s: Settings) -> tuple[tuple[str, ...], dict[str, Mixer]]:
-    """The layers' types, and their attention. Where there is a window, only sliding ones rotate."""
+    """Return the layers' types, and their attention. Where there is a window, only sliding ones
+    rotate."""
     norm, window = rms(s, 1e-5), s.window(4096)
     usual = attention(s, qk_norm=QKNorm(norm), qkv_bias=False, out_bias=False)
     mixers: dict[str, Mixer] = {

@@ -45,7 +45,7 @@ def lfm2(s: Settings) -> LanguageModel:
 
 
 def _width(s: Settings) -> int:
-    """The width of the blocks, which the configuration gives before it is cut to two thirds."""
+    """Return width of the blocks, which the configuration gives before it is cut to two thirds."""
     width = s.integer("block_ff_dim", "intermediate_size")
     if not s.flag("block_auto_adjust_ff_dim", default=True):
         return width

@@ -44,7 +44,7 @@ def lfm2_vl(s: Settings) -> LanguageModel:
 
 
 def _projector(s: Settings, *, normed: bool) -> LayersProjector:
-    """The projector; `normed` squares are so before its first layer."""
+    """Return the projector; `normed` squares are so before its first layer."""
     name = projector_activation(s)
     return LayersProjector(
         name,

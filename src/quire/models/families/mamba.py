@@ -15,7 +15,7 @@ from quire.models.weights.names import Names
 
 
 def mamba2(s: Settings) -> LanguageModel:
-    """Layers of state spaces and nothing else."""
+    """Return the layers of state spaces and nothing else."""
     s.only("hidden_act", "silu")
     heads, head_dim = s.integer("num_heads"), s.integer("head_dim")
     width = s.integer("expand", default=2) * s.integer("hidden_size")
@@ -53,7 +53,7 @@ def falcon_mamba(s: Settings) -> LanguageModel:
 
 
 def _first(s: Settings, inner: Norm | None) -> LanguageModel:
-    """Layers of Mamba's first state spaces and nothing else."""
+    """Return the layers of Mamba's first state spaces and nothing else."""
     s.only("hidden_act", "silu")
     hidden = s.integer("hidden_size", default=768)
     wide = s.integer("expand", default=2) * hidden  # where a file has both, its width counts
@@ -89,7 +89,7 @@ def _names(s: Settings) -> Names:
 
 
 def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
-    """The state space layer of Granite 4 and Falcon-H1, whose keys begin with `mamba_`."""
+    """Return the state space layer of Granite 4 and Falcon-H1, whose keys begin with `mamba_`."""
     s.only("hidden_act", "silu")
     heads = s.integer("mamba_n_heads", default=128)
     inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")
@@ -111,7 +111,7 @@ def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
 
 
 def step_limits(s: Settings) -> tuple[float, float]:
-    """The smallest and the largest step of a token."""
+    """Return the smallest and the largest step of a token."""
     given = s.values.get("time_step_limit")
     if isinstance(given, list):  # transformers 5 writes infinity as an object that holds its name
         s = s.changed(time_step_limit=[_INFINITE if e == _INFINITY else e for e in given])
@@ -124,7 +124,7 @@ _INFINITY = {"__float__": "Infinity"}
 
 
 def _context(s: Settings) -> int:
-    """A state is of one size after any number of tokens, so that files have no limit."""
+    """Return a state is of one size after any number of tokens, so that files have no limit."""
     return s.integer("max_position_embeddings", default=1 << 20)
 
 

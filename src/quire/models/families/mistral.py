@@ -52,7 +52,8 @@ def ministral(s: Settings) -> LanguageModel:
 
 
 def ministral3(s: Settings) -> LanguageModel:
-    """Queries grow with their position past the context of training, where YaRN stretches it."""
+    """Return queries grow with their position past the context of training, where YaRN stretches
+    it."""
     stretched = s.scaling().filled(**_YARN)
     s = s.changed(rope_parameters=stretched.values, rope_scaling=None)
     temperature = _temperature(stretched)
@@ -131,7 +132,7 @@ _MISTRAL4_YARN = _YARN | {
 
 
 def mistral3_text(s: Settings) -> LanguageModel:
-    """The text of Mistral Small 3.1 to 4 and of Ministral 3."""
+    """Return the text of Mistral Small 3.1 to 4 and of Ministral 3."""
     text = text_of(s)
     text.only("model_type", "mistral", "ministral3", "mistral4")
     others = {"ministral3": ministral3, "mistral4": mistral4}

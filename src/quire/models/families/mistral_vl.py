@@ -35,7 +35,7 @@ def mistral3(s: Settings) -> LanguageModel:
 
 
 def pixtral_12b(s: Settings) -> LanguageModel:
-    """A LLaVA with Pixtral's encoder in the place of CLIP's; each patch becomes a row."""
+    """Return a LLaVA with Pixtral's encoder in the place of CLIP's; each patch becomes a row."""
     text = decoder_of(s, "mistral")
     assert isinstance(text, DecoderModel)
     s.only("vision_feature_layer", -1)
@@ -49,7 +49,7 @@ def pixtral_12b(s: Settings) -> LanguageModel:
 
 
 def pixtral(merging: Merging, square: int, v: Settings, width: int) -> QwenVision:
-    """The encoder of a `vision_config`.
+    """Return the encoder of a `vision_config`.
 
     Args:
         square: patches on the side of what becomes a row.

@@ -132,7 +132,7 @@ def moondream3(s: Settings) -> LanguageModel:
 
 
 def _part(s: Settings, names: tuple[str, ...], keys: Mapping[str, str]) -> Settings:
-    """A part of the configuration, its keys by their usual names."""
+    """Return a part of the configuration, its keys by their usual names."""
     whole = s.within("config")
     found = whole.nested(*names, needed=False)
     given = {ours: found.values[key] for key, ours in keys.items() if found.has(key)}
@@ -233,7 +233,7 @@ _ENCODER_PARTS = {
 
 
 def _experts(weights: Weights) -> Weights:
-    """The experts' matrices by their names here. What is gated has one added to it."""
+    """Return the experts' matrices by their names here. What is gated has one added to it."""
     ready: Weights = {}
     dtype = float_type(weights)
     for name, array in weights.items():
@@ -255,7 +255,8 @@ def _experts(weights: Weights) -> Weights:
 
 
 def _encoder_tensor(name: str, array: mx.array) -> Weights:
-    """A tensor of the encoder by its name here; joined queries, keys and values become three."""
+    """Return a tensor of the encoder by its name here; joined queries, keys and values become
+    three."""
     ours = "visual." + renamed(name, _ENCODER_PARTS)
     if ours.endswith("patch_embedding.weight"):
         # A patch is published colour by colour.

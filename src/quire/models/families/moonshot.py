@@ -110,7 +110,7 @@ def _types(s: Settings) -> tuple[str, ...]:
 
 
 def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
-    """The three convolutions of a layer in one, channels last; rates and biases on one axis."""
+    """Return three convolutions of a layer in one, channels last; rates and biases on one axis."""
     ready: Weights = {}
     for name, array in weights.items():
         path, _, part = name.partition(".self_attn.")
@@ -130,7 +130,7 @@ def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
 
 
 def kimi_k25(s: Settings) -> LanguageModel:
-    """Text and pictures; videos are not served."""
+    """Return text and pictures; videos are not served."""
     text = text_of(s)
     text.only("model_type", "deepseek_v3", "kimi_k2")
     description, names = deepseek_v3_described(text)
@@ -151,7 +151,7 @@ def kimi_k25(s: Settings) -> LanguageModel:
 
 
 def kimi_vl(s: Settings) -> LanguageModel:
-    """The text; the encoder is left out."""
+    """Return the text; the encoder is left out."""
     text = text_of(s)
     text.only("model_type", "deepseek_v3")
     unused = ("vision_tower.", "multi_modal_projector.")
@@ -159,7 +159,7 @@ def kimi_vl(s: Settings) -> LanguageModel:
 
 
 def _vision(v: Settings, width: int, projection: Norm) -> QwenVision:
-    """Layers rotated by row and column, places of a table, and squares behind two norms."""
+    """Return layers rotated by row and column, places of a table, and squares behind two norms."""
     side = v.integer("pos_emb_height", default=64)
     v.only("pos_emb_width", side)
     v.only("merge_kernel_size", [2, 2])
@@ -203,7 +203,8 @@ Transformers saves some by names between the publisher's and its own."""
 
 
 def _published(kind: QwenVision, weights: Weights) -> Weights:
-    """Pairs that turn are neighbours, of columns and rows in turns; here rows' pairs come first."""
+    """Return the pairs that turn are neighbours, of columns and rows in turns; here rows' pairs
+    come first."""
     quarter = kind.head_dim // 4
     pairs = np.arange(2 * quarter)
     taken = 2 * (pairs % quarter) + (pairs < quarter)  # which pair of the published ones

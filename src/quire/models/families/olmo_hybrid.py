@@ -99,7 +99,7 @@ def _conv(name: str) -> str:
 
 
 def _alike(weights: Weights, paths: list[str], kinds: list[str]) -> bool:
-    """Whether matrices are packed in one way, or none is."""
+    """Return whether matrices are packed in one way, or none is."""
     for kind in kinds:
         arrays = [weights.get(f"{path}.{kind}") for path in paths]
         if len({None if each is None else (each.dtype, *each.shape[1:]) for each in arrays}) > 1:

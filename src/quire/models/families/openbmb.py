@@ -24,7 +24,7 @@ def minicpm(s: Settings) -> LanguageModel:
 
 
 def minicpm3(s: Settings) -> LanguageModel:
-    """The same multipliers around attention over latents."""
+    """Return the same multipliers around attention over latents."""
     heads, size = s.integer("num_attention_heads"), s.integer("hidden_size")
     count = s.integer("num_hidden_layers")
     s = s.filled(

@@ -26,7 +26,7 @@ from quire.models.weights.names import Names
 
 
 def laguna(s: Settings) -> LanguageModel:
-    """Layers with their own numbers of heads, whose outputs are gated."""
+    """Return layers with their own numbers of heads, whose outputs are gated."""
     s.only("moe_apply_router_weight_on_input", False)
     s.only("moe_router_score_func", "sigmoid")
     s.only("moe_router_use_sigmoid", True)
@@ -57,7 +57,7 @@ def laguna(s: Settings) -> LanguageModel:
 
 
 def _mixers(s: Settings) -> tuple[Attention, ...]:
-    """Each layer's attention."""
+    """Return each layer's attention."""
     gating = s.value("gating", True)
     require("gating", gating, (True, "per-head", "per-element"))
     gate = OutputGate(by_head=gating != "per-element", softplus=True)

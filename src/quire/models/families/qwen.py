@@ -70,7 +70,7 @@ def _window(s: Settings) -> int | None:
 
 
 def _behind(s: Settings) -> Callable[[int], bool]:
-    """Whether a layer is one of those from `max_window_layers` on."""
+    """Return whether a layer is one of those from `max_window_layers` on."""
     first = s.integer("max_window_layers", default=28, minimum=0)
     return lambda index: index >= first
 
@@ -78,7 +78,8 @@ def _behind(s: Settings) -> Callable[[int], bool]:
 def _windowed(
     s: Settings, usual: Attention, block: FeedForward, sliding: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """Layers that have the window, if there is one, as `layer_types` or else `sliding` says."""
+    """Return the layers that have the window, if there is one, as `layer_types` or else `sliding`
+    says."""
     count, window = s.integer("num_hidden_layers"), _window(s)
     usually = [SLIDING if window and sliding(index) else FULL for index in range(count)]
     types = s.layer_types(usually)
@@ -87,7 +88,7 @@ def _windowed(
 
 
 def _with_dense(s: Settings, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """The layers with dense blocks where the configuration says so."""
+    """Return the layers with dense blocks where the configuration says so."""
     every, listed = s.integer("decoder_sparse_step", default=1), s.integers("mlp_only_layers")
     dense = mlp(s, bias=False)
     return with_dense(layers, dense, lambda i: i in listed or (i + 1) % every != 0)
@@ -146,7 +147,7 @@ def _apart(weights: Weights, delta: GatedDelta) -> Weights:
 
 
 def with_axes(s: Settings, section: tuple[int, int, int], *, interleaved: bool = True) -> Settings:
-    """The same where tokens have three positions, see `RopeParameters.mrope_section`.
+    """Return the same where tokens have three positions, see `RopeParameters.mrope_section`.
 
     Args:
         section: where the configuration has none.

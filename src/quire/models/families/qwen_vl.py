@@ -113,7 +113,8 @@ def vision_language_model(
     model: type[VisionLanguageModel] = VisionLanguageModel,
     prepare: Callable[[QwenVision, Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """The described decoder with the vision encoder that the configuration has, if it has one.
+    """Return the described decoder with the vision encoder that the configuration has, if it has
+    one.
 
     Args:
         parts: of the names of the encoder's tensors, and what they are here; see `Names.renamed`.
@@ -133,7 +134,7 @@ def vision_language_model(
 
 
 def _described(vision: Vision, v: Settings, width: int) -> QwenVision:
-    """The encoder, rotated as the configuration says."""
+    """Return the encoder, rotated as the configuration says."""
     require("vision_config.rope_type", v.rope_type(), ("default", "axial"))  # two names of one way
     given = v.filled(**v.scaling().values)
     return replace(vision(v, width), theta=given.positive("rope_theta", default=1e4))
@@ -217,7 +218,7 @@ _BY_CHANNEL = ".attn.kernel"
 
 
 def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) -> Weights:
-    """The encoder's tensors. Some matrices are published as convolutions.
+    """Return the encoder's tensors. Some matrices are published as convolutions.
 
     Their second axis is what they read, colours or channels; in conversions it is the last one.
     """
@@ -236,7 +237,7 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
 
 
 def _by_channel(kernel: mx.array) -> mx.array:
-    """A convolution's kernel of each channel for itself, `[rows, columns, channels]`.
+    """Return a convolution's kernel of each channel for itself, `[rows, columns, channels]`.
 
     It is published with an axis more of one, after that of channels or as the last.
     """

@@ -14,7 +14,7 @@ from quire.models.vision.qwen import QwenVision
 
 
 def siglip(v: Settings, width: int, *, patch: int, **changes: Any) -> QwenVision:
-    """The encoder of a `vision_config`.
+    """Return the encoder of a `vision_config`.
 
     Args:
         width: the decoder's.

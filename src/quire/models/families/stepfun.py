@@ -16,7 +16,7 @@ from quire.models.weights.names import Names, Weights
 
 
 def step3p5(s: Settings) -> LanguageModel:
-    """Each layer has its own rotation and bounds; sliding ones may have their own heads."""
+    """Return each layer has its own rotation and bounds; sliding ones may have their own heads."""
     s.only("moe_router_activation", "sigmoid")
     s.only("use_moe_router_bias", True)
     s.only("zero_centered", True)
@@ -44,7 +44,7 @@ def step3p5(s: Settings) -> LanguageModel:
 
 
 def _mixers(s: Settings, types: tuple[str, ...]) -> list[Attention]:
-    """Each layer's attention."""
+    """Return each layer's attention."""
     gate = OutputGate(by_head=True) if s.flag("use_head_wise_attn_gate", default=True) else None
     rotations = _rotations(s, types)
     usual = attention(
@@ -126,7 +126,8 @@ def _sparse(s: Settings) -> tuple[int, ...]:
 
 
 def _by_layer(s: Settings, name: str, default: float) -> list[float]:
-    """One number a layer, where the file has one for all, for each, or for further layers too.
+    """Return one number a layer, where the file has one for all, for each, or for further layers
+    too.
 
     Null and absent ones are `default`.
     """

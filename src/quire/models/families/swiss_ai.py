@@ -39,7 +39,7 @@ _PARTS = {
 
 
 def _flat(weights: Weights) -> Weights:
-    """The activations' parameters, of which some files have scalars, as vectors of one."""
+    """Return the activations' parameters, of which some files have scalars, as vectors of one."""
     return {
         name: array.reshape(1) if ".act_fn." in name and array.size == 1 else array
         for name, array in weights.items()

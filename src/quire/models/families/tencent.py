@@ -40,7 +40,8 @@ def hunyuan_attention(s: Settings) -> Attention:
 
 
 def hunyuan_moe(s: Settings) -> LanguageModel:
-    """Each layer has its own number of chosen experts in the file, all alike in those published."""
+    """Return each layer has its own number of chosen experts in the file, all alike in those
+    published."""
     k, experts, shared = (
         _same(s, name, 1) for name in ("moe_topk", "num_experts", "num_shared_expert")
     )
@@ -55,7 +56,7 @@ def hunyuan_moe(s: Settings) -> LanguageModel:
 
 
 def _same(s: Settings, name: str, default: int) -> int:
-    """A number that the file may repeat for each layer."""
+    """Return a number that the file may repeat for each layer."""
     listed = s.values.get(name)
     if not isinstance(listed, list):
         return s.integer(name, default=default, minimum=0)

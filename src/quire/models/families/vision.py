@@ -62,7 +62,8 @@ _SIZE_KEYS = (
 
 
 def decoder_of(s: Settings, *known: str) -> LanguageModel:
-    """The model of `text_config`, of one of these types, the first of which is the usual one.
+    """Return the model of `text_config`, of one of these types, the first of which is the usual
+    one.
 
     Raises:
         ModelError: it is of another.
@@ -79,7 +80,7 @@ def decoder_of(s: Settings, *known: str) -> LanguageModel:
 def vision_transformer(
     v: Settings, layers: tuple[int, ...], *, last_norm: bool
 ) -> VisionTransformer:
-    """The encoder of a `vision_config`.
+    """Return the encoder of a `vision_config`.
 
     Args:
         layers: those that its output is taken of, counted from the end if negative; see
@@ -128,7 +129,7 @@ def _internvit(v: Settings, usual: VisionTransformer) -> VisionTransformer:
 
 
 def _side(value: Any) -> Any:
-    """A number that may be given for both sides."""
+    """Return a number that may be given for both sides."""
     return value[0] if isinstance(value, list) and len(set(value)) == 1 else value
 
 
@@ -167,7 +168,7 @@ _DEFAULTS = {
 
 
 def taking(kind: VisionTransformer, layers: tuple[int, ...]) -> VisionTransformer:
-    """The encoder, no deeper than the last of these layers, whose output is taken.
+    """Return the encoder, no deeper than the last of these layers, whose output is taken.
 
     Raises:
         ModelError: it has no such layer.
@@ -189,7 +190,7 @@ def tiled_vision_model(
     packings: dict[str, Packing] | None = None,
     prepare: Callable[[Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """The decoder with a vision transformer.
+    """Return the decoder with a vision transformer.
 
     Args:
         packings: of each kind of media; None is pictures, one tile after the other.
@@ -201,7 +202,7 @@ def tiled_vision_model(
 
 
 def without_vision(text: LanguageModel) -> LanguageModel:
-    """The decoder alone, of a checkpoint that may hold an encoder's tensors."""
+    """Return the decoder alone, of a checkpoint that may hold an encoder's tensors."""
     assert isinstance(text, DecoderModel)
     names = text.names
     return DecoderModel(text.description, replace(names, unused=(*names.unused, *TILES)))
@@ -235,7 +236,7 @@ _PROJECTOR = {
 
 
 def visual_names(kind: VisionTransformer, weights: Weights) -> Weights:
-    """The encoder's tensors, without those that its output does not depend on."""
+    """Return the encoder's tensors, without those that its output does not depend on."""
     ready: Weights = {}
     for name, array in weights.items():
         part, _, inner = name.removeprefix("visual.").partition(".")
@@ -267,7 +268,7 @@ def _is_unused(kind: VisionTransformer, name: str) -> bool:
 
 
 def _laid_out(name: str, array: mx.array) -> mx.array:
-    """A tensor of the tower as its module has it.
+    """Return a tensor of the tower as its module has it.
 
     A convolution over patches becomes a matrix; its colours are the second axis, or the last.
     """

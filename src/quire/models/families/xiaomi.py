@@ -41,7 +41,7 @@ def mimo_v2_flash(s: Settings) -> LanguageModel:
 
 
 def _renamed(s: Settings) -> Settings:
-    """The keys of the published file by those of the transformers library."""
+    """Return the keys of the published file by those of the transformers library."""
     pattern, blocks = s.integers("hybrid_layer_pattern"), s.value("moe_layer_freq")
     if pattern:
         s = s.filled(layer_types=[SLIDING if each == 1 else FULL for each in pattern])

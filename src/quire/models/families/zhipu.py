@@ -86,7 +86,7 @@ def glm4_moe_names(s: Settings) -> Names:
 
 
 def _unused_layers(s: Settings, *, usual: int) -> tuple[str, ...]:
-    """The layers that guess several tokens ahead."""
+    """Return the layers that guess several tokens ahead."""
     count = s.integer("num_hidden_layers")
     guessing = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=usual, minimum=0)
     return tuple(f"layers.{count + i}." for i in range(guessing))

@@ -84,7 +84,7 @@ class OutputGate:
         return nn.Linear(hidden_size, heads * (1 if self.by_head else value_dim), bias=False)
 
     def of(self, projected: mx.array, heads: int) -> mx.array:
-        """The weights, `[T, heads, 1 or value_dim]`."""
+        """Return the weights, `[T, heads, 1 or value_dim]`."""
         split = projected.reshape(len(projected), heads, -1)
         if not self.softplus:
             return mx.sigmoid(split)
@@ -243,7 +243,7 @@ class SelfAttention(Module):
     def _prepared(
         self, q: mx.array, k: mx.array, rotate: Rotate | None
     ) -> tuple[mx.array, mx.array]:
-        """Queries and keys by head, normalised and rotated: `[T, heads, head_dim]`."""
+        """Return the queries and keys by head, normalised and rotated: `[T, heads, head_dim]`."""
         kind, norm, rows = self._kind, self._kind.qk_norm, q.shape[0]
         if norm is not None and norm.over is Over.ALL_HEADS:
             q, k, norm = self.q_norm(q), self.k_norm(k), None

@@ -53,7 +53,7 @@ class Convolution(Module):
 
 
 def padded(x: mx.array, kernel: int, stride: int, padding: int = SAME) -> mx.array:
-    """A map with zeros around it; the arguments as of `Convolution`."""
+    """Return a map with zeros around it; the arguments as of `Convolution`."""
     if padding == SAME:
         pads = [max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in x.shape[1:3]]
         around = [(pad // 2, pad - pad // 2) for pad in pads]

@@ -15,7 +15,7 @@ _SCORE_BYTES = 16 << 20  # of attention's scores at once, where MLX writes them 
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """All rows of a group over all rows of it; where MLX writes scores out, in tiles.
+    """Return all rows of a group over all rows of it; where MLX writes scores out, in tiles.
 
     Args:
         q: `[groups, rows, heads, head_dim]`.

@@ -79,7 +79,8 @@ class LatentAttention:
         return LatentSelfAttention(self, hidden_size, layer)
 
     def absorbed(self, weights: Weights) -> Weights:
-        """Each head's matrices apart: for keys transposed as `embed_q`, for values `unembed_out`.
+        """Return each head's matrices apart: for keys transposed as `embed_q`, for values
+        `unembed_out`.
 
         mlx-lm's newer conversions have them so.
         """
@@ -103,7 +104,7 @@ class HeadLinear(ExpertLinear):
         return current_device().operations.by_head(x, self.matrices)
 
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedHeadLinear:
-        """The packed twin; `nn.quantize` looks for this method."""
+        """Return the packed twin; `nn.quantize` looks for this method."""
         heads, outputs, inputs = self.weight.shape
         return PackedHeadLinear(heads, inputs, outputs, group_size, bits, mode)
 

@@ -37,7 +37,7 @@ class ExpertLinear(Module):
         return ExpertMatrices(self.weight, self.get("bias"))
 
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
-        """The packed twin; `nn.quantize` looks for this method."""
+        """Return the packed twin; `nn.quantize` looks for this method."""
         experts, outputs, inputs = self.weight.shape
         packed = PackedExpertLinear(experts, inputs, outputs, group_size, bits, mode)
         if "bias" in self:
@@ -150,7 +150,7 @@ class Mixture:
         return SparseMoE(self, hidden_size)
 
     def stacked(self, size: int) -> Module:
-        """The experts, which read and write `size` values."""
+        """Return the experts, which read and write `size` values."""
         if not self.gated:
             return UngatedExperts(self.experts, size, self.width, self.activation)
         return Experts(self.experts, size, self.width, self._gating(), self.bias)
@@ -205,7 +205,7 @@ class SparseMoE(Module):
         return y + (shared if self._kind.shared_scale == 1 else shared * self._kind.shared_scale)
 
     def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """The sum of what the chosen experts make of weighted rows: `[T, hidden]`."""
+        """Return the sum of what the chosen experts make of weighted rows: `[T, hidden]`."""
         weighted = x[:, None] * weights.astype(x.dtype)[..., None]  # [T, k, hidden]
         rows, chosen = weighted.flatten(0, 1), chosen.reshape(-1, 1)
         y: mx.array = self.experts(rows, chosen, mx.ones(chosen.shape))

@@ -42,7 +42,7 @@ _BOUNDS = {
 
 
 def rope_type(values: dict[str, Any]) -> str:
-    """The type that a dictionary of RoPE parameters names, by the new key or the old."""
+    """Return the type that a dictionary of RoPE parameters names, by the new key or the old."""
     kind = values.get("rope_type") or values.get("type") or "default"
     if not isinstance(kind, str):
         raise ModelError(f"config.json: rope_type = {kind!r} is of the wrong type")
@@ -163,7 +163,7 @@ class Rope:
         return self._gain
 
     def __call__(self, positions: mx.array) -> Rotate:
-        """The rotation of one step, to be made once and used by all layers of this kind.
+        """Return the rotation of one step, to be made once and used by all layers of this kind.
 
         A GPU has a fused kernel. On a CPU the same operation is spelled out by MLX, angles
         included, in every call; sharing the angles between layers makes it half as long.
@@ -227,7 +227,7 @@ def _axes(pairs: int, p: RopeParameters) -> list[int]:
 
 
 def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
-    """Angles a position for each rotated pair `[dims / 2]`, and what multiplies the result.
+    """Return angles a position for each rotated pair `[dims / 2]`, and what multiplies the result.
 
     Sources: RoFormer (arXiv:2104.09864), Llama 3.1's reference code, YaRN (arXiv:2309.00071),
     LongRoPE (arXiv:2402.13753), Gemma 4 (proportional: pairs span the whole head, the last ones

@@ -108,7 +108,7 @@ class SparseMixer:
         return chosen, mx.concatenate([first_weight, second_weight], axis=-1)
 
     def _best(self, open_logits: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """The best of the open experts and its weight, `[T, 1]` each."""
+        """Return the best of the open experts and its weight, `[T, 1]` each."""
         chosen = mx.argmax(open_logits, axis=-1, keepdims=True).astype(mx.int32)
         best = current_device().operations.of_rows(open_logits, chosen)
         distance = (best - logits) / mx.maximum(mx.abs(logits), best)
@@ -117,7 +117,7 @@ class SparseMixer:
 
 
 def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.array:
-    """The same, `[T, experts]`, with experts out of the best groups ranked last.
+    """Return the same, `[T, experts]`, with experts out of the best groups ranked last.
 
     Args:
         counted: how many of its best experts a group's worth is the sum of.
@@ -129,7 +129,7 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
 
 
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """The k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order.
+    """Return the k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order.
 
     Indices are int32, as all by which rows are gathered: a GPU compiles a gather for each type.
     """

@@ -62,13 +62,13 @@ class _Made:
 
 
 def tokenizer_of(folder: Path) -> str | None:
-    """The file that holds a model's tokenizer; None if there is none that can be read."""
+    """Return the file that holds a model's tokenizer; None if there is none that can be read."""
     names = ("tokenizer.json", *_READERS)
     return next((name for name in names if (folder / name).is_file()), None)
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """The folder, or where it has another tokenizer file only, one with a `tokenizer.json`.
+    """Return the folder, or where it has another tokenizer file only, one with a `tokenizer.json`.
 
     That one lies in the user's cache and links to the folder's other files.
 
@@ -90,7 +90,7 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def _listed(path: Path, config: Mapping[str, Any]) -> dict[int, Json]:
-    """The added tokens that a folder's other files list, by id.
+    """Return the added tokens that a folder's other files list, by id.
 
     Raises:
         ModelError: one has no text, or an id that is none.
@@ -157,7 +157,7 @@ def _around(
 def _of_ranks(
     ranks: Mapping[bytes, int], first: int, added: Sequence[str], pre: PreTokenizer
 ) -> tuple[Json, dict[str, int]]:
-    """The parts of the file, and the ids of all tokens.
+    """Return the parts of the file, and the ids of all tokens.
 
     Args:
         ranks: of each token of bytes; the pair that makes the one of the lowest rank is merged
@@ -179,7 +179,7 @@ def _of_ranks(
 
 
 def _moonshot(path: Path, config: Mapping[str, Any]) -> _Made:
-    """Lines of a token's bytes in base64 and its rank; special tokens come behind them."""
+    """Return lines of a token's bytes in base64 and its rank; special tokens come behind them."""
     kind = config.get("tokenizer_class")
     if kind != _MOONSHOT_CLASS:
         raise ModelError(

@@ -103,7 +103,7 @@ def _piece(fields: dict[int, int | bytes]) -> Piece:
 
 
 def _number(fields: dict[int, int | bytes], number: int, default: int) -> int:
-    """An int32 or enum."""
+    """Return an int32 or enum."""
     value = fields.get(number, default)
     if not isinstance(value, int):
         raise ValueError(f"field {number} is no number")
@@ -118,7 +118,7 @@ def _bytes(fields: dict[int, int | bytes], number: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message; fixed widths as their bytes."""
+    """Return the numbers and values of a message; fixed widths as their bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

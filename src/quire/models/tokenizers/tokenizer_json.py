@@ -24,7 +24,7 @@ _BPE: Json = {
 
 
 def whole(parts: Json, added: Sequence[Json], around: Json | None) -> Json:
-    """The file.
+    """Return the file.
 
     Args:
         parts: of `over_bytes`, `over_text` or `unigrams`.
@@ -41,7 +41,7 @@ def whole(parts: Json, added: Sequence[Json], around: Json | None) -> Json:
 
 
 def added_token(id: int, text: str, *, special: bool, rstrip: bool = False) -> Json:
-    """A token that is matched whole."""
+    """Return a token that is matched whole."""
     flags = {"single_word": False, "lstrip": False, "normalized": False}
     return {"id": id, "content": text, "special": special, "rstrip": rstrip, **flags}
 
@@ -169,7 +169,7 @@ def unigrams(
 
 
 def scored_merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """All ways to make a token of two others, the better token first."""
+    """Return all ways to make a token of two others, the better token first."""
     merges: list[tuple[float, int, int, str, str]] = []
     for text, id in vocab.items():
         cuts = ((text[:at], text[at:]) for at in range(1, len(text)))

@@ -96,7 +96,7 @@ def places(positions: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float32]:
-    """Positions of a prompt's tokens, `[5, length]`.
+    """Return the positions of a prompt's tokens, `[5, length]`.
 
     The first is time; a picture is one moment, with the token behind it. The others are a patch's
     line and column, counted from one, and how many of each there are, all negative; those of other

@@ -74,7 +74,7 @@ class Gemma3nVisionArguments(OwnVocabulary):
 
 
 def _block(args: Settings) -> Block:
-    """A block by timm's names of its settings."""
+    """Return a block by timm's names of its settings."""
     kind = args.word("block_type")
     require("block_type", kind, ("er", "uir", "mqa"))
     for name, neutral in _NEUTRAL.items():
@@ -107,7 +107,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def _published() -> tuple[tuple[Block, ...], ...]:
-    """The stages of `mobilenetv5_300m_enc`."""
+    """Return the stages of `mobilenetv5_300m_enc`."""
 
     def alternating(heads: int, width: int, stride: int, channels: int, count: int) -> list[Block]:
         attending = AttentionBlock(channels, heads, width, 3, stride)
@@ -165,7 +165,8 @@ class Gemma3nVisionEncoder(CutEncoder):
 
 
 def vision_tensors(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The tower's tensors, of timm's names behind `vision_tower.`, in this package's layouts.
+    """Return the tower's tensors, of timm's names behind `vision_tower.`, in this package's
+    layouts.
 
     Kernels have their channels second (PyTorch) or last (MLX). Those of one pixel become matrices.
     """

@@ -263,7 +263,7 @@ class Gemma4VisionEncoder(CutEncoder):
 
 
 def soft_tokens(shape: tuple[int, ...], square: int, most: int) -> int:
-    """Rows that an image of so many rows and columns of patches becomes.
+    """Return the rows that an image of so many rows and columns of patches becomes.
 
     Args:
         square: patches along each side of what becomes one.

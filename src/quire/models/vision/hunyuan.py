@@ -87,7 +87,7 @@ class HunyuanPictureEncoder(QwenPictureEncoder):
 def placed_by_picture(
     length: int, media: Sequence[PlacedMedia], merge: int, axes: int
 ) -> npt.NDArray[np.float32]:
-    """Positions of a prompt's tokens, `[axes, length]`.
+    """Return the positions of a prompt's tokens, `[axes, length]`.
 
     The last three are a row's column and line in its picture, and the picture's number. Of text,
     of the rows around a picture, and on further axes, they are the token's index.

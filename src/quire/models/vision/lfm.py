@@ -65,7 +65,7 @@ class Raster(Parts):
         return cut.swapaxes(2, 3).reshape(self.count, self.rows, self.columns, -1)
 
     def in_squares(self, x: mx.array) -> mx.array:
-        """The way back."""
+        """Return the way back."""
         m = self.merge
         cut = x.reshape(self.count, self.rows // m, m, self.columns // m, m, -1)
         return cut.swapaxes(2, 3).reshape(-1, x.shape[-1])

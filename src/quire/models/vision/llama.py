@@ -205,7 +205,7 @@ class VisionTower(Module):
         return (mx.concatenate([x[:real], levels], axis=-1),)
 
     def _embedded(self, patches: mx.array, shape: int) -> mx.array:
-        """Rows of all tiles, `[tiles, padded, hidden]`; missing tiles are grey."""
+        """Return the rows of all tiles, `[tiles, padded, hidden]`; missing tiles are grey."""
         kind, dtype = self.kind, self.class_embedding.dtype
         mean, std = (mx.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
         pixels = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
@@ -217,7 +217,7 @@ class VisionTower(Module):
         return mx.pad(self.layernorm_pre(x), [(0, 0), (0, kind.padded - kind.rows), (0, 0)])
 
     def _order(self, tiles: int) -> tuple[int, mx.array, mx.array]:
-        """How many rows are the picture's; all rows, those first; and the tile of each."""
+        """Return how many rows are the picture's; all rows, those first; and the tile of each."""
         kind = self.kind
         tile, row = np.indices((kind.tiles, kind.padded)).reshape(2, -1)
         real = (tile < tiles) & (row < kind.rows)

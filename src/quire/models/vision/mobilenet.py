@@ -117,7 +117,7 @@ class MobileNet:
 
 
 def rounded(channels: float) -> int:
-    """The nearest multiple of 8, or the next where that is less than 9 tenths."""
+    """Return the nearest multiple of 8, or the next where that is less than 9 tenths."""
     near = max(8, int(channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 
@@ -303,7 +303,7 @@ class Fusion(Module):
 
 
 def strips(side: int) -> int:
-    """How many strips of whole lines a map is cut into before it is pooled to `side` lines."""
+    """Return how many strips of lines a map is cut into before it is pooled to `side` lines."""
     return max(count for count in range(1, _STRIPS + 1) if side % count == 0)
 
 

@@ -25,7 +25,7 @@ class Packing(Protocol):
         ...
 
     def rows(self, shape: Shape, side: int) -> int:
-        """Rows of an item of this shape.
+        """Return the rows of an item of this shape.
 
         Raises:
             RequestError: no item has such a shape.

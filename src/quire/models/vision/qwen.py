@@ -76,7 +76,7 @@ class Table:
     def _averaged(
         self, at: npt.NDArray[np.float64], first: npt.NDArray[np.int64], reach: float
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        """The linear taps of places up to `reach` away; none are beyond the table's edge."""
+        """Return the linear taps of places up to `reach` away; none are beyond the table's edge."""
         most = math.ceil(reach)
         places = first + np.arange(1 - most, most + 1)[:, None]
         shares = np.maximum(_linear_share(np.abs(at - places) / reach), 0)
@@ -191,7 +191,7 @@ class QwenVision:
         return 3 * self.patch**2
 
     def places(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
-        """The row and the column of each patch of a frame, `[2, rows * columns]`."""
+        """Return the row and the column of each patch of a frame, `[2, rows * columns]`."""
         m = self.merge
         squares = np.indices((rows, columns)).reshape(2, rows // m, m, columns // m, m)
         return squares.swapaxes(2, 3).reshape(2, -1)
@@ -303,7 +303,7 @@ class VisionTower(Module):
         self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type=axes))
 
     def _block(self, index: int) -> Block:
-        """The layer of this number, without weights."""
+        """Return the layer of this number, without weights."""
         return Block(self.kind)
 
     @property
@@ -353,7 +353,7 @@ class VisionTower(Module):
     def _looked_up(
         self, table: Table, places: npt.NDArray[np.int64], rows: int, columns: int
     ) -> mx.array:
-        """The table, stretched to the picture, at each patch: float32 `[N, hidden]`."""
+        """Return the table, stretched to the picture, at each patch: float32 `[N, hidden]`."""
         total = mx.zeros(())
         for row, down in table.taps(places[0], rows):
             for column, along in table.taps(places[1], columns):

@@ -54,7 +54,8 @@ _SPOKEN = ("talker.", "code2wav.")
 def three_axes(
     length: int, media: Sequence[PlacedMedia], kind: QwenVision
 ) -> npt.NDArray[np.float32]:
-    """Positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    """Return the positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section
+    2.1).
 
     A text's are the same on all axes. Those of an item go on from the text before it: time, row and
     column of each of its squares. What follows goes on from the largest of its last row. Sound
@@ -177,7 +178,7 @@ class AudioVisionLanguageModel(VisionLanguageModel):
 
 
 def _thinking(weights: Weights) -> Weights:
-    """The tensors that make text, without the prefix that they have beside those that speak."""
+    """Return tensors that make text, without the prefix that they have beside those that speak."""
     kept = {name: array for name, array in weights.items() if not name.startswith(_SPOKEN)}
     if len(kept) < len(weights):
         log.info("The checkpoint's parts that speak are left out: the model answers in text")
@@ -185,7 +186,7 @@ def _thinking(weights: Weights) -> Weights:
 
 
 def _apart(weights: Weights, prefixes: Mapping[str, str]) -> tuple[Weights, Weights]:
-    """The decoder's tensors, and an encoder's with its own prefixes."""
+    """Return the decoder's tensors, and an encoder's with its own prefixes."""
     text, encoder = {}, {}
     for name, array in weights.items():
         plain = name.removeprefix("model.").removeprefix("language_model.")

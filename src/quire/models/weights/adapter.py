@@ -117,7 +117,7 @@ class Adapter:
         return json.dumps(dict(self.config), sort_keys=True)
 
     def merged(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype | None) -> Weights:
-        """The tensors of a checkpoint, by its own names, with the adapter's part added.
+        """Return the tensors of a checkpoint, by its own names, with the adapter's part added.
 
         Packed matrices that it touches are unpacked; the log says how many.
 
@@ -221,7 +221,7 @@ class _Merging:
         self.weights[place] = array.astype(self.dtype or array.dtype)
 
     def _place(self, name: str) -> str:
-        """The checkpoint's name of what an adapter changes."""
+        """Return the checkpoint's name of what an adapter changes."""
         plain = without_wrapper(name)
         found = self._names.get(plain)
         if found is None or (_NOT_TEXT.match(plain) and self.model.vision is None):
@@ -252,7 +252,7 @@ def _check(path: Path, config: dict[str, Any]) -> None:
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, usual: Any) -> Any:
-    """The value of the first pattern that ends a module's name, as PEFT matches them."""
+    """Return the value of the first pattern that ends a module's name, as PEFT matches them."""
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -47,7 +47,8 @@ _OF_AUTO_ROUND = "auto_round:llm_compressor"
 def from_compressed(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """The tensors of a checkpoint without those of this library, but for FP8 with its scales.
+    """Return the tensors of a checkpoint without those of this library, but for FP8 with its
+    scales.
 
     Args:
         dtype: of scales and of what is unpacked; None is the type of the checkpoint's scales.
@@ -131,7 +132,7 @@ class _Matrix:
         return codes.tensors(self._path, dtype or kept)
 
     def _words(self) -> tuple[mx.array, int]:
-        """Codes without sign, and their width."""
+        """Return the codes without sign, and their width."""
         if self._codes is None:
             assert self._bytes is not None
             unsigned = self._bytes.view(mx.uint8) ^ 128

@@ -22,7 +22,8 @@ class WeightFiles(Protocol):
         ...
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """All tensors by name, packed as MLX packs. Their data are read when they are evaluated.
+        """Return all tensors by name, packed as MLX packs. Their data are read when they are
+        evaluated.
 
         Args:
             dtype: what is unpacked may be unpacked to it.
@@ -68,7 +69,7 @@ class Safetensors:
 
 
 def find_weights(folder: Path) -> WeightFiles:
-    """The weights of a folder.
+    """Return the weights of a folder.
 
     Raises:
         ModelError: there are none, or a file is missing or damaged.

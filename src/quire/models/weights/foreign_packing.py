@@ -39,7 +39,7 @@ def from_foreign(
     dtype: mx.Dtype | None,
     types: Mapping[str, str],
 ) -> dict[str, mx.array]:
-    """The tensors of a checkpoint without packings of other libraries.
+    """Return the tensors of a checkpoint without packings of other libraries.
 
     Args:
         types: what the files call the type of each tensor: MLX reads all of eight bits as bytes.
@@ -87,7 +87,7 @@ def from_foreign(
 
 
 def unsupported_method(config: dict[str, Any]) -> str | None:
-    """The packing (HQQ, bitsandbytes, ...) that a checkpoint has and nothing here reads.
+    """Return the packing (HQQ, bitsandbytes, ...) that a checkpoint has and nothing here reads.
 
     Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
     """
@@ -96,7 +96,8 @@ def unsupported_method(config: dict[str, Any]) -> str | None:
 
 
 def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | None) -> bool:
-    """Whether a weight is MLX's mxfp8 or mxfp4: a power of two for every 32 numbers of a row.
+    """Return whether a weight is MLX's mxfp8 or mxfp4: a power of two for every 32 numbers of a
+    row.
 
     Bytes that the file does not call FP8 may be two codes each (quark's MXFP4).
     """
@@ -115,7 +116,8 @@ def _numbers(name: str, scale: mx.array, kind: str | None) -> mx.array:
 
 
 def _block_sizes(said: Values) -> list[tuple[int, int]]:
-    """Rows and columns of a block that has a scale: DeepSeek's key, or compressed-tensors' groups.
+    """Return the rows and columns of a block that has a scale: DeepSeek's key, or
+    compressed-tensors' groups.
 
     None is `_BLOCK`, or no blocks.
 
@@ -137,7 +139,7 @@ def _block_sizes(said: Values) -> list[tuple[int, int]]:
 def _unpacked(
     codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]], dtype: mx.Dtype
 ) -> mx.array | None:
-    """A matrix, or a stack of experts' matrices; None where the scales do not fit it."""
+    """Return a matrix, or a stack of experts' matrices; None where the scales do not fit it."""
     if codes.ndim < 3:
         wide = _of_each(scale, codes.shape, blocks)
         if wide is None:

@@ -51,7 +51,7 @@ class Method:
 def from_integers(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """The tensors of a checkpoint with MLX's codes in the place of GPTQ's and AWQ's.
+    """Return the tensors of a checkpoint with MLX's codes in the place of GPTQ's and AWQ's.
 
     Matrices that MLX's packing cannot hold (inputs out of the order of their groups, groups of
     other sizes) are unpacked; the log says how many.

@@ -14,7 +14,7 @@ _HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
 
 
 def find_folder(path_or_hub_id: str) -> Path:
-    """The folder itself, or a snapshot from the hub, downloaded if this disk lacks it.
+    """Return the folder itself, or a snapshot from the hub, downloaded if this disk lacks it.
 
     A GGUF file, or a folder that holds one, is given as a folder with the files that it stands for.
     `owner/name:file.gguf` is a file of a repository, `owner/name:Q4_K_M` the one with that word in
@@ -49,7 +49,7 @@ def find_folder(path_or_hub_id: str) -> Path:
 
 
 def _gguf_of(repository: str, wanted: str | None) -> Path | None:
-    """The folder that a GGUF model of a repository stands for; None if it holds none.
+    """Return the folder that a GGUF model of a repository stands for; None if it holds none.
 
     Raises:
         ModelError: as `find_folder`.
@@ -64,7 +64,7 @@ def _gguf_of(repository: str, wanted: str | None) -> Path | None:
 
 
 def _listed(repository: str) -> list[str]:
-    """The files of a repository, or those on this disk where the hub cannot be reached."""
+    """Return the files of a repository, or those on this disk where the hub cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

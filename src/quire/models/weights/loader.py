@@ -169,7 +169,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """The configuration with LongRoPE's rotations for short contexts, if the limit is one."""
+    """Return configuration with LongRoPE's rotations for short contexts, if the limit is one."""
     settings = Settings(config)
     scaling, trained = settings.scaling().values, settings.trained_context()
     if not limit or not scaling or trained is None or limit > trained:
@@ -178,7 +178,7 @@ def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
-    """The same with all floats in one type, but for `_WIDE`; None leaves each as it is."""
+    """Return the same with all floats in one type, but for `_WIDE`; None leaves each as it is."""
     if target is None:
         return weights
 
@@ -312,7 +312,7 @@ def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
 
 
 def _stays_bfloat16(arrays: Iterable[mx.array]) -> bool:
-    """Whether all matrices are in bfloat16 and `_store_as_bfloat16` will leave them so."""
+    """Return whether all matrices are in bfloat16 and `_store_as_bfloat16` will leave them so."""
     if current_device().kernels is None:
         return False
     floats = {a.dtype for a in arrays if a.ndim > 1 and mx.issubdtype(a.dtype, mx.floating)}
@@ -347,12 +347,12 @@ def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None
 
 
 def _dtype_name(model: LanguageModel) -> str:
-    """The activations' type: that of the final norm, which is never packed."""
+    """Return the activations' type: that of the final norm, which is never packed."""
     return str(named_parameters(model)[_FINAL_NORM].dtype).removeprefix("mlx.core.")
 
 
 def context_length(config: dict[str, Any]) -> int:
-    """Tokens that prompt and answer may have together.
+    """Return the tokens that prompt and answer may have together.
 
     YaRN (arXiv:2309.00071) is asked for by those who run a model, who leave the first key as it is.
 
@@ -371,7 +371,7 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def trained_length(config: dict[str, Any]) -> int:
-    """Tokens that the model was trained on, as far as the configuration says.
+    """Return the tokens that the model was trained on, as far as the configuration says.
 
     It is the context, unless `original_max_position_embeddings` names less and nothing about the
     rotations makes up for that, as YaRN and LongRoPE do.

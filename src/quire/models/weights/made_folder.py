@@ -16,7 +16,8 @@ from quire.core.errors import ModelError
 def made_folder(
     kind: str, name: str, source: Path, files: Mapping[str, Any], links: Mapping[str, Path]
 ) -> Path:
-    """A folder with files of its own and links to others, at a place that follows from the source.
+    """Return a folder with files of its own and links to others, at a place that follows from the
+    source.
 
     Written anew at each call: a server reads it as long as it runs.
 

@@ -22,7 +22,7 @@ _WHOLE = ".weight_scale_2"
 
 
 def from_modelopt(weights: dict[str, mx.array], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-    """The tensors of a checkpoint with matrices in the place of these.
+    """Return the tensors of a checkpoint with matrices in the place of these.
 
     Args:
         dtype: of matrices; None is bfloat16.

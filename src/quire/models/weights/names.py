@@ -16,7 +16,7 @@ Weights = dict[str, mx.array]
 
 
 def without_wrapper(name: str) -> str:
-    """The name in a text-only checkpoint of a tensor of the language model.
+    """Return the name in a text-only checkpoint of a tensor of the language model.
 
     A multimodal checkpoint holds it under `model.language_model.` (Hugging Face) or
     `language_model.model.` (mlx-vlm, which writes models of text so, too); the head has no `model.`
@@ -50,7 +50,7 @@ class Names:
 
 
 def translate(weights: Weights, names: Names) -> Weights:
-    """The tensors of a checkpoint by the names, and in the layouts, of a `DecoderModel`."""
+    """Return the tensors of a checkpoint by the names, and in the layouts, of a `DecoderModel`."""
     if names.prepare is not None:
         weights = names.prepare(weights)
     kept = {
@@ -69,13 +69,14 @@ def translate(weights: Weights, names: Names) -> Weights:
 
 
 def float_type(weights: Weights) -> mx.Dtype:
-    """The type of a checkpoint's floats, which what a family makes beside them has to have, too."""
+    """Return the type of a checkpoint's floats, which what a family makes beside them has to have,
+    too."""
     floats = (each.dtype for each in weights.values() if mx.issubdtype(each.dtype, mx.floating))
     return next(floats, mx.float32)
 
 
 def renamed(name: str, parts: Mapping[str, str]) -> str:
-    """The name with its parts named as here, see `Names.renamed`."""
+    """Return the name with its parts named as here, see `Names.renamed`."""
     if not parts:
         return name
     longest_first = sorted(parts, key=len, reverse=True)

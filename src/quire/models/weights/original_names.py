@@ -81,7 +81,7 @@ _NECK = {"0": "conv1", "1": "layer_norm1", "2": "conv2", "3": "layer_norm2"}
 
 
 def _sam_name(name: str) -> str:
-    """A tensor of the large encoder."""
+    """Return a tensor of the large encoder."""
     part, _, rest = name.partition(".")
     if part == "hd_alpha_downsamples":
         return "high_res_vision_alpha"
@@ -97,7 +97,7 @@ def _sam_name(name: str) -> str:
 
 
 def _siglip_name(name: str) -> str:
-    """A tensor of timm's vision transformer."""
+    """Return a tensor of timm's vision transformer."""
     fixed = {
         "pos_embed": "embeddings.position_embedding.weight",
         "patch_embed.proj.weight": "embeddings.patch_embedding.weight",
@@ -109,7 +109,7 @@ def _siglip_name(name: str) -> str:
 
 
 def _layer_name(name: str) -> str:
-    """A tensor of a layer."""
+    """Return a tensor of a layer."""
     for theirs, ours in (
         (".attn.", ".self_attn."),
         (".self_attn.proj.", ".self_attn.out_proj."),
@@ -121,7 +121,7 @@ def _layer_name(name: str) -> str:
 
 
 def _split_qkv(weights: Weights, prefix: str) -> Weights:
-    """The tensors; joined queries, keys and values behind the prefix become three."""
+    """Return the tensors; joined queries, keys and values behind the prefix become three."""
     ready: Weights = {}
     for name, array in weights.items():
         if not name.startswith(prefix) or ".attn.qkv." not in name:
@@ -135,7 +135,7 @@ def _split_qkv(weights: Weights, prefix: str) -> Weights:
 
 
 def _with_our_prefix(name: str, parts: Mapping[str, str]) -> str:
-    """The name with a prefix of `parts` replaced."""
+    """Return the name with a prefix of `parts` replaced."""
     for theirs, ours in parts.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -143,7 +143,7 @@ def _with_our_prefix(name: str, parts: Mapping[str, str]) -> str:
 
 
 def _without_generation(weights: Weights) -> Weights:
-    """The tensors without those that generate images."""
+    """Return the tensors without those that generate images."""
     kept = {name: array for name, array in weights.items() if not name.startswith(_GENERATION)}
     if len(kept) < len(weights):
         log.info(

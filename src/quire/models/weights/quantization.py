@@ -40,7 +40,7 @@ def check_config(config: dict[str, Any]) -> None:
 
 
 def foreign_method(config: dict[str, Any]) -> str | None:
-    """The packing that is not MLX's (GPTQ, HQQ, ...) which the file was written for."""
+    """Return the packing that is not MLX's (GPTQ, HQQ, ...) which the file was written for."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     return None if method is None else str(method)
 
@@ -58,7 +58,7 @@ def auto_round_layout(config: dict[str, Any]) -> str | None:
 
 
 def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:
-    """Whether a safetensors header lists tensors of a packing that is not read.
+    """Return whether a safetensors header lists tensors of a packing that is not read.
 
     Args:
         method: see `foreign_method`.
@@ -103,7 +103,7 @@ def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
 
 
 def _twin(module: Any, packing: dict[str, Any]) -> nn.Module:
-    """The packed form of a module, with weights yet to be loaded."""
+    """Return the packed form of a module, with weights yet to be loaded."""
     if isinstance(module, nn.Linear):
         linear: PackedLinear = PackedLinear.from_linear(module, **packing)
         return linear

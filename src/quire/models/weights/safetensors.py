@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """The weight files of a model folder, sorted.
+    """Return the weight files of a model folder, sorted.
 
     They are those of its index; without one, `model.safetensors`, or the numbered ones, or all
     there are. What else lies there (a vendor's own layout, adapters) is named in the log.
@@ -54,7 +54,7 @@ def _shards(folder: Path, found: list[Path]) -> list[Path]:
 
 
 def _listed(index: Path) -> list[str]:
-    """The files that an index names."""
+    """Return the files that an index names."""
     files = read_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ModelError(f"{index}: 'weight_map' is no map from tensors to files")
@@ -62,7 +62,7 @@ def _listed(index: Path) -> list[str]:
 
 
 def read_header(path: Path) -> bytes:
-    """The JSON header of one file, checked against the file's size.
+    """Return the JSON header of one file, checked against the file's size.
 
     Raises:
         ModelError: not a safetensors file, one that cannot be read, or one that was cut short.
@@ -91,7 +91,7 @@ def tensor_types(header: bytes) -> dict[str, str]:
 
 
 def _entries(path: Path, header: bytes) -> list[tuple[str, Any]]:
-    """The tensors of a header, by name."""
+    """Return the tensors of a header, by name."""
     try:
         entries = json.loads(header)
     except (ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ def _entries(path: Path, header: bytes) -> list[tuple[str, Any]]:
 
 
 def _end(path: Path, name: str, entry: Any) -> int:
-    """The end of a tensor's data, counted from the header's.
+    """Return the end of a tensor's data, counted from the header's.
 
     Raises:
         ModelError: the entry has not the parts that every tensor has.

@@ -56,7 +56,7 @@ def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
 def small_float_words(
     name: str, codes: mx.array, scales: mx.array, group: int, lack: str = ""
 ) -> mx.array:
-    """Codes as MLX has them.
+    """Return codes as MLX has them.
 
     Args:
         group: codes with one scale.

@@ -48,7 +48,8 @@ def unchanged(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
 
 
 def neighbours_to_halves(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Rows of queries' and keys' heads whose rotated pairs are neighbours, as two halves."""
+    """Return the rows of queries' and keys' heads whose rotated pairs are neighbours, as two
+    halves."""
     for module, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         if f".self_attn.{module}." in name:
             pairs = array.reshape(config[key], -1, 2, *array.shape[1:])
@@ -89,12 +90,12 @@ def state_space(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
 
 
 def state_space_and_pairs(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """The same beside attention whose rotated pairs are neighbours."""
+    """Return the same beside attention whose rotated pairs are neighbours."""
     return state_space(name, neighbours_to_halves(name, array, config), config)
 
 
 def delta_net_by_key_head(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """The same, with heads of values next to each other that belong to one head of keys."""
+    """Return the same, with heads of values next to each other that belong to one head of keys."""
     array = delta_net(name, array, config)
     if ".linear_attn." not in name or ".linear_attn.norm." in name:
         return array

@@ -28,7 +28,7 @@ FLOATS = {_Type.F32: "F32", _Type.F16: "F16", _Type.BF16: "BF16"}
 
 
 def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
-    """A tensor `[..., rows, columns]` from the bytes of its rows, `[..., rows, bytes]`.
+    """Return a tensor `[..., rows, columns]` from the bytes of its rows, `[..., rows, bytes]`.
 
     Scales are float32. Lazy, but for types that only `gguf` can unpack.
     """
@@ -42,7 +42,7 @@ def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
 
 
 def is_repacked(kind: GGMLQuantizationType) -> bool:
-    """Whether codes stay codes."""
+    """Return whether codes stay codes."""
     return kind in REPACKED
 
 
@@ -53,7 +53,7 @@ def _blocks(kind: GGMLQuantizationType, rows: mx.array) -> mx.array:
 
 
 def _number(blocks: mx.array, at: int) -> mx.array:
-    """The float16 at a place of each block, `[..., blocks, 1]` in float32."""
+    """Return the float16 at a place of each block, `[..., blocks, 1]` in float32."""
     return mx.contiguous(blocks[..., at : at + 2]).view(mx.float16).astype(mx.float32)
 
 
@@ -63,7 +63,7 @@ def _nibbles(codes: mx.array) -> mx.array:
 
 
 def _fifth_bits(blocks: mx.array, at: int) -> mx.array:
-    """The highest bits of 32 codes, from 4 bytes."""
+    """Return the highest bits of 32 codes, from 4 bytes."""
     bits = blocks[..., at : at + 4, None] >> mx.arange(8, dtype=mx.uint8)
     return ((bits & 1) << 4).flatten(-2)
 
@@ -126,7 +126,7 @@ def _k_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _k_nibbles(blocks: mx.array) -> mx.array:
-    """The codes' low halves `[..., blocks, 8, 32]`: bytes in fours of 32, low halves first."""
+    """Return codes' low halves `[..., blocks, 8, 32]`: bytes in fours of 32, low halves first."""
     quarters = mx.unflatten(blocks[..., -128:], -1, (4, 32))
     return mx.stack([quarters & 15, quarters >> 4], axis=-2).flatten(-3, -2)
 
@@ -142,7 +142,7 @@ def _q5_k(blocks: mx.array) -> Parts:
 
 
 def _q6_k(blocks: mx.array) -> mx.array:
-    """Numbers `[..., blocks, 16, 16]`: 6 bits less 32, a signed scale for every 16."""
+    """Return numbers `[..., blocks, 16, 16]`: 6 bits less 32, a signed scale for every 16."""
     low = mx.unflatten(blocks[..., :128], -1, (2, 64))
     high = mx.unflatten(blocks[..., 128:192], -1, (2, 1, 32))
     high = (high >> mx.arange(0, 8, 2, dtype=mx.uint8)[:, None]) & 3  # [..., 2, 4, 32]

@@ -75,7 +75,7 @@ class GGUF:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key of the architecture, such as `attention.head_count`.
+        """Return a key of the architecture, such as `attention.head_count`.
 
         Raises:
             ModelError: its value is of another type than it has to be.
@@ -93,7 +93,7 @@ class GGUF:
         return self.tensors[name]
 
     def need(self, key: str) -> Any:
-        """The same.
+        """Return the same.
 
         Raises:
             ModelError: there is no such key.
@@ -105,7 +105,7 @@ class GGUF:
 
 
 def read_gguf(path: Path) -> GGUF:
-    """The headers of a file, and of the other parts where it is one of several.
+    """Return the headers of a file, and of the other parts where it is one of several.
 
     Raises:
         ModelError: not GGUF, of an unknown version, cut short, or a part is missing.
@@ -119,7 +119,7 @@ def read_gguf(path: Path) -> GGUF:
 
 
 def is_first(path: Path) -> bool:
-    """Whether a file is a whole model or its first part."""
+    """Return whether a file is a whole model or its first part."""
     match = _PART.fullmatch(path.name)
     return match is None or int(match[2]) == 1
 

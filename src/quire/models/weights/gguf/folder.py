@@ -27,7 +27,8 @@ _SAMPLING = {
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF model that a path means: a file, or the only one in a folder without safetensors.
+    """Return the GGUF model that a path means: a file, or the only one in a folder without
+    safetensors.
 
     Raises:
         ModelError: the folder holds several, or there is an encoder alone.
@@ -51,7 +52,7 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def is_model(file: Path) -> bool:
-    """Whether a GGUF file is a model of text, or the first part of one."""
+    """Return whether a GGUF file is a model of text, or the first part of one."""
     return is_first(file) and not _is_encoder(file)
 
 
@@ -61,7 +62,7 @@ def _is_encoder(file: Path) -> bool:
 
 
 def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
-    """The GGUF model of a repository that is meant.
+    """Return the GGUF model of a repository that is meant.
 
     Args:
         names: all its files.
@@ -86,12 +87,13 @@ def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
 
 
 def parts_of(name: str) -> str:
-    """A pattern that the file matches, and the other parts where it is one of several."""
+    """Return a pattern that the file matches, and the other parts where it is one of several."""
     return re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", glob.escape(name))
 
 
 def as_folder(path: Path) -> Path:
-    """A folder with `config.json`, the tokenizer's files, and links to the file and its parts.
+    """Return a folder with `config.json`, the tokenizer's files, and links to the file and its
+    parts.
 
     It lies in the user's cache, at a place that follows from the file's, and is written anew at
     each call. A server reads it as long as it runs.

@@ -50,7 +50,7 @@ def _layers_with(gguf: GGUF, name: str) -> list[bool]:
 
 
 def _width(gguf: GGUF, *names: str) -> int:
-    """The rows of the first of these matrices that a layer has; 0 if none does."""
+    """Return the rows of the first of these matrices that a layer has; 0 if none does."""
     for name in names:
         for index in range(layers(gguf)):
             if info := gguf.tensors.get(f"blk.{index}.{name}.weight"):
@@ -214,7 +214,7 @@ def jamba(gguf: GGUF) -> Config:
 
 
 def _period(gguf: GGUF, name: str, listed: list[bool]) -> Config:
-    """Every how many layers are of a kind, and the first of them."""
+    """Return every how many layers are of a kind, and the first of them."""
     found = [index for index, each in enumerate(listed) if each] or [len(listed)]
     every = found[1] - found[0] if len(found) > 1 else len(listed) + 1
     if [index for index in range(len(listed)) if index % every == found[0]] != [

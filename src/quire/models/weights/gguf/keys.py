@@ -12,7 +12,7 @@ Config = dict[str, Any]
 
 
 def layers(gguf: GGUF) -> int:
-    """How many layers there are, without those that guess several tokens ahead."""
+    """Return how many layers there are, without those that guess several tokens ahead."""
     count = int(gguf.need("block_count"))
     if count > len(gguf.tensors):
         raise ModelError(
@@ -23,13 +23,13 @@ def layers(gguf: GGUF) -> int:
 
 
 def all_of(gguf: GGUF, key: str, default: Any = None) -> list[Any]:
-    """A key that may say something for each layer."""
+    """Return a key that may say something for each layer."""
     value = gguf.get(key, default) if default is not None else gguf.need(key)
     return value if isinstance(value, list) else [value]
 
 
 def one_of(gguf: GGUF, key: str, default: Any = None) -> Any:
-    """The same where it has to be alike in all."""
+    """Return the same where it has to be alike in all."""
     values = all_of(gguf, key, default)
     if len(set(values)) > 1:
         raise ModelError(f"{gguf.files[0]}: {key} = {values!r}: one for all layers is supported")
@@ -45,7 +45,7 @@ def window(gguf: GGUF) -> Config:
 
 
 def layer_types(gguf: GGUF, every: int) -> Config:
-    """Layers with a window, but for each `every`th, where the file does not list them."""
+    """Return layers with a window, but for each `every`th, where the file does not list them."""
     pattern = gguf.get("attention.sliding_window_pattern", every)
     count, window = layers(gguf), gguf.get("attention.sliding_window")
     if not isinstance(pattern, list):

@@ -55,13 +55,13 @@ ROTATIONS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor is in, if any."""
+    """Return the layer that a tensor is in, if any."""
     match = _BLOCK.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def renamed(name: str, own: Mapping[str, str]) -> str | None:
-    """The name here, or None where there is none.
+    """Return the name here, or None where there is none.
 
     Args:
         own: what the architecture has otherwise, without the layer. A name with its kind at the end

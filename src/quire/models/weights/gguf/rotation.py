@@ -20,7 +20,7 @@ _YARN = {
 
 
 def rope_parameters(gguf: GGUF, theta: float = 10000.0) -> dict[str, Any]:
-    """The rotation of all layers, or of those that have no window.
+    """Return the rotation of all layers, or of those that have no window.
 
     Args:
         theta: where the file has none.
@@ -56,7 +56,8 @@ def _linear(kind: str, factor: float) -> dict[str, Any]:
 
 
 def _share(gguf: GGUF) -> dict[str, Any]:
-    """How much of a head is rotated; of latent attention's heads a part of its own is, wholly."""
+    """Return how much of a head is rotated; of latent attention's heads a part of its own is,
+    wholly."""
     rotated = gguf.get("rope.dimension_count")
     if rotated is None or gguf.get("attention.kv_lora_rank"):
         return {}
@@ -76,7 +77,8 @@ def _yarn(gguf: GGUF) -> dict[str, Any]:
 
 
 def _by_pair(gguf: GGUF) -> dict[str, Any]:
-    """A factor for each pair: LongRoPE's two lists, or one that is Llama 3's scaling worked out."""
+    """Return a factor for each pair: LongRoPE's two lists, or one that is Llama 3's scaling worked
+    out."""
     longest = gguf.need("context_length")
     trained = gguf.get("rope.scaling.original_context_length", longest)
     given = lazy_rows(gguf)

@@ -96,7 +96,7 @@ def tokenizer_files(gguf: GGUF) -> dict[str, Json]:
 
 
 def end_ids(gguf: GGUF) -> list[int]:
-    """The ids of all tokens that end an answer."""
+    """Return the ids of all tokens that end an answer."""
     ids = {_key(gguf, name) for name in _ENDS} - {None}
     tokens = _tokens(gguf)
     controls = {
@@ -122,7 +122,7 @@ def _kinds(gguf: GGUF, tokens: list[str]) -> list[tuple[str, int]]:
 
 
 def _tokens(gguf: GGUF) -> list[str]:
-    """Texts by id.
+    """Return texts by id.
 
     Raises:
         ModelError: there are none, or lists of different lengths.
@@ -141,7 +141,7 @@ def _tokens(gguf: GGUF) -> list[str]:
 
 
 def _added(gguf: GGUF, tokens: list[str]) -> list[Json]:
-    """The tokens that are matched whole, special or not."""
+    """Return the tokens that are matched whole, special or not."""
     kinds = _key(gguf, "token_type") or []
     # Phi-3's tokens swallow the space behind them, but for those that every Llama has.
     swallow = gguf.architecture == "phi3" and _key(gguf, "model") == "llama"
@@ -180,7 +180,7 @@ def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
 
 
 def _templates(gguf: GGUF) -> str | list[Json] | None:
-    """The chat template, or all of them by name."""
+    """Return the chat template, or all of them by name."""
     prefix = "tokenizer.chat_template"
     for key, value in gguf.metadata.items():
         if key == prefix or key.startswith(f"{prefix}."):
@@ -219,7 +219,7 @@ def _byte_level(gguf: GGUF, tokens: list[str]) -> Json:
 
 
 def _pairs(gguf: GGUF) -> list[list[str]]:
-    """Two texts a merge; a space stands between them, and may begin the first."""
+    """Return two texts a merge; a space stands between them, and may begin the first."""
     pairs = []
     for index, merge in enumerate(_need(gguf, "merges")):
         at = merge.find(" ", 1)

@@ -42,7 +42,7 @@ class GGUFWeights:
         return mx.float16 if half else mx.bfloat16
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """All tensors, lazily. Floats and scales are as wide as they are stored, or float32.
+        """Return all tensors, lazily. Floats and scales are as wide as they are stored, or float32.
 
         Raises:
             ModelError: a tensor is of a type that cannot be unpacked.
