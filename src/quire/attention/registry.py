@@ -14,8 +14,7 @@ from quire.device.dtypes import DTYPES
 
 
 def open_backends() -> Backends:
-    """Return the backends that work on this device, the fastest first; the reference serves the
-    rest."""
+    """Return the working backends, fastest first; the reference serves the rest."""
     device = current_device()
     backends: list[AttentionBackend] = []
     if device.kernels is not None:

@@ -177,7 +177,7 @@ class StepAttention:
         scoring: Scoring,
         chosen: Sequence[mx.array | None],
     ) -> mx.array:
-        """Return the same for rows that all see something."""
+        """Attend for rows that each see at least one key."""
         if len(parts) == 1:
             return self._attend(parts[0], owner, q, k, v, scoring._replace(chosen=chosen[0]))
         outs = []

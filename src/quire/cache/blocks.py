@@ -53,8 +53,7 @@ class Holder(Protocol):
     """Keeps blocks beyond the life of the sequences that made them."""
 
     def name(self, block: Block) -> bytes | None:
-        """Return a name that says what is in the block and outlives the process; None: not
-        complete."""
+        """Return a name of the block's contents that outlives the process; None if incomplete."""
         ...
 
     def tokens_in(self, block: Block) -> int:

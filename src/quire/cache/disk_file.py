@@ -153,8 +153,7 @@ class DiskFile:
         return [key for (key,) in rows]
 
     def body(self, id: int) -> tuple[object, object]:
-        """Return the digest and value as they are stored, of whatever type; None where there is no
-        row."""
+        """Return the stored digest and value, of whatever type; None where there is no row."""
         self._check_alive()
         with translated():
             row = self._db.execute("SELECT digest, body FROM bodies WHERE id = ?", (id,)).fetchone()

@@ -163,8 +163,7 @@ class DiskPrefetch:
     # -- what to read --------------------------------------------------------------------------
 
     def _boundary(self, prompt: WantedPrefix, path: list[Node], matched: int) -> int | None:
-        """Return the most blocks, beyond `matched`, after which every group would have what it
-        needs."""
+        """Return the most blocks, beyond `matched`, after which every group has what it needs."""
         size = self._index.block_size
         groups, anchors = self._index.groups, self._index.anchors
         unbroken = {group.index: 0 for group in groups}
@@ -266,8 +265,8 @@ class DiskPrefetch:
     def _blocks(
         self, reading: PrefetchedPart, number: int, groups: list[int]
     ) -> dict[int, Block] | None:
-        """Return new blocks for what was read of a block number; None if any is missing or has no
-        room."""
+        """Return new blocks for what was read of a block number; None if any is missing or does not
+        fit."""
         prompt, blocks = reading.prompt, {}
         for group in groups:
             pool = PoolKey(group, prompt.format)

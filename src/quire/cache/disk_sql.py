@@ -54,8 +54,7 @@ def translated() -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> int:
-    """Return the folder's lock, held as long as the descriptor is open: a killed process leaves
-    none.
+    """Lock the folder until the descriptor is closed; the lock of a killed process ends with it.
 
     Raises:
         StoreError: somebody has it, the folder cannot be written, or others can write to it.

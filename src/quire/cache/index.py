@@ -199,8 +199,7 @@ class PrefixIndex:
         *,
         partial: bool,
     ) -> tuple[int, ReuseMiss | None]:
-        """Return the most tokens up to `length` at which every group has what it needs, and why not
-        more.
+        """Return the longest reusable prefix up to `length`, and the reason why it is not longer.
 
         Args:
             miss: why not more than `length`.
@@ -326,8 +325,7 @@ class PrefixIndex:
         return node
 
     def _grow(self, parent: Node, tokens: tuple[int, ...], blocks: dict[int, Block]) -> Node | None:
-        """Return the partly filled node of the same blocks, taken out so that it can get more
-        tokens."""
+        """Take out the partly filled node of the same blocks, so that it can get more tokens."""
         for block in blocks.values():
             node = block.holder
             if isinstance(node, Node) and node.parent is parent:

@@ -141,8 +141,7 @@ class Pools:
                 pool.restore(block, contents)
 
     def export(self, key: PoolKey, ids: list[int]) -> list[mx.array]:
-        """Return the contents of blocks in all layers (lazy), block after block along each first
-        axis."""
+        """Return the (lazy) contents of blocks in all layers, block by block on the first axis."""
         return self._pool(key).export(np.array(ids, dtype=np.int32))
 
     def restore(self, key: PoolKey, ids: list[int], contents: list[mx.array]) -> None:

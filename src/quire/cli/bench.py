@@ -307,8 +307,7 @@ class BenchCommand(ClientOptions, Command):
         return levels
 
     async def _load(self, model: str, target: Target) -> Load:
-        """Return the requests, with a prompt of as many words as make the tokens that were asked
-        for."""
+        """Return the requests, with prompts of as many words as make the tokens asked for."""
         prompt = self.prompt_file.read_text() if self.prompt_file else None
         load = Load(
             model=model,

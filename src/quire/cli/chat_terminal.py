@@ -140,8 +140,7 @@ class Terminal:
             self._note(f"quire chat: {said}", "red")
 
     def _with_names(self, error: str) -> str:
-        """Return an error of the API with the files' names where it has their places in the
-        request."""
+        """Return an API error with file names in place of their positions in the request."""
         before = 1 if self._chat.system else 0
         for at, message in enumerate(self._chat.messages, before):
             parts = message["content"] if isinstance(message["content"], list) else []

@@ -81,8 +81,7 @@ class Plan:
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
-    """Return bits per element of keys and values in all attention layers, with scales, without
-    tails.
+    """Return bits per element of keys and values in all attention layers, with scales, no tails.
 
     Raises:
         ModelError: the model has no such layer.

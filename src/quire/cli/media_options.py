@@ -57,8 +57,7 @@ class MediaOptions(Options):
 
 
 def with_media_limits(options: type[OptionsT]) -> type[OptionsT]:
-    """Return a class with these options, and one more for each limit of each registered kind of
-    media."""
+    """Return a class with these options, and a limit for each registered kind of media."""
     fields: dict[str, Any] = {
         each.option: (
             _TYPES.get(each.limit, Count),

@@ -34,8 +34,7 @@ class ModelTable(ModelOptions):
 
 
 def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelConfig, ...]:
-    """Return the models of the command line, else those of the configuration file, else the
-    embedded one.
+    """Return the models of the command line, else of the configuration file, else the embedded one.
 
     Raises:
         QuireError: two have one name, a setting is wrong, or an option is for one model only.

@@ -196,8 +196,7 @@ def in_hub_cache() -> Iterator[Found]:
 
 
 def in_folder(root: Path) -> Iterator[Found]:
-    """Return the folder itself if it is a model, else those one or two levels below it; GGUF files,
-    too.
+    """Return the folder if it is a model, else those one or two levels below; GGUF files, too.
 
     Raises:
         ModelError: there is no such folder.

@@ -249,8 +249,7 @@ def config_file(path: Path | str | None) -> Path:
 
 
 def read_file(path: Path | str | None) -> dict[str, Any]:
-    """Return the configuration file: that at `path`, or the default one; empty if that does not
-    exist.
+    """Return the configuration file at `path`, or the default one; empty if it does not exist.
 
     Raises:
         QuireError: it cannot be read, or is no TOML.

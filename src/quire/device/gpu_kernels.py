@@ -35,8 +35,7 @@ def in_device_memory(array: mx.array) -> mx.array:
 
 @cache
 def kernel_text(package: str, name: str) -> str:
-    """Return a file of `sources/` beside a package, without comments: MLX hashes the text at each
-    call."""
+    """Return a file of a package's `sources/` without comments: MLX hashes the text at calls."""
     text = files(package).joinpath("sources", name).read_text()
     text = re.sub(r"\s*//.*", "", text)
     return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"

@@ -87,8 +87,7 @@ class EncoderCache:
     def cross_states(
         self, sequences: Sequence[ScheduledSequence], multiple: int
     ) -> mx.array | None:
-        """Return the rows of media whose keys and values a step computes, `[M, hidden]`; None if
-        none.
+        """Return the media rows whose keys and values a step computes, `[M, hidden]`; None if none.
 
         Args:
             sequences: as above.

@@ -182,8 +182,7 @@ class Engine:
 
     @property
     def expected_step_s(self) -> float:
-        """How long the step that has begun is likely to take; infinity for none, or if nobody can
-        tell yet."""
+        """Return the expected time of the running step; infinity if there is none or unknown."""
         if self._running is None:
             return math.inf
         plan = self._running.plan
@@ -328,8 +327,7 @@ class Engine:
         )
 
     def _format(self, wanted: KVFormat | None) -> KVFormat:
-        """Return the format that a request gets: its own or the default, less the layers left
-        plain."""
+        """Return a request's format: its own or the default, with some layers left plain."""
         return with_skips(wanted or self.config.kv_format, self._skipped)
 
     def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
@@ -363,7 +361,6 @@ class Engine:
         )
 
     def _identity(self, format: KVFormat, salt: str) -> bytes:
-        """Return the root of the hash chain of blocks: all that shapes their bytes beside the
-        tokens."""
+        """Return the root of the blocks' hash chain: all that shapes their bytes but the tokens."""
         parts = (self._loaded.fingerprint, repr(format), str(self.config.block_size), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()

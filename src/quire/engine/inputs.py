@@ -151,8 +151,7 @@ class StepInputs(_Rows):
         return rows, self.wanted
 
     def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:
-        """Return the tokens from the host, and those that are still on the device from the step
-        before."""
+        """Return the rows' tokens, from the host, or on the device from the step before."""
         host: list[int] = []
         rows: list[int] = []
         sources: list[int] = []

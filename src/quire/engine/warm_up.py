@@ -150,8 +150,7 @@ def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator
 
 
 def _burst(config: EngineConfig, vocabulary: int, context: int) -> _Round:
-    """Return the prompts that arrive together: steps read several, beside streams of those read
-    before."""
+    """Return prompts that arrive together, so that steps read several beside running streams."""
     longest, count = (
         max(1, min(_FIRST_PROMPT, context - _TOKENS)),
         min(_BURST, config.max_sequences),

@@ -304,8 +304,7 @@ class LanguageModel(Module):
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:
-        """Return the positions of a prompt's tokens, `[axes, T]`: of most families time, height,
-        width.
+        """Return the positions of a prompt's tokens, `[axes, T]`: usually time, height, width.
 
         They need not be whole. None where a token's position is its index. Families with multimodal
         RoPE override it.

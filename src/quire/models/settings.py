@@ -139,8 +139,7 @@ class Settings(Values):
         return replace(rope, partial_rotary_factor=1.0)
 
     def scaling(self) -> Settings:
-        """Return the rotary settings, under the key of transformers 4 or 5; empty if there are
-        none."""
+        """The rotary settings, under the key of transformers 4 or 5; empty if there are none."""
         return self.nested("rope_scaling", "rope_parameters", needed=False)
 
     def rope_type(self) -> str:
@@ -154,8 +153,7 @@ class Settings(Values):
         return {rope_type(part) for part in (scaling, *by_kind)}
 
     def trained_context(self) -> int | None:
-        """Return the tokens of training, where the configuration tells them from the longest
-        context."""
+        """Return the context of training, if the configuration tells it from the longest one."""
         key = "original_max_position_embeddings"
         for where in (self, self.scaling()):  # the outer one counts
             if where.has(key):
@@ -165,8 +163,7 @@ class Settings(Values):
     def rope_by_type(
         self, full: float, sliding: float, partial: float = 1.0
     ) -> tuple[RopeParameters, RopeParameters]:
-        """Return the rotations of full and of sliding layers, of which only the full may be
-        stretched.
+        """Return the rotations of full and of sliding layers. Only full ones may be stretched.
 
         Args:
             full, sliding: theta of each where the configuration has none.

@@ -41,8 +41,7 @@ def uniforms(seed: int, position: int) -> tuple[float, float]:
 
 
 def _mix(z: int) -> int:
-    """Return the finaliser of SplitMix64: a bijection on 64 bits in which each bit moves all
-    others."""
+    """Apply SplitMix64's finaliser: a bijection on 64 bits in which each bit moves all others."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
     return z ^ (z >> 31)
@@ -83,8 +82,7 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 
 def _candidates(params: SamplingParams) -> int | None:
-    """Return how many of a row's best tokens are drawn from, sorted: 0 is all; None is all,
-    unsorted."""
+    """Return how many of a row's best tokens to draw from, sorted: 0 is all, None all unsorted."""
     if params.top_k == 0 and params.top_p >= 1:
         return None
     return next((size for size in TOP_SIZES if 0 < params.top_k <= size), 0)

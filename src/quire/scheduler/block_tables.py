@@ -164,8 +164,7 @@ class BlockTables:
         return self._size - sequence.progress.computed % self._size
 
     def to_block_end(self, sequence: Sequence, count: int) -> int:
-        """Return how many of the next `count` rows lie before their last block end; all without
-        one.
+        """Return how many of the next `count` rows end at a block end; all if none does.
 
         In formats with tails: rows that begin a block need nothing of its tail.
         """

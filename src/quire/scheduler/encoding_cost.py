@@ -21,8 +21,7 @@ class EncodingCost:
         self._row_s: dict[_Bucket, float] = {}
 
     def seconds(self, kind: str, rows: int) -> float | None:
-        """Return how long a piece of so many hidden states is likely to take; None before any was
-        seen.
+        """Return the expected time of a piece of so many hidden states; None before any was seen.
 
         Of a size that was not seen, by the nearest one of the same kind.
         """

@@ -155,8 +155,7 @@ class Planner:
         return progress.known < limit
 
     def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
-        """Return the drafts for the next rows, as many as there is room for without taking any from
-        others.
+        """Return drafts for the next rows, as many as fit without taking room from other sequences.
 
         Args:
             planned: rows of the step so far.
@@ -253,15 +252,13 @@ class Planner:
         return self.encodings.plan(self.running, seconds)
 
     def _readable(self, sequence: Sequence) -> int:
-        """Return the tokens of a prompt that can be read now: those before an item that is not
-        encoded."""
+        """Return how many tokens of a prompt can be read now: those before an unencoded item."""
         progress = sequence.progress
         end = min(len(progress.tokens), self.encodings.ready(sequence))
         return end - progress.computed
 
     def _chunk(self, sequence: Sequence, count: int) -> PlannedRows:
-        """Return the next `count` tokens of a prompt, or somewhat more or fewer where there is
-        media."""
+        """Return the next `count` tokens of a prompt, or a few more or fewer around media."""
         start = sequence.progress.computed
         end = start + count
         read = [p for p in sequence.request.media if p.start < end and p.end > start]
@@ -402,8 +399,7 @@ class Planner:
 
 
 def _one_format(sequences: list[Sequence]) -> KVFormat | None:
-    """Return the sequences' common format; None if formats differ, media are read, or one does not
-    sample."""
+    """Return the sequences' common format. None if they differ, read media, or do not sample."""
     formats = {each.format for each in sequences}
     if len(formats) != 1 or any(each.request.media for each in sequences):
         return None

@@ -111,8 +111,8 @@ class PrefixSharing:
             neighbour.prefix.parting = parting
 
     def _reads_disk(self, sequence: Sequence) -> bool:
-        """Return whether a part of its beginning is still being read; what has come is in the
-        index."""
+        """Return whether a part of the prompt is still being read from disk. Finished parts are
+        indexed."""
         if self.prefetch is None or sequence.prefix.reading is None:
             return False
         return not self.prefetch.settle(sequence.prefix.reading)
@@ -219,8 +219,7 @@ class PrefixSharing:
     # -- recurrent state -----------------------------------------------------------------------
 
     def until_snapshot(self, sequence: Sequence) -> int:
-        """Return the tokens up to the next position whose recurrent state is to be kept, or to the
-        end."""
+        """Return the tokens up to the next snapshot position, or to the prompt's end."""
         progress = sequence.progress
         rest = len(progress.tokens) - progress.computed
         if not self._recurrent or not self._enabled:
@@ -244,8 +243,7 @@ class PrefixSharing:
         return {position for position in wanted if 0 < position < length}
 
     def save_states(self, sequence: Sequence) -> list[Block]:
-        """Return the slots that are to get the state, where another prompt is likely to part from
-        this one.
+        """Return slots for snapshots of the state, where another prompt is likely to diverge.
 
         They are the index's from now on; the caller releases them once the plan is made.
         """

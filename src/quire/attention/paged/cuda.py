@@ -109,7 +109,7 @@ def attend(
     scoring: Scoring,
     shape: Shape,
 ) -> mx.array:
-    """Return rows `[T, heads, key_dim]` of a part: `[T, heads, value_dim]`.
+    """Attend for rows `[T, heads, key_dim]` of a part; return `[T, heads, value_dim]`.
 
     Args:
         keys, values: `[blocks * kv_heads, block_size, -]`.

@@ -172,8 +172,7 @@ def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
 def decoding_differs(
     shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
 ) -> str | None:
-    """Return how far random codes are from what MLX's operations decode; None if they are near
-    enough.
+    """Return how far decoded random codes are from MLX's result; None if they are close enough.
 
     Args:
         behind: whether blocks as written follow.

@@ -88,7 +88,7 @@ def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
 def attend(
     q: mx.array, arrays: list[mx.array], launch: PackedLaunch, scoring: Scoring, shape: Shape
 ) -> mx.array:
-    """Return rows `[T, heads, key_dim]`: `[T, heads, value_dim]`.
+    """Attend for rows `[T, heads, key_dim]`; return `[T, heads, value_dim]`.
 
     Args:
         arrays: of a store of the page format: codes, scales and biases of keys, then of values,
@@ -138,8 +138,7 @@ def head() -> str:
 
 
 def body() -> str:
-    """Return a kernel whose first thread blocks take the rows' own blocks, the others what is
-    coded."""
+    """Return a kernel whose first thread blocks read rows' own blocks, the others coded blocks."""
     own = ["q", "tail_keys", "tail_values", "own_tiles", "tails", "visible", "numbers"]
     own += ["own_partial", "own_stats"]
     lines = [f"if (blockIdx.z == 0) {{ own_block({', '.join(own)}); return; }}"]

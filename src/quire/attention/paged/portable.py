@@ -68,8 +68,7 @@ class PortableBackend(CheckedBackend):
 
 
 def _reads_codes(case: AttentionCase) -> bool:
-    """Return whether the rows read codes alone, or with a tail each is the only one of its
-    sequence.
+    """Return whether rows read codes alone, or each row with a tail is its sequence's only one.
 
     Several rows of a sequence with a tail read blocks that they have written themselves.
     """

@@ -36,7 +36,7 @@ class TokenPrompts:
         self._launch: Launch | None = None
 
     def attend(self, q: mx.array, store: PackedStore, scoring: Scoring, shape: Shape) -> mx.array:
-        """Return rows `[T, heads, key_dim]`: `[T, heads, value_dim]`."""
+        """Attend for rows `[T, heads, key_dim]`; return `[T, heads, value_dim]`."""
         if self._launch is None:
             (part,) = cut(self._decoded, 0, 1, shape.rows(few=False))
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)
@@ -68,7 +68,7 @@ class CodedPrompts:
         scoring: Scoring,
         shape: Shape,
     ) -> mx.array:
-        """Return rows `[T, heads, key_dim]`: `[T, heads, value_dim]`.
+        """Attend for rows `[T, heads, key_dim]`; return `[T, heads, value_dim]`.
 
         Args:
             written: by these sequences.

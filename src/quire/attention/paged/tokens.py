@@ -89,7 +89,7 @@ class _FewRows:
         self._signs = signs
 
     def attend(self, q: mx.array, store: PackedStore, scoring: Scoring, shape: Shape) -> mx.array:
-        """Return rows `[T, heads, head_dim]`: the same."""
+        """Attend: rows `[T, heads, head_dim]` to outputs of the same shape."""
         arrays = store.coded()
         found = attend(
             store.transform(q.astype(mx.float32)) if arrays.layout.key_rotation else q,
@@ -131,8 +131,7 @@ def attend(
     shape: Shape,
     codes: Codes,
 ) -> list[mx.array]:
-    """Compute the partial results of each split in the coordinates of the coded values; compare
-    `cuda.attend_split`.
+    """Compute the partial results of each split, in the values' coded coordinates.
 
     Args:
         q: `[T, heads, head_dim]` in the keys' coordinates as coded.

@@ -17,7 +17,7 @@ _Read = tuple[mx.array, Callable[[mx.array], mx.array]]
 
 
 def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
-    """Return the rows of sequences with one row each, `[B, heads, head_dim]`, scaled."""
+    """Attend for the rows of sequences with one row each, `[B, heads, head_dim]`, scaled."""
     count, heads, _ = q.shape
     kv_heads = batch.kv_heads
     q = store.transform(q).reshape(count, kv_heads, heads // kv_heads, -1)
@@ -38,7 +38,7 @@ def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring
 def prefill(
     q: mx.array, store: PackedStore, chunk: Chunk, written: WrittenBlocks | None, scoring: Scoring
 ) -> mx.array:
-    """Return a chunk's rows, `[t, heads, head_dim]`, scaled; a tile at a time.
+    """Attend for a chunk's rows, `[t, heads, head_dim]`, scaled; a tile at a time.
 
     Args:
         written: the chunk's blocks as written, in formats with tails.

@@ -17,7 +17,7 @@ SCORES = 32 << 20
 
 
 def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
-    """Return the rows of sequences with one row each, `[B, heads, head_dim]`."""
+    """Attend for the rows of sequences with one row each, `[B, heads, head_dim]`."""
     count, kv_heads, blocks = batch.heads.shape
     shape = (count, kv_heads, blocks * batch.block_size, -1)
     read = [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
@@ -27,8 +27,7 @@ def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring)
 def chosen(
     q: mx.array, store: LayerStore, places: KeyPlaces, scoring: Scoring, keys: mx.array
 ) -> mx.array:
-    """Return rows `[T, heads, head_dim]` that each see keys `[T, K]`, gathered for a tile at a
-    time."""
+    """Attend for rows `[T, heads, head_dim]` that each see keys `[T, K]`, gathered tile by tile."""
     count, size = keys.shape
     tile = max(1, SCORES // (size * store.shape.head_dim))
     outs: list[mx.array] = []
@@ -60,8 +59,7 @@ def _single_rows(
 
 
 def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
-    """Return a chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are
-    bounded.
+    """Attend for a chunk's rows, `[t, heads, head_dim]`, in tiles whose scores are bounded.
 
     Beside the compiled CPU kernels, rows get the bits that they get in `decode`: whole blocks are
     read, and softmax is the same.
@@ -145,8 +143,7 @@ def _chunk_spelled_out(
     *,
     narrow: bool,
 ) -> mx.array:
-    """Return the same for rows of a chunk; q `[1, heads, t, head_dim]`, k and v `[1, kv_heads, S,
-    dim]`.
+    """Attend for rows of a chunk: q `[1, heads, t, head_dim]`, k and v `[1, kv_heads, S, dim]`.
 
     Args:
         narrow: compute softmax as `decode` does, which is slower. Needed where results are rounded

@@ -42,8 +42,7 @@ class LayerShape:
 
     @property
     def index(self) -> LayerShape | None:
-        """The shape of an indexer's keys, stored plain: one head and no value; None without an
-        indexer."""
+        """The shape of an indexer's plain keys: one head, no value. None without an indexer."""
         dim = self.index_dim
         return LayerShape(1, dim, dim, self.block_size, self.dtype, True) if dim else None
 
@@ -96,7 +95,8 @@ class BlockReader(ABC):
 
     @abstractmethod
     def decoded(self) -> tuple[mx.array, mx.array]:
-        """Return the model's keys `[..., S, head_dim]` and values `[..., S, value_dim]`, float32."""
+        """Return float32 keys `[..., S, head_dim]` and values `[..., S, value_dim]`, as the model
+        has them."""
 
 
 class KeyCodec(Protocol):

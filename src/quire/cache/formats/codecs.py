@@ -275,8 +275,7 @@ def codebook(dim: int, bits: int) -> tuple[float, ...]:
 
 @cache
 def _grid(dim: int, bits: int) -> tuple[float, tuple[int, ...]]:
-    """Return the codebook on a grid of bytes: the step, and each level's number of steps, -127 to
-    127.
+    """Return the codebook in bytes: the step, and each level's number of steps, -127 to 127.
 
     Rounding to a step adds 0.4% to the squared error of 4 bits, and less below.
     """

@@ -68,16 +68,14 @@ def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
 
 
 def pack(codes: mx.array, bits: int) -> mx.array:
-    """Return codes `[..., n]` below `2**bits`, 32 divides n, to uint32 words `[..., n * bits /
-    32]`."""
+    """Pack codes `[..., n]` below `2**bits`, 32 divides n: uint32 `[..., n * bits / 32]`."""
     *lead, n = codes.shape
     eights = codes.reshape(*lead, n // 8, 8).astype(mx.uint64)
     return joined(eights << shifts(bits), bits)
 
 
 def joined(shifted: mx.array, bits: int) -> mx.array:
-    """Return the codes that are shifted to their places already, uint64 `[..., n / 8, 8]`, as
-    `pack` does."""
+    """Join codes that are shifted into place, uint64 `[..., n / 8, 8]`, as `pack` does."""
     *lead, eighths, _ = shifted.shape
     words = mx.sum(shifted, axis=-1, keepdims=True)
     # Eight codes of b bits are b bytes, lowest bits first.

@@ -87,8 +87,7 @@ class PageKeys:
         return self._layout.product(by_block, parts, transpose=True).sum(axis=-3)
 
     def decode(self, parts: list[mx.array]) -> mx.array:
-        """Return blocks `[..., P, head_dim, -]` as keys, `[..., P * block_size, head_dim]`,
-        float32."""
+        """Decode blocks `[..., P, head_dim, -]` to float32 `[..., P * block_size, head_dim]`."""
         return self._layout.decode(parts).swapaxes(-1, -2).flatten(-3, -2)
 
     def inverse_transform(self, x: mx.array) -> mx.array:

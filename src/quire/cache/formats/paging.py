@@ -14,7 +14,7 @@ def block_rows(blocks: Ints, rows: int) -> mx.array:
 
 
 def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
-    """Gather rows `[..., P]` of arrays `[rows, block_size, -]` to `[..., P * block_size, -]` each."""
+    """Gather rows `[..., P]` of `[rows, block_size, -]` to `[..., P * block_size, -]`."""
     tokens = arrays[0].shape[1]
     shape = (*rows.shape[:-1], rows.shape[-1] * tokens)
     return [array[rows].reshape(*shape, array.shape[-1]) for array in arrays]
@@ -23,8 +23,7 @@ def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
 def resized(
     array: mx.array, rows: int, capacity: int, moves: tuple[tuple[int, int], ...]
 ) -> mx.array:
-    """Return the array with blocks moved (from id, to id), then cut or extended to `capacity`
-    blocks."""
+    """Move blocks of an array (from id, to id), then cut or extend it to `capacity` blocks."""
     if moves:
         pairs = np.array(moves, dtype=np.int32)
         array[block_rows(pairs[:, 1], rows)] = array[block_rows(pairs[:, 0], rows)]

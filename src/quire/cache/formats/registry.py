@@ -34,6 +34,5 @@ def make_store(shape: LayerShape, format: KVFormat) -> LayerStore:
 
 
 def make_index_store(shape: LayerShape) -> LayerStore | None:
-    """Return an empty store of an indexer's keys, whose blocks are the layer's; None without
-    indexer."""
+    """Return an empty store of an indexer's keys in the layer's blocks; None without one."""
     return None if shape.index is None else PlainStore(shape.index, KVFormat())

@@ -31,8 +31,7 @@ class LayerCost:
     tail_bytes: int
 
     def context_bytes(self, tokens: int) -> tuple[int, int]:
-        """Return the bytes of one sequence of so many tokens in these layers: as stored, as plain
-        blocks."""
+        """Return the bytes of one sequence of so many tokens here, as stored and plain."""
         held = self.spec.blocks_between_steps(tokens, self.block_size) * self.block_size
         count = len(self.layers)
         stored = count * (held * self.token_bytes + self.tail_bytes)
@@ -76,8 +75,7 @@ def kv_table(
     dtype: mx.Dtype,
     context: int,
 ) -> tuple[str, ...]:
-    """Return the lines for people: layers, format, bytes a token, and what a full context will
-    cost."""
+    """Return the lines of the table: layers, format, bytes per token, and a full context's cost."""
     costs = layer_costs(groups, format, block_size, dtype)
     rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
     for cost in costs:

@@ -122,8 +122,7 @@ class TokenStore(PackedStore):
 
 
 def _layout(keys: Codec, values: Codec) -> tuple[CodedLayout, list[mx.array], list[mx.array]]:
-    """Return how a store's blocks hold codes, and the levels of keys and of values, if there are
-    any."""
+    """Return the layout of codes in a store's blocks, and the levels of keys and values, if any."""
     levels = [[] if codec.levels is None else [codec.levels] for codec in (keys, values)]
     layout = CodedLayout(
         keys.bits,

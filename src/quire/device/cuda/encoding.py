@@ -187,8 +187,7 @@ def coding_text() -> str:
 
 
 def encoding_differs(coding: VectorCoding) -> str | None:
-    """Return how much worse than they should be the codes of random vectors are; None if they are
-    not.
+    """Return by how much codes of random vectors exceed the expected error; None if they do not.
 
     Affine codes should be no worse than those whose scale and bias are a group's range.
     """

@@ -65,8 +65,7 @@ def falcon_vl(s: Settings) -> LanguageModel:
 
 
 def _renamed(s: Settings) -> Settings:
-    """Return the keys by their usual names; those of `text_config`, where a conversion has one,
-    too."""
+    """Return the keys by their usual names, with those of `text_config` if there is one."""
     if s.has("text_config"):
         s = s.filled(**s.within("text_config").values)
     return s.filled(**{ours: s.values[key] for key, ours in _KEYS.items() if s.has(key)})

@@ -230,8 +230,7 @@ class Decoder(Module):
         return dict(self._ropes)
 
     def _looked_up(self, step: ForwardContext) -> mx.array:
-        """Return the tokens `[T]` whose embeddings are read: padding stands in for what marks
-        media."""
+        """Return the tokens `[T]` whose embeddings are read: padding replaces media tokens."""
         if step.media is None:
             return step.tokens
         padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)

@@ -64,7 +64,7 @@ def _gemma2(s: Settings, names: Names, *, placement: NormPlacement) -> LanguageM
 
 
 def gemma3(s: Settings) -> LanguageModel:
-    """Return the rows of a picture see each other, in full layers too."""
+    """Build the model. Rows of a picture see each other, in full layers too."""
     # Text-only conversions have a part for the encoder with hardly a key.
     sees = s.has("vision_config") and s.within("vision_config").has("hidden_size")
     text = gemma3_text(s.within("text_config"), bidirectional_media=sees)

@@ -49,8 +49,7 @@ def hunyuan_vl(s: Settings) -> LanguageModel:
 
 
 def _text(s: Settings) -> Settings:
-    """Return the decoder's keys: in a part of their own, or, as first published, beside the
-    encoder's."""
+    """Return the decoder's keys: in a part of their own, or at first beside the encoder's."""
     text = text_of(s.filled(tie_word_embeddings=True))
     if text.has("attention_head_dim"):
         text = text.filled(head_dim=text.integer("attention_head_dim"))

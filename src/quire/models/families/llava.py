@@ -34,8 +34,7 @@ def llava_onevision(s: Settings) -> LanguageModel:
 
 
 def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -> LanguageModel:
-    """Return the model, with a tower of this type and its output of this layer where it says
-    nothing."""
+    """Return the model. Absent keys mean this tower type and this output layer."""
     text = decoder_of(s, *(("qwen2", "llama") if tower == SIGLIP else _TEXT))
     if not s.has("vision_config"):
         return without_vision(text)

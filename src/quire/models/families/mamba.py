@@ -124,7 +124,7 @@ _INFINITY = {"__float__": "Infinity"}
 
 
 def _context(s: Settings) -> int:
-    """Return a state is of one size after any number of tokens, so that files have no limit."""
+    """Return the context, which states of one size do not limit."""
     return s.integer("max_position_embeddings", default=1 << 20)
 
 

@@ -52,8 +52,7 @@ def ministral(s: Settings) -> LanguageModel:
 
 
 def ministral3(s: Settings) -> LanguageModel:
-    """Return queries grow with their position past the context of training, where YaRN stretches
-    it."""
+    """Build a model whose queries scale with their position past the context of training (YaRN)."""
     stretched = s.scaling().filled(**_YARN)
     s = s.changed(rope_parameters=stretched.values, rope_scaling=None)
     temperature = _temperature(stretched)

@@ -255,8 +255,7 @@ def _experts(weights: Weights) -> Weights:
 
 
 def _encoder_tensor(name: str, array: mx.array) -> Weights:
-    """Return a tensor of the encoder by its name here; joined queries, keys and values become
-    three."""
+    """Return an encoder tensor by its name here; joined queries, keys and values become three."""
     ours = "visual." + renamed(name, _ENCODER_PARTS)
     if ours.endswith("patch_embedding.weight"):
         # A patch is published colour by colour.

@@ -203,8 +203,7 @@ Transformers saves some by names between the publisher's and its own."""
 
 
 def _published(kind: QwenVision, weights: Weights) -> Weights:
-    """Return the pairs that turn are neighbours, of columns and rows in turns; here rows' pairs
-    come first."""
+    """Reorder rotated pairs: published ones alternate columns and rows; here rows come first."""
     quarter = kind.head_dim // 4
     pairs = np.arange(2 * quarter)
     taken = 2 * (pairs % quarter) + (pairs < quarter)  # which pair of the published ones

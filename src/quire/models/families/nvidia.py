@@ -40,8 +40,7 @@ _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def nemotron_h(s: Settings) -> LanguageModel:
-    """Return each layer is one block: a state space, attention that knows no order, or a
-    feed-forward."""
+    """Build a model whose layers are single blocks: state space, attention or feed-forward."""
     norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
     s.has("n_routed_experts")  # a default, in files of dense models
     layers: dict[str, Callable[[], Layer]] = {

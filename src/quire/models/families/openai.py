@@ -72,8 +72,7 @@ def _separated(weights: Weights) -> Weights:
 
 
 def _part(kind: str, array: mx.array) -> tuple[str, mx.array]:
-    """Return a stacked tensor's name in MLX's conversions and its contents, rows on the second
-    axis."""
+    """Return a stacked tensor's name and contents as MLX converts it, rows on the second axis."""
     if kind.endswith("_blocks"):
         return kind.replace("_blocks", ".weight"), array.view(mx.uint32).flatten(-2)
     for ending in ("bias", "scales"):

@@ -19,7 +19,7 @@ from quire.models.vision.vision_language import TextPositionsModel
 
 
 def phi4_siglip(s: Settings) -> LanguageModel:
-    """Return the decoder's keys stand beside `vision_config`."""
+    """Build the model; the decoder's keys stand beside `vision_config`."""
     text = phi3(s.within("text_config"))
     assert isinstance(text, DecoderModel)
     s.only("mm_projector_type", "mlp2x_gelu")
@@ -36,7 +36,7 @@ def phi4_siglip(s: Settings) -> LanguageModel:
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
-    """Return the last layer is not computed: rows are what the one before gives, as it is."""
+    """Build the encoder without its last layer; rows are the previous layer's unnormed output."""
     usual = siglip(
         v.changed(spatial_merge_size=1), width, patch=16, merging=MLPMerging(), rotated=False
     )

@@ -78,8 +78,7 @@ def _behind(s: Settings) -> Callable[[int], bool]:
 def _windowed(
     s: Settings, usual: Attention, block: FeedForward, sliding: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """Return the layers that have the window, if there is one, as `layer_types` or else `sliding`
-    says."""
+    """Return the layers with a window, if there is one, by `layer_types` or else `sliding`."""
     count, window = s.integer("num_hidden_layers"), _window(s)
     usually = [SLIDING if window and sliding(index) else FULL for index in range(count)]
     types = s.layer_types(usually)

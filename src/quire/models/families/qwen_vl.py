@@ -113,8 +113,7 @@ def vision_language_model(
     model: type[VisionLanguageModel] = VisionLanguageModel,
     prepare: Callable[[QwenVision, Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """Return the described decoder with the vision encoder that the configuration has, if it has
-    one.
+    """Return the described decoder with the configuration's vision encoder, if it has one.
 
     Args:
         parts: of the names of the encoder's tensors, and what they are here; see `Names.renamed`.

@@ -16,7 +16,7 @@ from quire.models.weights.names import Names, Weights
 
 
 def step3p5(s: Settings) -> LanguageModel:
-    """Return each layer has its own rotation and bounds; sliding ones may have their own heads."""
+    """Build a model whose layers have their own rotations and bounds; sliding ones own heads."""
     s.only("moe_router_activation", "sigmoid")
     s.only("use_moe_router_bias", True)
     s.only("zero_centered", True)
@@ -126,8 +126,7 @@ def _sparse(s: Settings) -> tuple[int, ...]:
 
 
 def _by_layer(s: Settings, name: str, default: float) -> list[float]:
-    """Return one number a layer, where the file has one for all, for each, or for further layers
-    too.
+    """Return one number per layer. The file has one for all, one for each, or more than needed.
 
     Null and absent ones are `default`.
     """

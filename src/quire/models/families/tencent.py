@@ -40,8 +40,8 @@ def hunyuan_attention(s: Settings) -> Attention:
 
 
 def hunyuan_moe(s: Settings) -> LanguageModel:
-    """Return each layer has its own number of chosen experts in the file, all alike in those
-    published."""
+    """Read the number of chosen experts, which may differ by layer but does not in published
+    models."""
     k, experts, shared = (
         _same(s, name, 1) for name in ("moe_topk", "num_experts", "num_shared_expert")
     )

@@ -71,8 +71,7 @@ def _factors(s: Settings, state_space: Mamba2) -> Factors:
 
 
 def _multiplied(weights: Weights, factors: Factors) -> Weights:
-    """Return the multipliers within the matrices, as conversions to MLX hold them but for the
-    values'."""
+    """Return the multipliers that conversions to MLX put into the matrices, but for the values'."""
     converted = any(
         name.endswith(".conv1d.weight") and array.shape[-1] == 1 for name, array in weights.items()
     )

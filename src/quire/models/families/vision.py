@@ -62,8 +62,7 @@ _SIZE_KEYS = (
 
 
 def decoder_of(s: Settings, *known: str) -> LanguageModel:
-    """Return the model of `text_config`, of one of these types, the first of which is the usual
-    one.
+    """Return the model of `text_config`, of one of these types; the first is the default.
 
     Raises:
         ModelError: it is of another.

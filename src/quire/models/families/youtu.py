@@ -23,7 +23,7 @@ def youtu(s: Settings) -> LanguageModel:
 
 
 def youtu_vl(s: Settings) -> LanguageModel:
-    """Return the decoder's keys stand beside `vision_config`."""
+    """Build the model; the decoder's keys stand beside `vision_config`."""
     text = s.within("text_config").filled(rope_theta=5e5)
     description, names = _text(text)
     return vision_language_model(

@@ -79,8 +79,7 @@ class LatentAttention:
         return LatentSelfAttention(self, hidden_size, layer)
 
     def absorbed(self, weights: Weights) -> Weights:
-        """Return each head's matrices apart: for keys transposed as `embed_q`, for values
-        `unembed_out`.
+        """Split each head's matrices: `embed_q` for keys (transposed), `unembed_out` for values.
 
         mlx-lm's newer conversions have them so.
         """

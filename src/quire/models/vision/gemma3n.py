@@ -165,8 +165,7 @@ class Gemma3nVisionEncoder(CutEncoder):
 
 
 def vision_tensors(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Return the tower's tensors, of timm's names behind `vision_tower.`, in this package's
-    layouts.
+    """Convert the tower's tensors from timm's names behind `vision_tower.` to this package's.
 
     Kernels have their channels second (PyTorch) or last (MLX). Those of one pixel become matrices.
     """

@@ -130,8 +130,7 @@ class OverlappingTiles:
 
 
 def pooling_matrix(tiles: int, side: int, margin: int) -> mx.array:
-    """Return the weights that pool a line of overlapping tiles to `side` places, `[side, tiles *
-    side]`.
+    """Return weights that pool a line of overlapping tiles, `[side, tiles * side]`.
 
     Of two tiles that overlap, each gives the half that is nearer to its middle. A place is the mean
     of the patches that it touches, as in PyTorch's adaptive pooling.

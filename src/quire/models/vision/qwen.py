@@ -338,8 +338,7 @@ class VisionTower(Module):
     def _neighbours(
         self, places: npt.NDArray[np.int64], grid: Grid
     ) -> tuple[Neighbours, Neighbours]:
-        """Return the neighbours in layers that see whole frames, and in layers with windows, if
-        any."""
+        """Return the neighbours in layers that see whole frames, and in windowed layers, if any."""
         moments, rows, columns = grid
         frame = Parts(moments)
         if not self.kind.window:

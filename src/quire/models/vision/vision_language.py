@@ -54,8 +54,7 @@ _SPOKEN = ("talker.", "code2wav.")
 def three_axes(
     length: int, media: Sequence[PlacedMedia], kind: QwenVision
 ) -> npt.NDArray[np.float32]:
-    """Return the positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section
-    2.1).
+    """Return a prompt's positions, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
 
     A text's are the same on all axes. Those of an item go on from the text before it: time, row and
     column of each of its squares. What follows goes on from the largest of its last row. Sound

@@ -47,8 +47,7 @@ _OF_AUTO_ROUND = "auto_round:llm_compressor"
 def from_compressed(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """Return the tensors of a checkpoint without those of this library, but for FP8 with its
-    scales.
+    """Return the tensors with this library's packing converted, except FP8 with its scales.
 
     Args:
         dtype: of scales and of what is unpacked; None is the type of the checkpoint's scales.

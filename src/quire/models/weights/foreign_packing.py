@@ -96,8 +96,7 @@ def unsupported_method(config: dict[str, Any]) -> str | None:
 
 
 def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | None) -> bool:
-    """Return whether a weight is MLX's mxfp8 or mxfp4: a power of two for every 32 numbers of a
-    row.
+    """Return whether a weight is MLX's mxfp8 or mxfp4: one power of two per 32 numbers of a row.
 
     Bytes that the file does not call FP8 may be two codes each (quark's MXFP4).
     """
@@ -116,8 +115,8 @@ def _numbers(name: str, scale: mx.array, kind: str | None) -> mx.array:
 
 
 def _block_sizes(said: Values) -> list[tuple[int, int]]:
-    """Return the rows and columns of a block that has a scale: DeepSeek's key, or
-    compressed-tensors' groups.
+    """Return the rows and columns of a scaled block, by DeepSeek's key or compressed-tensors'
+    groups.
 
     None is `_BLOCK`, or no blocks.
 

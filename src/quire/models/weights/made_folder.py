@@ -16,8 +16,7 @@ from quire.core.errors import ModelError
 def made_folder(
     kind: str, name: str, source: Path, files: Mapping[str, Any], links: Mapping[str, Path]
 ) -> Path:
-    """Return a folder with files of its own and links to others, at a place that follows from the
-    source.
+    """Make a folder of own files and of links, at a path that follows from the source.
 
     Written anew at each call: a server reads it as long as it runs.
 

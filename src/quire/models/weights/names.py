@@ -69,8 +69,7 @@ def translate(weights: Weights, names: Names) -> Weights:
 
 
 def float_type(weights: Weights) -> mx.Dtype:
-    """Return the type of a checkpoint's floats, which what a family makes beside them has to have,
-    too."""
+    """Return the type of a checkpoint's floats, for tensors that a family adds."""
     floats = (each.dtype for each in weights.values() if mx.issubdtype(each.dtype, mx.floating))
     return next(floats, mx.float32)
 

@@ -48,8 +48,7 @@ def unchanged(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
 
 
 def neighbours_to_halves(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Return the rows of queries' and keys' heads whose rotated pairs are neighbours, as two
-    halves."""
+    """Reorder the rows of queries' and keys' heads from neighbouring pairs to two halves."""
     for module, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         if f".self_attn.{module}." in name:
             pairs = array.reshape(config[key], -1, 2, *array.shape[1:])
@@ -68,8 +67,7 @@ def channels_last(name: str, array: mx.array, config: dict[str, Any]) -> mx.arra
 
 
 def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Convert gated delta nets and state spaces: decays to logarithms, convolutions to MLX's
-    layout."""
+    """Convert gated delta nets and state spaces: decays to logarithms, convolutions to MLX."""
     if name.endswith(".A_log"):
         return mx.log(-array.astype(mx.float32))
     return channels_last(name, array, config)

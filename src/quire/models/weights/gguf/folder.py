@@ -27,8 +27,7 @@ _SAMPLING = {
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF model that a path means: a file, or the only one in a folder without
-    safetensors.
+    """Return the GGUF model of a path: a file, or the only one in a folder without safetensors.
 
     Raises:
         ModelError: the folder holds several, or there is an encoder alone.
@@ -92,8 +91,7 @@ def parts_of(name: str) -> str:
 
 
 def as_folder(path: Path) -> Path:
-    """Return a folder with `config.json`, the tokenizer's files, and links to the file and its
-    parts.
+    """Return a folder with `config.json`, tokenizer files, and links to the file and its parts.
 
     It lies in the user's cache, at a place that follows from the file's, and is written anew at
     each call. A server reads it as long as it runs.

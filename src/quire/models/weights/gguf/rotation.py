@@ -56,8 +56,7 @@ def _linear(kind: str, factor: float) -> dict[str, Any]:
 
 
 def _share(gguf: GGUF) -> dict[str, Any]:
-    """Return how much of a head is rotated; of latent attention's heads a part of its own is,
-    wholly."""
+    """Return the rotated share of a head; for latent attention, that of its rotated part."""
     rotated = gguf.get("rope.dimension_count")
     if rotated is None or gguf.get("attention.kv_lora_rank"):
         return {}
@@ -77,8 +76,7 @@ def _yarn(gguf: GGUF) -> dict[str, Any]:
 
 
 def _by_pair(gguf: GGUF) -> dict[str, Any]:
-    """Return a factor for each pair: LongRoPE's two lists, or one that is Llama 3's scaling worked
-    out."""
+    """Return a factor per pair: LongRoPE's two lists, or Llama 3's scaling worked out."""
     longest = gguf.need("context_length")
     trained = gguf.get("rope.scaling.original_context_length", longest)
     given = lazy_rows(gguf)

@@ -15,8 +15,7 @@ from quire.models.weights.gguf.file import GGUF, TensorInfo
 
 
 def lazy_rows(gguf: GGUF) -> dict[str, mx.array]:
-    """Return each tensor, `[..., columns]` where its type is a float, else bytes `[..., bytes of a
-    row]`.
+    """Yield each tensor: `[..., columns]` of floats, else the bytes of its rows.
 
     MLX reads safetensors lazily, so each part is shown to it as one: with a header that says where
     in the file the tensors are.
