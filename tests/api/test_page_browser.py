@@ -18,7 +18,7 @@ from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
 from tests.api.page_helpers import DONE, ask, opened, prompt_of, says
 from tests.core.test_figures import DURATIONS, SIZES
-from tests.media.files import encoded_sound, tone
+from tests.media.files import encoded_sound, pdf, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving, slow_models
 from tests.support.waiting import wait_until
@@ -556,9 +556,9 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
         page.wait_for_selector(".thumb >> nth=0")
         page.evaluate(GIVE, ["drop", "body"])
         page.wait_for_selector(".thumb >> nth=1")
-        readme = {"name": "README.md", "mimeType": "text/markdown", "buffer": b"# Hello"}
-        page.set_input_files("input[type=file]", readme)
-        page.wait_for_selector(".composer .error:has-text('README.md is of no kind')")
+        packed = {"name": "a.zip", "mimeType": "application/zip", "buffer": b"PK\0\1"}
+        page.set_input_files("input[type=file]", packed)
+        page.wait_for_selector(".composer .error:has-text('a.zip is of no kind')")
         film = {"name": "film.mp4", "mimeType": "video/mp4", "buffer": b"film"}
         page.set_input_files("input[type=file]", film)
         page.wait_for_selector(
@@ -586,6 +586,64 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
             text = Path(download.value.path()).read_text()
             assert expected in text
             assert "Two squares" in text
+
+
+def test_text_and_documents_are_sent_with_their_names(page: Any, served: Served) -> None:
+    says(served, "Read")
+    opened(page, served.url)
+    files = [
+        ("notes.md", "text/markdown", b"# Hello\n```py\nx = 1\n```\n"),
+        ("data.csv", "text/csv", b"a;b\n1;2\n"),
+        ("main.rs", "", b"fn main() {}\n"),
+        ("paper.pdf", "application/pdf", pdf("Words of a paper")),
+    ]
+    for name, mime, body in files:
+        data = {"name": name, "mimeType": mime, "buffer": body}
+        page.set_input_files("input[type=file]", data)
+        page.wait_for_selector(f".thumb:has-text('{name}')")
+    latin = {"name": "latin.txt", "mimeType": "text/plain", "buffer": "é".encode("latin-1")}
+    page.set_input_files("input[type=file]", latin)
+    page.wait_for_selector(".composer .error:has-text('text (UTF-8)')")
+    ask(page, "What is in them?")
+    page.wait_for_selector(DONE)
+    prompt = prompt_of(served, served.engine.requests[-1])
+    assert "notes.md\n\n````\n# Hello\n```py\nx = 1\n```\n````" in prompt
+    assert "data.csv\n\n```\na;b\n1;2\n```" in prompt
+    assert "main.rs\n\n```\nfn main() {}\n```" in prompt
+    assert "paper.pdf" in prompt
+    assert "Words of a paper" in prompt
+    page.click(".user .attached:has-text('data.csv') summary")
+    assert page.locator(".attached[open] pre").inner_text().strip() == "a;b\n1;2"
+    page.reload()
+    page.wait_for_selector(".user .chip:has-text('paper.pdf')")
+
+
+def test_sound_is_recorded_where_the_model_hears(browser: Any, served: Served) -> None:
+    info = replace(served.engine.info, modalities=("text", "audio"))
+    engine = ScriptedEngine(info, lambda _: Script(served.ids("Heard")))
+    config = ServerConfig()
+    with serving(build_app(one_model(engine, "quire-demo", config), config)) as url:
+        page = browser.new_page()
+        page.add_init_script(MICROPHONE)
+        opened(page, url)
+        page.click("[aria-label='Record sound']")
+        page.wait_for_selector("[aria-label='Stop recording'][aria-pressed=true]")
+        page.wait_for_timeout(300)
+        page.click("[aria-label='Stop recording']")
+        page.wait_for_selector(".thumb:has-text('recording-')")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".assistant .text:has-text('Heard')")
+        assert [each.item.kind for each in engine.requests[-1].media] == ["audio"]
+        page.close()
+
+
+MICROPHONE = """navigator.mediaDevices.getUserMedia = async () => {
+  const context = new AudioContext();
+  const [tone, microphone] = [context.createOscillator(), context.createMediaStreamDestination()];
+  tone.connect(microphone);
+  tone.start();
+  return microphone.stream;
+};"""
 
 
 def test_a_file_that_is_refused_does_not_stand_in_the_way(page: Any, served: Served) -> None:

@@ -1,8 +1,9 @@
 // Where one writes: text that grows, files by drop, paste or choice, send and stop.
 
 import { h, iconButton } from "./dom.js";
+import { named, read, refusal, removable, taken } from "./files.js";
+import { Recorder } from "./recorder.js";
 import { settings } from "./store.js";
-import { accepted, named, read, refusal, removable, taken } from "./files.js";
 
 export class Composer {
   constructor(send, stop) {
@@ -23,9 +24,10 @@ export class Composer {
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.file = h("input", { type: "file", multiple: true, hidden: true, onchange: () => { this.take([...this.file.files]); this.file.value = ""; } });
     this.attach = iconButton("attach", "", () => this.file.click());
+    this.recorder = new Recorder((file) => this.take([file]), (problem) => this.complain(problem));
     this.sendButton = iconButton("send", "Send", this.submit, { class: "icon-button round" });
     this.stopButton = iconButton("stop", "Stop", stop, { class: "icon-button round", hidden: true });
-    const row = h("div", { class: "write" }, this.attach, this.field, this.sendButton, this.stopButton);
+    const row = h("div", { class: "write" }, this.attach, this.recorder.node, this.field, this.sendButton, this.stopButton);
     this.node = h("div", { class: "composer" }, this.problem, h("div", { class: "box" }, this.thumbs, row), this.file,
       h("p", { class: "hint" }, "Enter sends, Shift+Enter begins a line."));
     this.field.addEventListener("keydown", (event) => {
@@ -55,7 +57,7 @@ export class Composer {
   drag(event) {
     if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
     event.preventDefault();
-    document.body.classList.toggle("dropping", event.type === "dragover" && taken(this.model).length > 0);
+    document.body.classList.toggle("dropping", event.type === "dragover");
     if (event.type === "drop") this.take([...event.dataTransfer.files]);
   }
 
@@ -99,9 +101,8 @@ export class Composer {
   refresh() {
     this.thumbs.replaceChildren(...removable(this.files, (file) => this.drop(file)));
     const kinds = taken(this.model);
-    this.attach.hidden = !kinds.length;
+    this.recorder.node.hidden = !this.model?.modalities?.includes("audio") || !Recorder.offered;
     this.attach.title = this.attach.ariaLabel = `Add ${named(kinds)}`;
-    this.file.accept = accepted(kinds);
     this.sendButton.disabled = !this.field.value.trim() && !this.files.length;
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight, 220)}px`;

@@ -34,6 +34,8 @@ const ICONS = {
   stop: "M7 7h10v10H7z",
   attach: "M20 11l-8 8a5 5 0 0 1-7-7l8-8a3.3 3.3 0 0 1 5 5l-8 8a1.7 1.7 0 0 1-2.5-2.5l7-7",
   sound: "M5 10v4M9 7v10M13 4v16M17 8v8M21 10.5v3",
+  text: "M6 3h8l4 4v14H6zM14 3v4h4M9 12h6M9 16h6",
+  mic: "M12 4a3 3 0 0 1 3 3v4a3 3 0 0 1-6 0V7a3 3 0 0 1 3-3M6 11a6 6 0 0 0 12 0M12 17v3",
   video: "M4 6h11v12H4zM15 11l5-3v8l-5-3",
   image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9h.01",
   copy: "M9 9h10v11H9zM5 15V4h10",

@@ -3,6 +3,7 @@
 import { h, icon, iconButton } from "./dom.js";
 
 const LARGEST = 20 << 20;
+const LONGEST_TEXT = 1 << 20; // bytes of a file that goes along as text
 
 /** By the name that /v1/models has for each; `formats` are those that the server reads. */
 const KINDS = {
@@ -23,62 +24,83 @@ const KINDS = {
     player: (url, label) => h("video", { class: "sent", src: url, controls: true, preload: "metadata", playsinline: true, "aria-label": label }),
   },
 };
+/** Those that the server reads for every model. */
+const READ = {
+  document: { noun: "PDF", plural: "PDFs", sign: "text", types: /^application\/pdf$/, names: /\.pdf$/i },
+  text: { noun: "text", plural: "text", sign: "text" },
+};
+const ALL = { ...KINDS, ...READ };
 
 /** The kinds that a model takes; all of them for one that has not said so yet. */
 export const taken = (model) => Object.keys(KINDS).filter((kind) => model?.modalities?.includes(kind) ?? true);
 
-export const accepted = (kinds) => kinds.map((kind) => KINDS[kind].accept).join(",");
-
-/** "pictures, sound or video", as far as these kinds go. */
-export const named = (kinds) => listed(kinds.map((kind) => KINDS[kind].plural));
+/** "pictures, sound, PDFs or text", as far as these kinds go. */
+export const named = (kinds) => listed([...kinds, ...Object.keys(READ)].map((kind) => ALL[kind].plural));
 
 /** What a message that is nothing but files is called. */
-export const titled = ([{ kind }]) => `A ${KINDS[kind].noun}`;
+export const titled = ([{ kind, name }]) => (kind in READ ? name : `A ${KINDS[kind].noun}`);
 
 /** A file's words, where the file itself cannot stand. */
-export const described = ({ kind, name }) => (name ? `${KINDS[kind].noun}: ${name}` : KINDS[kind].noun);
+export const described = ({ kind, name }) => (name ? `${ALL[kind].noun}: ${name}` : ALL[kind].noun);
 
 /** Why a model cannot be sent a file; "" if it can. */
 export function refusal({ kind, name }, model) {
-  if (taken(model).includes(kind)) return "";
+  if (kind in READ || taken(model).includes(kind)) return "";
   return `${name ?? `The ${KINDS[kind].noun}`} is not sent: ${model.id} takes no ${KINDS[kind].plural}.`;
 }
 
 /** A file as the page keeps it. Throws an Error that says why it cannot be sent. */
 export async function read(file, model) {
   const { name, size, type } = file;
-  const kind = Object.keys(KINDS).find((each) => (type ? KINDS[each].types : KINDS[each].names).test(type || name));
-  if (!kind) {
-    const known = taken(model).map((each) => `${KINDS[each].plural} (${KINDS[each].formats})`);
-    throw new Error(`${name} is of no kind that the page sends${known.length ? `: ${listed(known)}` : ""}.`);
-  }
+  const kind = [...Object.keys(KINDS), "document"].find((each) => (type ? ALL[each].types : ALL[each].names).test(type || name));
+  if (!kind) return textFile(file, model);
   const problem = refusal({ kind, name }, model);
   if (problem) throw new Error(problem);
   if (size > LARGEST) throw new Error(`${name} is larger than 20 MB, the most that the page sends.`);
   return { kind, name, url: await dataUrl(file) };
 }
 
+/** A file whose words go along. Throws an Error if it holds none, or too many. */
+async function textFile(file, model) {
+  const { name, size } = file;
+  if (size > LONGEST_TEXT) throw new Error(`${name} is larger than 1 MB, the most that the page sends as text.`);
+  const text = await file.arrayBuffer().then((bytes) => new TextDecoder("utf-8", { fatal: true }).decode(bytes)).catch(() => "\0");
+  if (!text.includes("\0")) return { kind: "text", name, text };
+  const known = taken(model).map((each) => `${KINDS[each].plural} (${KINDS[each].formats})`);
+  throw new Error(`${name} is of no kind that the page sends: ${listed([...known, "PDFs", "text (UTF-8)"])}.`);
+}
+
 const names = new WeakMap(); // of files, by their parts
 
 /** As the API takes it. */
-export function part({ kind, name, url }) {
-  const wire = { type: `${kind}_url`, [`${kind}_url`]: { url } };
+export function part({ kind, name, url, text }) {
+  if (kind === "text") return { type: "text", text: quoted(name, text) };
+  const wire = kind === "document" ? { type: "file", file: { filename: name, file_data: url } } : { type: `${kind}_url`, [`${kind}_url`]: { url } };
   names.set(wire, name);
   return wire;
+}
+
+/** A file's name and text, fenced by more marks than it has in a row itself. */
+function quoted(name, text) {
+  const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([marks]) => marks.length));
+  const fence = "`".repeat(longest + 1);
+  return `${name}\n\n${fence}\n${text.replace(/\n$/, "")}\n${fence}\n\n`;
 }
 
 /** An error of the API with the files' names where it has their places in the request. */
 export function withNames(error, messages) {
   messages.forEach(({ content }, at) => Array.isArray(content) && content.forEach((wire, index) => {
     const name = names.get(wire);
-    if (name) error = error.replaceAll(`'messages[${at}].content[${index}].${wire.type}.url'`, name);
+    if (name) error = error.replaceAll(`'messages[${at}].content[${index}].${wire.type}.${wire.type === "file" ? "file_data" : "url"}'`, name);
   }));
   return error;
 }
 
 /** A file that was sent: a picture, or a player with the file's name; the name alone of what the browser cannot show. */
 export function player(file) {
-  const { kind, url, name } = file;
+  const { kind, url, name, text } = file;
+  if (kind === "text") return h("details", { class: "attached" }, h("summary", {}, chip(file)), h("pre", { dir: "auto" }, text));
+  if (kind === "document") return chip(file);
   const shown = KINDS[kind].player(url, name);
   if (kind === "image") return orName(shown, file);
   const node = h("figure", { class: "media" }, shown, h("figcaption", {}, name));
@@ -101,7 +123,7 @@ function orName(picture, file) {
   return picture;
 }
 
-const chip = ({ kind, name }, more) => h("span", { class: "chip", title: name }, icon(KINDS[kind].sign),
+const chip = ({ kind, name }, more) => h("span", { class: "chip", title: name }, icon(ALL[kind].sign),
   h("span", {}, name), more && h("small", {}, more));
 
 function listed(words) {
