@@ -7,12 +7,14 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom
+from quire.core.frames import Frames
 from quire.core.messages import Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
@@ -210,3 +212,45 @@ async def test_an_engine_that_hangs_while_it_opens_is_ended() -> None:
 async def test_a_model_that_cannot_be_opened() -> None:
     with pytest.raises(ModelError, match="nowhere"):
         await ProcessEngine.start(EngineConfig("/nowhere"), "warning")
+
+
+class CountedFrames:
+    """Frames of which each reading, which is a waking of the event loop, is counted."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self.reads = self.values = 0
+
+    def read(self) -> list[Any] | None:
+        """See `Frames.read`."""
+        self.reads += 1
+        found = self._frames.read()
+        self.values += len(found or ())
+        return found
+
+
+async def test_a_token_of_one_stream_is_one_frame_and_two_turns_of_the_event_loop(
+    client: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One turn reads the frame and wakes the stream, which runs in the next."""
+    await client.stats()
+    frames = CountedFrames(client._frames)
+    monkeypatch.setattr(client, "_frames", frames)
+    loop: Any = asyncio.get_running_loop()
+    turns, run_once = 0, loop._run_once
+
+    def counted() -> None:
+        nonlocal turns
+        turns += 1
+        run_once()
+
+    monkeypatch.setattr(loop, "_run_once", counted)
+    (ticket,) = client.submit(
+        [Request("r", PROMPT, GREEDY, max_tokens=60, stop_token_ids=frozenset())]
+    )
+    outputs = [output async for output in ticket]
+    tokens = sum(len(output.token_ids) for output in outputs)
+    assert tokens == 60
+    assert frames.values <= tokens + 2  # that it was accepted, and how far its prompt was read
+    assert frames.reads <= frames.values
+    assert turns <= 2 * frames.reads + 2

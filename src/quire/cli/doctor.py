@@ -153,10 +153,8 @@ def _products(instructions: str, threads: int) -> Iterator[Finding]:
         yield Finding("kernels", "wrong", str(error))
         return
     else:
-        count = f"{kernels.threads} thread{'s' * (kernels.threads != 1)}"
         built = ", ".join(kernels.ops.instruction_sets())
-        text = f"on: {kernels.instructions}, {count} ({kernels.why}); usable here: {built}"
-        yield Finding("kernels", "ok", text)
+        yield Finding("kernels", "ok", f"on: {kernels}; usable here: {built}")
         return
     if sys.platform == "linux":
         has = choose_blas("openblas")

@@ -170,6 +170,7 @@ class CPU(Device):
                 log.warning("%s", error)
         if self.kernels is not None:
             self.operations = KernelOperations(self.kernels)
+            log.info("CPU kernels: %s", self.kernels)
         elif blas != "mlx" and choose_blas("openblas", threads):
             self.operations = OpenBLASOperations()
         self.weights_by_columns = self.kernels is None

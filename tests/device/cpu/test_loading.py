@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from quire.core.errors import ModelError
 from quire.device.cpu import kernels
+from quire.device.device import CPU
 
 
 def test_loaded_and_checked_once(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +35,32 @@ def test_instructions_are_chosen_or_refused(compiled: Any) -> None:
             kernels.load_kernels(1, "off")
     finally:
         compiled.use("")
+
+
+def test_the_start_says_in_one_line_what_computes(
+    compiled: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = CPU()
+    with caplog.at_level("INFO", logger="quire.device"):
+        device.choose_products("auto", threads=1)
+        best = compiled.instruction_sets()[0]
+        assert [each.message for each in caplog.records] == [
+            f"CPU kernels: {best}, 1 thread (as set)"
+        ]
+        caplog.clear()
+        # As in a process of an installation without a compiler.
+        monkeypatch.setattr(kernels, "_extension", kernels._extension.__wrapped__)
+        monkeypatch.setattr(kernels, "TARGET", tmp_path / "none")
+        monkeypatch.setattr(kernels.importlib, "import_module", _no_module)
+        device.choose_products("auto")
+        device.choose_products("mlx")
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert said.message == (
+        "the CPU kernels were not built, so steps take about twice as long: "
+        "install a C++ compiler (g++ or clang++), then Quire again"
+    )
+
+
+def _no_module(name: str) -> NoReturn:
+    raise ImportError(name)

@@ -72,11 +72,20 @@ def test_one_thread_wakes_nobody(compiled: Any) -> None:
     assert compiled.wakings() == before
 
 
-def test_work_that_is_too_small_wakes_nobody(four_threads: Any) -> None:
+@pytest.mark.parametrize("side", [64, 512])
+def test_work_that_is_too_small_wakes_nobody(four_threads: Any, side: int) -> None:
+    """Waking takes longer than a product of a few hundred thousand multiplications."""
     before = four_threads.wakings()
-    small = mx.ones((1, 64))
-    mx.eval(four_threads.product(small, mx.ones((64, 64))))
+    x, weight = mx.ones((1, side)), mx.ones((side, side))
+    assert mx.array_equal(four_threads.product(x, weight), mx.full((1, side), side))
     assert four_threads.wakings() == before
+
+
+def test_large_work_wakes_threads_that_sleep(four_threads: Any) -> None:
+    before = four_threads.wakings()
+    wait_until(lambda: list(helpers().values()).count("S") >= 3)
+    products(four_threads, 1)
+    assert four_threads.wakings() > before
 
 
 def test_no_more_threads_are_woken_than_there_are(four_threads: Any) -> None:

@@ -65,6 +65,13 @@ template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, 
     return tasks;
 }
 
+// Whether the attention of a step's rows is worth waking threads.
+bool worth_waking(const PagedRows& p, const Tables& t) {
+    int64_t pairs = 0;  // of rows and keys
+    for (int64_t row = t.rows[0]; row < t.rows[t.sequences]; row++) pairs += t.last[row] - t.first[row] + 1;
+    return quire::worth_waking(pairs * p.heads * (p.key_dim + p.value_dim), kLeastWork);
+}
+
 void check_heads(const PagedRows& p) {
     require(p.heads % p.kv_heads == 0, "the heads are no multiple of the KV heads");
     require(p.key_dim % 16 == 0 && p.value_dim % 16 == 0 && p.block % 16 == 0,
@@ -111,7 +118,7 @@ array attend(const array& q, const array& keys, const array& values, const Table
                 part.last = t.last;
                 kernels().attend(part, task.kv_head, task.begin, task.end,
                                  scratch(kernels().attend_scratch_floats(part)));
-            });
+            }, worth_waking(p, t));
         };
     })[0];
 }
@@ -230,7 +237,7 @@ array attend_coded(const array& q, const CodedLayout& layout, const std::vector<
                 }
                 kernels().attend(part, task.kv_head, task.begin, task.end,
                                  scratch(kernels().attend_scratch_floats(part)));
-            });
+            }, worth_waking(p, t));
         };
     })[0];
 }

@@ -31,6 +31,11 @@ class CPUKernels:
     threads: int
     why: str = ""
 
+    def __str__(self) -> str:
+        """The instructions, and the threads with the reason for their number."""
+        count = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.instructions}, {count} ({self.why})"
+
 
 class NoKernels(Exception):
     """The kernels are not to be had here; the message says why and what to do."""

@@ -99,14 +99,16 @@ void split_columns(const std::vector<int64_t>& columns, int64_t rows, int64_t de
     };
     int64_t all = 0;
     for (const int64_t own : columns) all += own;
-    const int parts = parts_of(all, kLeastWork / (depth * rows) + 1);
+    const int64_t least = kLeastWork / (depth * rows) + 1;
+    const int parts = parts_of(all, least);
     const int64_t multiple = rows <= kRowsMultiple ? kTile : kColumnsMultiple;
     const int64_t each = (all / parts + multiple - 1) / multiple * multiple;
     std::vector<Piece> pieces;
     for (size_t product = 0; product < columns.size(); product++)
         for (int64_t begin = 0; begin < columns[product]; begin += each)
             pieces.push_back({product, begin, std::min(columns[product], begin + each)});
-    parallel((int)pieces.size(), [&](int part) { run(pieces[part].product, pieces[part].begin, pieces[part].end); });
+    const auto run_piece = [&](int part) { run(pieces[part].product, pieces[part].begin, pieces[part].end); };
+    parallel((int)pieces.size(), run_piece, worth_waking(all, least));
 }
 
 void multiply(const std::vector<Product>& products, const float* x, int64_t count) {

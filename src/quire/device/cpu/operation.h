@@ -159,6 +159,10 @@ struct VectorRotationShape {
     }
 };
 
+// Whether `count` items, of which `least` are worth giving to a thread that waits, are worth waking one: that takes
+// some ten times as long.
+inline bool worth_waking(int64_t count, int64_t least) { return count / std::max<int64_t>(least, 1) >= 16; }
+
 // Parts of about equal size into which `count` items are cut, none smaller than `least`.
 inline int parts_of(int64_t count, int64_t least) {
     const int64_t most = (int64_t)threads() * (threads() > 1 ? 3 : 1);
@@ -171,9 +175,9 @@ template <class Run> void split(int64_t count, int64_t least, int64_t multiple, 
     parallel(parts, [&](int part) {
         const int64_t begin = part * each, end = std::min(count, begin + each);
         if (begin < end) run(begin, end);
-    });
+    }, worth_waking(count, least));
 }
 
-constexpr int64_t kLeastWork = 1 << 16;  // multiplications that are worth waking a thread for
+constexpr int64_t kLeastWork = 1 << 16;  // multiplications that are worth giving to a thread that waits for work
 
 }  // namespace quire

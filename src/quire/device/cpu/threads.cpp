@@ -55,7 +55,7 @@ public:
 
     int size() const { return size_; }
 
-    void run(int parts, const std::function<void(int)>& task) {
+    void run(int parts, const std::function<void(int)>& task, bool wakes) {
         if (parts <= 1 || size_ == 1) {
             for (int part = 0; part < parts; part++) task(part);
             return;
@@ -65,7 +65,7 @@ public:
         unfinished_ = parts;
         round_++;
         left_ = (uint64_t)round_ << 32 | (uint32_t)parts;
-        wake(parts - 1);
+        if (wakes) wake(parts - 1);
         take_parts();
         // Helpers that have taken no part are not waited for.
         const auto finished = [this] { return unfinished_ == 0; };
@@ -136,7 +136,7 @@ Pool& pool() {
 
 }  // namespace
 
-void parallel(int parts, const std::function<void(int)>& run) { pool().run(parts, run); }
+void parallel(int parts, const std::function<void(int)>& run, bool wakes) { pool().run(parts, run, wakes); }
 void set_threads(int count) { pool().resize(count < 1 ? 1 : count); }
 int threads() { return pool().size(); }
 uint64_t wakings() { return pool().wakings(); }

@@ -9,7 +9,9 @@ namespace quire {
 
 // Calls `run(part)` for each part in [0, parts), on as many threads as `set_threads` allows, the
 // caller's among them. Returns when all are done. Calls from several threads take turns.
-void parallel(int parts, const std::function<void(int)>& run);
+//
+// `wakes`: whether the work is worth waking threads that sleep; those that are awake help anyway.
+void parallel(int parts, const std::function<void(int)>& run, bool wakes = true);
 
 void set_threads(int count);
 int threads();
