@@ -37,14 +37,15 @@ class Cut:
     groups: int
 
     @staticmethod
-    def of(width: int, norm: int | None) -> Cut:
+    def of(width: int, norm: int | None, together: int | None = None) -> Cut:
         """Return how rows are cut.
 
         Args:
             norm: elements that a norm is over.
+            together: elements that lie together where they are written; all unless said otherwise.
         """
-        part = norm or width
-        vector = min(8, part & -part)
+        part, together = norm or width, together or width
+        vector = min(8, part & -part, together & -together)
         while vector > 1 and part // vector < 16:
             vector //= 2
         if norm is None:
@@ -115,6 +116,21 @@ class Leaf:
     fixed: bool
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A value that is written to argument `out<number>`.
+
+    Attributes:
+        dtype: in memory.
+        access: where its elements go.
+    """
+
+    number: int
+    term: Term
+    dtype: mx.Dtype
+    access: Access
+
+
 class Body:
     """Writes down what a kernel does."""
 
@@ -132,12 +148,8 @@ class Body:
             name for each in statements for name in each.uses if phases.get(name, 99) < each.phase
         )
 
-    def lines(self, stored: Sequence[tuple[int, Term, mx.Dtype]]) -> list[str]:
-        """Return the kernel's lines.
-
-        Args:
-            stored: outputs by number, the value, and the type in memory.
-        """
+    def lines(self, stored: Sequence[Stored]) -> list[str]:
+        """Return the kernel's lines."""
         own = ["const int at = blockIdx.x * GROUPS + threadIdx.x / LANES;"]
         own += ["const int row = at / PARTS, part = at % PARTS, lane = threadIdx.x % LANES;"]
         if self._cut.groups > 1:
@@ -153,9 +165,10 @@ class Body:
         if self._sums and self._cut.lanes > 32:
             own += [f"__shared__ float found[{32 * sum(map(len, self._sums))}];"]
         own += [f"{self._types[name]} kept_{name}[PER][V];" for name in self._later]
-        phases = [term.phase for _, term, _ in stored] + [each.phase for each in self._statements]
+        phases = [each.term.phase for each in stored]
+        phases += [each.phase for each in self._statements]
         for phase in range(max(phases) + 1):
-            own += self._phase(phase, [each for each in stored if each[1].phase == phase])
+            own += self._phase(phase, [each for each in stored if each.term.phase == phase])
         return own
 
     def _loop(self, lines: Sequence[str]) -> list[str]:
@@ -196,11 +209,11 @@ class Body:
         whole = access.steps[0][1] == 0 and access.steps[0][0] % self._cut.vector == 0
         return f"{name}[p]" if whole else f"{name}[p][i]"
 
-    def _phase(self, phase: int, stored: Sequence[tuple[int, Term, mx.Dtype]]) -> list[str]:
+    def _phase(self, phase: int, stored: Sequence[Stored]) -> list[str]:
         """Write a loop over a thread's elements, and the sums that it makes."""
         statements = [each for each in self._statements if each.phase == phase]
         used = {name for each in statements for name in each.uses}
-        used |= {term.name for _, term, _ in stored}
+        used |= {each.term.name for each in stored}
         inner = []
         for leaf in self._leaves:
             if f"a{leaf.number}" in used:
@@ -219,13 +232,15 @@ class Body:
             if each.name in self._later:
                 inner.append(f"kept_{each.name}[p][i] = {each.name};")
         before, after = [], []
-        for number, term, dtype in stored:
-            many = min(self._cut.vector, LINE // dtype.size)
-            kind = f"{C_TYPES[dtype]}, {many}"
-            before.append(f"Pack<{kind}> o{number}[V / {many}];")
-            inner.append(f"put(o{number}[i / {many}].at[i % {many}], {term.name});")
-            to = f"out{number} + (size_t)row * WIDTH + r"
-            after.append(f"if (inside) store<{kind}, V>({to}, o{number});")
+        for out in stored:
+            many = out.access.neighbours(self._cut.vector, LINE // out.dtype.size)
+            kind, name = f"{C_TYPES[out.dtype]}, {many}", f"o{out.number}"
+            before.append(f"Pack<{kind}> {name}[V / {many}];")
+            inner.append(f"put({name}[i / {many}].at[i % {many}], {out.term.name});")
+            index = out.access.index("r", "c", self._cut.part)
+            index += f" + {out.access.offset}" * (out.access.offset > 0)
+            row = f"out{out.number} + (size_t)row * {out.access.row}"
+            after.append(f"if (inside) store<{kind}, V>({row} + {index}, {name});")
         loop = ["#pragma unroll", "for (int i = 0; i < V; i++) {", *inner, "}"]
         return [
             *self._sums_before(phase),

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from quire.executor.graphs.accesses import Access, Rows
 from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_type, rounded
-from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Term
+from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Stored, Term
 from quire.executor.graphs.source import C_TYPES, NotGenerated, literal, literal_of, source_text
 from quire.program.primitives import VIEWS
 from quire.program.values import FUSED, Node, Program
@@ -43,6 +43,7 @@ class RowKernel:
         text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
         symbol: the size that the number of rows is, in the program.
         threads: of a thread block.
+        cuts: how rows are cut, for each `blockIdx.y`.
         shared: bytes of shared memory beside what the kernel declares.
     """
 
@@ -50,12 +51,13 @@ class RowKernel:
     arguments: tuple[Argument, ...]
     symbol: str
     threads: int
-    cut: Cut
+    cuts: tuple[Cut, ...]
     shared: int = 0
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
         """Return the thread blocks for up to so many rows."""
-        return -(-max_rows * self.cut.parts // self.cut.groups), 1, 1
+        across = max(-(-max_rows * cut.parts // cut.groups) for cut in self.cuts)
+        return across, len(self.cuts), 1
 
 
 def row_kernel(program: Program, node: Node) -> RowKernel:
@@ -90,19 +92,20 @@ class _Generator:
         """By phase: the name of a statistic, and what it is of its sum."""
 
     def kernel(self) -> RowKernel:
-        outputs = [(id, self._term(id)) for id in self._region.outputs]
-        body = Body(self._cut, tuple(self._leaves.values()), self._statements, self._sums)
         stored = []
-        for number, (id, term) in enumerate(outputs):
-            self._arguments.append(Argument(id))
-            stored.append((number, term, self._program.values[id].dtype))
-        lines = body.lines(stored)
-        parameters = [f"const {C_TYPES[x.dtype]}* in{x.number}" for x in self._leaves.values()]
-        parameters += [f"{C_TYPES[dtype]}* out{number}" for number, _, dtype in stored]
+        for number, id in enumerate(self._region.outputs):
+            term, dtype = self._term(id), self._program.values[id].dtype
+            width = self._rows.width
+            stored.append(Stored(number, term, dtype, Access(0, width, ((width, 1),))))
+        self._arguments += map(Argument, self._region.outputs)
+        leaves = tuple(self._leaves.values())
+        lines = Body(self._cut, leaves, self._statements, self._sums).lines(stored)
+        parameters = [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in leaves]
+        parameters += [f"{C_TYPES[each.dtype]}* out{each.number}" for each in stored]
         cut = self._cut
         threads = cut.lanes * cut.groups
         text = source_text(parameters, lines, threads, cut.constants)
-        return RowKernel(text, tuple(self._arguments), self._rows.symbol, threads, cut)
+        return RowKernel(text, tuple(self._arguments), self._rows.symbol, threads, (cut,))
 
     # -- values ----------------------------------------------------------------------------------
 
