@@ -78,9 +78,26 @@ def test_bounds_that_floats_hold_are_exact() -> None:
     assert meets({"type": "integer", "minimum": 2**60, "maximum": 2**60}, str(2**60))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("bound", [2**53, 2**53 + 2, float(2**60)])
+def test_exclusive_bounds_exclude_what_they_name(sign: int, bound: float) -> None:
+    key, other = ("exclusiveMinimum", "maximum") if sign > 0 else ("exclusiveMaximum", "minimum")
+    schema = {"type": "integer", key: sign * bound, other: sign * 2**62}
+    assert not meets(schema, str(sign * int(bound)))
+    assert meets(schema, str(sign * (int(bound) + 1024)))
+    inclusive = {1: "minimum", -1: "maximum"}[sign]
+    assert not meets(schema | {inclusive: sign * 2**61}, str(sign * (2**61 - 1024)))
+
+
 @pytest.mark.parametrize(
     "bounds",
-    [{"minimum": N, "maximum": N}, {"exclusiveMinimum": 2**63}, {"minimum": 5, "maximum": 4}],
+    [
+        {"minimum": N, "maximum": N},
+        {"exclusiveMinimum": 2**63},
+        {"minimum": 5, "maximum": 4},
+        {"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**53 + 2},
+        {"exclusiveMinimum": -(2**53) - 2, "exclusiveMaximum": -(2**53)},
+    ],
 )
 def test_bounds_that_leave_nothing_are_refused(bounds: dict[str, int]) -> None:
     with pytest.raises(RequestError, match="no integer within its bounds can be held") as refused:

@@ -79,7 +79,7 @@ def _is_bound(value: Any) -> bool:
 def _bounded(schema: dict[str, Any], kind: str, param: str) -> dict[str, Any]:
     """Return a schema of numbers with bounds that the compiler holds."""
     largest = _LARGEST[kind]
-    made = dict(schema)
+    made = _inclusive(schema) if kind == "integer" else dict(schema)
     least = [(key, made[key]) for key in _LEAST if _is_bound(made.get(key))]
     most = [(key, made[key]) for key in _MOST if _is_bound(made.get(key))]
     for key, value in least:
@@ -104,6 +104,22 @@ def _bounded(schema: dict[str, Any], kind: str, param: str) -> dict[str, Any]:
         made["maximum"] = largest
     elif abs(high) >= 10**15 and math.isfinite(high) and not least:
         made["minimum"] = -largest
+    return made
+
+
+def _inclusive(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema of integers with inclusive bounds in place of large exclusive ones.
+
+    The compiler adds one to an exclusive bound as a float, which changes nothing from 2^53 on.
+    """
+    made = dict(schema)
+    for (inclusive, exclusive), sign in ((_LEAST, 1), (_MOST, -1)):
+        bound = made.get(exclusive)
+        if not _is_bound(bound) or abs(bound) < 2**53 or not math.isfinite(bound):
+            continue
+        del made[exclusive]
+        bounds = [int(bound) + sign, *filter(_is_bound, [made.get(inclusive)])]
+        made[inclusive] = sign * max(sign * each for each in bounds)
     return made
 
 
