@@ -15,6 +15,8 @@ SLOW = pytest.mark.slow
     [
         ("llama", "plain"),
         ("llama", "plain 1"),
+        ("gpt_oss", "plain 32 again"),
+        pytest.param("gpt_oss", "plain 32", marks=SLOW),
         pytest.param("llama", "plain 3", marks=SLOW),
         pytest.param("gemma4_moe", "plain", marks=SLOW),
         pytest.param("gemma4_moe", "page", marks=SLOW),

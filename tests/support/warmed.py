@@ -1,8 +1,9 @@
 """Prints the kernels that a mixed load needs and the warm-up of an engine does not run.
 
-    python -m tests.support.warmed FAMILY FORMAT [SEQUENCES]
+    python -m tests.support.warmed FAMILY FORMAT [SEQUENCES [again]]
 
-On a blank card, and in a process of its own, see `blank_card`.
+With `again`, the kernels that a burst needs after a start that finds all of them compiled. Runs on
+a blank card, and in a process of its own, see `blank_card`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams, Score, Task, ThinkingBudget
+from quire.engine import warm_up as warming
 from quire.engine.engine import Engine
-from quire.engine.warm_up import warm_up
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
 from tests.engine.decode.recorded import opened
@@ -42,6 +43,7 @@ SAMPLINGS = [
     SamplingParams(temperature=0.0, logprobs=0),
     SamplingParams(temperature=0.0, logprobs=3),
 ]
+_BURST = "a burst of all sequences"
 _SMALL = 1 << 20
 """Bytes of blocks, of which requests run out."""
 
@@ -69,6 +71,7 @@ def load(
         yield f"{length} tokens alone", config, [ask(tokens(length)), ask(tokens(length))]
     for name in ("a burst", "another burst"):
         yield name, config, [ask(tokens(64)) for _ in range(8)]
+    yield _BURST, config, [ask(tokens(40 + 5 * n)) for n in range(config.max_sequences)]
     yield "prompts beside streams", config, [*(ask(tokens(9)) for _ in range(4)), ask(tokens(90))]
     common = tokens(100)
     for name in ("neighbours with a prefix", "kept prefixes"):
@@ -109,17 +112,21 @@ def model_of(family: str) -> LoadedModel:
     return LoadedModel(model, *own)
 
 
-def main(family: str, format: str, sequences: str = "8") -> None:
+def main(family: str, format: str, sequences: str = "8", start: str = "first") -> None:
     own = KVFormat() if format == "plain" else KVFormat(format, 4, 4)
     with pytest.MonkeyPatch.context() as patch, needed_kernels() as needed:
         open_blank_card(patch, needed)
         loaded, usual = model_of(family), CONFIG
         usual = replace(usual, kv_format=own, max_sequences=int(sequences))
-        warm_up(loaded, usual)
+        parts = list(load(usual, loaded.model.vocab_size))
+        if start == "again":
+            patch.setattr(warming, "_rounds", warming._few_rounds)
+            parts = [part for part in parts if part[0] == _BURST]
+        warming.warm_up(loaded, usual)
         warm = set(needed)
         assert len(warm) > 5, "nothing was noted"
         engines: dict[EngineConfig, Engine] = {}
-        for name, config, requests in load(usual, loaded.model.vocab_size):
+        for name, config, requests in parts:
             if config not in engines:
                 engines[config] = Engine(loaded, config)
             serve(engines[config], requests)
