@@ -112,14 +112,14 @@ def _inclusive(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     The compiler adds one to an exclusive bound as a float, which changes nothing from 2^53 on.
     """
-    made = dict(schema)
+    made: dict[str, Any] = dict(schema)
     for (inclusive, exclusive), sign in ((_LEAST, 1), (_MOST, -1)):
-        bound = made.get(exclusive)
+        bound = made.get(exclusive, 0)
         if not _is_bound(bound) or abs(bound) < 2**53 or not math.isfinite(bound):
             continue
         del made[exclusive]
-        bounds = [int(bound) + sign, *filter(_is_bound, [made.get(inclusive)])]
-        made[inclusive] = sign * max(sign * each for each in bounds)
+        bounds: list[Any] = [int(bound) + sign, made.get(inclusive)]
+        made[inclusive] = sign * max(sign * each for each in bounds if _is_bound(each))
     return made
 
 
