@@ -14,14 +14,11 @@ from rich.console import Console
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import ClientOptions
-from quire.cli.loading import described
-from quire.cli.own_server import own_server
+from quire.cli.own_server import loading_server
 from quire.cli.served import Server
 from quire.cli.settings import Command, said
 from quire.cli.values import Count, File, Flag, Place
 from quire.core.errors import QuireError
-from quire.core.messages import Progress
-from quire.demo import NAME
 
 
 class ChatCommand(ClientOptions, Command):
@@ -81,15 +78,7 @@ class ChatCommand(ClientOptions, Command):
             if self.adapter is not None:
                 raise ChatError("--adapter goes with --model: the server at --url has its own")
             return self.url, self.key
-        if not console.is_terminal:
-            return stack.enter_context(own_server(self.model, self.adapter)), None
-        what = f"loading {self.model or NAME}"
-        with console.status(what) as status:
-
-            def say(progress: Progress) -> None:
-                status.update(f"{what}: {described(progress)}")
-
-            return stack.enter_context(own_server(self.model, self.adapter, say)), None
+        return stack.enter_context(loading_server(self.model, self.adapter, console)), None
 
     def _asked(self, model: Message) -> Message:
         """Return a request's fields beside the messages; `model` is an entry of `/v1/models`."""

@@ -20,6 +20,8 @@ from quire.cli.launch import LaunchCommand
 from quire.cli.media_options import with_media_limits
 from quire.cli.models import ModelsCommand
 from quire.cli.ps import PsCommand
+from quire.cli.run import RunCommand
+from quire.cli.search import SearchCommand
 from quire.cli.serve import ServeCommand
 from quire.cli.settings import (
     Command,
@@ -52,8 +54,17 @@ class CompletionCommand(Command):
 
 
 _ALL: tuple[type[Command], ...] = (
-    *(with_media_limits(ServeCommand), ChatCommand, BenchCommand, LaunchCommand, PsCommand),
-    *(ModelsCommand, PullCommand, RmCommand, DoctorCommand, CacheCommand, EvalKVCommand),
+    *(RunCommand, with_media_limits(ServeCommand), ChatCommand, BenchCommand, LaunchCommand),
+    *(
+        PsCommand,
+        SearchCommand,
+        ModelsCommand,
+        PullCommand,
+        RmCommand,
+        DoctorCommand,
+        CacheCommand,
+        EvalKVCommand,
+    ),
     CompletionCommand,
 )
 COMMANDS: Mapping[str, type[Command]] = {each.command: each for each in _ALL}

@@ -95,6 +95,7 @@ class Chat:
         server: the one that answers.
         settings: fields that every request carries (model, temperature, tools, ...).
         console: where answers go; in a terminal they are shown as the Markdown that they are.
+        thoughts: show the reasoning, too.
 
     Attributes:
         usage: of the last answer, as far as it came; None before the first, and where the server
@@ -108,12 +109,15 @@ class Chat:
         settings: Message,
         console: Console,
         system: str = "",
+        *,
+        thoughts: bool = True,
     ) -> None:
         self._client = client
         self.server = server
         self.settings = settings
         self._console = console
         self.system = system
+        self._thoughts = thoughts
         self.messages: list[Message] = []
         self.usage: Usage | None = None
 
@@ -178,7 +182,8 @@ class Chat:
     def _show(self, delta: Message, answer: Reply, shown: View) -> None:
         if progress := delta.get("prompt_progress"):
             shown.wait(_reading(progress))
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        if reasoning and self._thoughts:
             shown.think(reasoning)
         if text := delta.get("content"):
             answer.text += text

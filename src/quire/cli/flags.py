@@ -55,7 +55,8 @@ def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping
         prog="quire",
         description="Serves language models, and talks to servers.",
         formatter_class=_Commands,
-        epilog="To begin: quire serve, then http://127.0.0.1:8000 in a browser, or quire chat.",
+        epilog="To begin: quire run gemma4:e4b, or quire serve and a browser at "
+        "http://127.0.0.1:8000.",
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     subparsers = parser.add_subparsers(

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from quire.cli.settings import Command
+from quire.cli.short_names import resolve
 from quire.cli.values import Flag
 from quire.core.errors import QuireError
 from quire.core.figures import size
@@ -16,7 +17,8 @@ from quire.core.figures import size
 class PullCommand(Command):
     """Downloads what Quire needs of models into the Hugging Face cache; what was broken off goes on
     where it stopped. A private model needs HF_TOKEN. Of a repository with several GGUF models,
-    :FILE.gguf or a word of its name such as :Q4_K_M says which.
+    :FILE.gguf or a word of its name such as :Q4_K_M says which. Short names such as gemma4:26b are
+    listed by quire search.
     """
 
     command: ClassVar[str] = "pull"
@@ -33,7 +35,7 @@ class PullCommand(Command):
         from quire.models.weights.hub import find_folder
 
         for name in self.names:
-            print(f"{name}: {find_folder(name)}")
+            print(f"{name}: {find_folder(resolve(name))}")
         return 0
 
 

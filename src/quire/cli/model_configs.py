@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import describe, wrong_key
+from quire.cli.short_names import resolve
 from quire.cli.values import Model
 from quire.core.config import DiskConfig, ModelConfig, ServerConfig
 from quire.core.errors import QuireError
-from quire.demo import NAME, place
+from quire.demo import NAME
 
 _ONE_MODEL = ("served_name", "also_named", "adapter")
 
@@ -127,11 +128,12 @@ def _model_config(
         served_name=name,
         also_named=options.also_named,
         dialect=options.dialect,
+        default_system=options.system,
         default_max_tokens=options.max_tokens,
         drop_volatile_headers=not options.keep_volatile,
         allow_special_tokens=options.allow_special_tokens,
         sampling_defaults=options.sampling_defaults,
         sampling_overrides=options.sampling_overrides(),
     )
-    engine, pinned = options.engine_config(place(model)), name in options.pin
+    engine, pinned = options.engine_config(resolve(model)), name in options.pin
     return ModelConfig(engine, serving, pinned, idle_unload_s=options.idle_unload)

@@ -170,6 +170,9 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
         None,
         description="how answers spell reasoning and tool calls, or none; default: by model",
     )
+    system: Annotated[str, Flag("TEXT")] = Field(
+        "", description="system message of conversations that bring none"
+    )
     max_tokens: Count | None = Field(
         None, le=MOST_TOKENS, description="for requests that name no limit"
     )

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import IO
 
 import httpx
+from rich.console import Console
 
 from quire.cli.conversation import ChatError
+from quire.cli.loading import described
 from quire.cli.settings import PREFIX
 from quire.core.messages import Progress
 from quire.core.processes import wait_or_kill
+from quire.demo import NAME
 
 
 @contextlib.contextmanager
@@ -59,6 +62,27 @@ def own_server(
         finally:
             child.terminate()
             wait_or_kill(child, 10)
+
+
+@contextlib.contextmanager
+def loading_server(model: str, adapter: str | None, console: Console) -> Iterator[str]:
+    """Run `own_server`, and show in a terminal how far the loading has come.
+
+    Raises:
+        ChatError: as `own_server`.
+    """
+    with contextlib.ExitStack() as stack:
+        if not console.is_terminal:
+            yield stack.enter_context(own_server(model, adapter))
+            return
+        what = f"loading {model or NAME}"
+        with console.status(what) as status:
+
+            def say(progress: Progress) -> None:
+                status.update(f"{what}: {described(progress)}")
+
+            url = stack.enter_context(own_server(model, adapter, say))
+        yield url
 
 
 def _started(model: str, adapter: str | None, port: int, log: Path) -> subprocess.Popen[bytes]:

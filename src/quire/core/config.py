@@ -121,6 +121,7 @@ class ServerConfig:
         share_prefixes: whether API keys read what others have computed.
         metrics_key: opens the metrics of all keys, and nothing else.
         dialect: name of the grammar of reasoning and tool calls; None chooses it by the template.
+        default_system: system message of conversations that bring none; empty adds none.
         default_max_tokens: of answers whose request names none; None is all that the context holds.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         allow_special_tokens: control tokens that clients spell in a conversation become tokens.
@@ -161,6 +162,7 @@ class ServerConfig:
     share_prefixes: bool = False
     metrics_key: str | None = None
     dialect: str | None = None
+    default_system: str = ""
     default_max_tokens: int | None = None
     drop_volatile_headers: bool = True
     allow_special_tokens: bool = False

@@ -112,6 +112,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
             allow=config.allow_special_tokens,
         ),
         drop_volatile=config.drop_volatile_headers,
+        default_system=config.default_system,
     )
     opening = BuilderOpening(folder, dialect.name, client.info.vocab_size, stamp)
     sandbox = GrammarSandbox(opening)

@@ -40,6 +40,7 @@ class Prompts:
         media: reads media, if the model takes any.
         controls: keeps what clients write from becoming control tokens.
         drop_volatile: cut the parts of agents' prompts that change with each request.
+        default_system: system message of conversations that bring none; empty adds none.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Prompts:
         controls: Controls,
         *,
         drop_volatile: bool = True,
+        default_system: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
@@ -58,6 +60,7 @@ class Prompts:
         self._info = info
         self._controls = controls
         self._drop_volatile = drop_volatile
+        self._default_system = default_system
 
     async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
         """Renders, fetches, decodes and encodes: what costs time by the size of a request.
@@ -196,6 +199,7 @@ class Prompts:
         messages: Sequence[Mapping[str, Any]] = spec.messages
         if self._drop_volatile:
             messages = drop_from_messages(messages)
+        messages = self._with_system(messages)
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
             [controls.cover_message(as_template_reads(message)) for message in messages],
@@ -205,6 +209,13 @@ class Prompts:
             marks=self.media.places.marks_by_kind,
             **controls.cover(self._variables(spec)),
         )
+
+    def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return the messages behind the default system message, unless they bring their own."""
+        own = any(message["role"] in ("system", "developer") for message in messages)
+        if own or not self._default_system:
+            return messages
+        return [{"role": "system", "content": self._default_system}, *messages]
 
     def _begun(self, spec: Generation) -> str:
         """The text of the answer that the last message begins."""

@@ -1,0 +1,140 @@
+"""`quire run`: one answer, or a chat, from a model that is downloaded and served if need be."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import httpx
+from pydantic import Field
+from rich.console import Console
+
+from quire.cli.chat_terminal import HELP, Terminal
+from quire.cli.conversation import Chat
+from quire.cli.keys import ClientOptions
+from quire.cli.own_server import loading_server
+from quire.cli.served import Server, ServerError
+from quire.cli.settings import Command, said
+from quire.cli.short_names import resolve, suggestion
+from quire.cli.values import Count, Flag, Model
+from quire.core.errors import ModelError, QuireError
+from quire.demo import name_of
+
+
+class RunCommand(ClientOptions, Command):
+    """Answers PROMPT and exits; chats if there is none. What is piped in follows the prompt: git
+    diff | quire run gemma4:26b "Review this". A server at --url that has the model answers; else
+    the model is downloaded if need be and served for as long as this command runs. quire search
+    lists short names such as gemma4:26b.
+    """
+
+    command: ClassVar[str] = "run"
+    summary: ClassVar[str] = "chat with a model, or answer one prompt"
+    epilog: ClassVar[str] = HELP
+
+    model: Annotated[Model, Flag("MODEL", positional=True)] = Field(
+        description="a short name, a folder, a hub id or quire-demo"
+    )
+    prompt: Annotated[tuple[str, ...], Flag("PROMPT", positional=True, several=True)] = ()
+    system: Annotated[str, Flag("TEXT")] = Field("", description="system message")
+    temperature: Annotated[float | None, Flag("N")] = Field(
+        None, description="default: the server's"
+    )
+    max_tokens: Count | None = Field(None, description="tokens an answer at most")
+    reasoning_effort: Annotated[str | None, Flag("EFFORT")] = Field(
+        None, description="none, low, medium or high, for models that think"
+    )
+
+    def run(self) -> int:
+        """Return 1 if an answer failed, 2 if no server could answer."""
+        console = Console()
+        try:
+            place = resolve(self.model)
+            question = self._question()
+            with contextlib.ExitStack() as stack:
+                server, model = self._server(place, stack, Console(stderr=True))
+                headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+                client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
+                names = {"temperature", "max_tokens", "reasoning_effort"}
+                fields = self.model_dump(include=names, exclude_none=True)
+                thoughts = console.is_terminal or question is None
+                settings = {"model": model, **fields}
+                chat = Chat(client, server, settings, console, self.system, thoughts=thoughts)
+                if question is None:
+                    console.print(f"{model} at {server.url}; /? for commands", style="dim")
+                    return Terminal(chat, console).talk()
+                return _answer(chat, question)
+        except (QuireError, ValueError, OSError) as error:
+            print(f"quire run: {said(error)}", file=sys.stderr)
+            return 2
+
+    def _question(self) -> str | None:
+        """Return the prompt and what is piped in; None to chat.
+
+        Raises:
+            QuireError: there is neither, and no terminal to chat in.
+        """
+        piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+        parts = [part for part in (" ".join(self.prompt), piped.strip("\n")) if part.strip()]
+        if parts:
+            return "\n\n".join(parts)
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise QuireError("there is nothing to answer: give a prompt, or pipe a text in")
+        return None
+
+    def _server(
+        self, place: str, stack: contextlib.ExitStack, console: Console
+    ) -> tuple[Server, str]:
+        """Return a server that has the model, and what it calls it.
+
+        The server at --url is asked first. One that is started here ends with the stack.
+
+        Raises:
+            QuireError: --url was given and its server does not serve the model, the model cannot be
+                had, or its server does not start.
+        """
+        asked = Server(self.url, self.key)
+        try:
+            listed = asked.models()
+        except ServerError:
+            if "url" in self.model_fields_set:
+                raise
+        else:
+            for name in (self.model, name_of(place)):
+                with contextlib.suppress(ServerError):
+                    return asked, str(asked.model(name)["id"])
+            if "url" in self.model_fields_set:
+                names = ", ".join(str(each["id"]) for each in listed)
+                raise QuireError(f"{asked.base} does not serve {self.model!r}; it serves {names}")
+        server = Server(stack.enter_context(loading_server(_pulled(place), None, console)))
+        return server, str(server.model()["id"])
+
+
+def _pulled(place: str) -> str:
+    """Download a model of the hub that this disk lacks, showing the progress; return its place.
+
+    Raises:
+        ModelError: it cannot be had.
+    """
+    if Path(place).expanduser().exists():
+        return place
+    from quire.models.hub import find_folder
+
+    try:
+        find_folder(place)
+    except ModelError as error:
+        raise ModelError(f"{error}{suggestion(place)}") from error
+    return place
+
+
+def _answer(chat: Chat, question: str) -> int:
+    """Show the answer to one question; return 1 if it failed."""
+    chat.messages.append({"role": "user", "content": question})
+    try:
+        chat.answer()
+    except QuireError as error:
+        print(f"quire run: {said(error)}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,118 @@
+"""`quire search`: short names, and models of the hub."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from quire.cli.settings import Command, TableOptions
+from quire.cli.short_names import short_names
+from quire.cli.values import Count, Flag
+from quire.core.errors import QuireError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A model that was found.
+
+    Attributes:
+        name: what `quire run` takes.
+        place: the repository.
+        downloads: in the last month; None where the hub was not asked.
+    """
+
+    name: str
+    place: str
+    downloads: int | None = None
+
+
+class SearchCommand(TableOptions, Command):
+    """Lists short names and, with words, the models of the hub whose names hold them, those that
+    are downloaded most first. quire run and quire serve take both.
+    """
+
+    command: ClassVar[str] = "search"
+    summary: ClassVar[str] = "find models on the hub, and list short names"
+
+    words: Annotated[tuple[str, ...], Flag("WORD", positional=True, several=True)] = ()
+    limit: Annotated[Count, Flag("N")] = Field(20, description="models of the hub at most")
+
+    def run(self) -> int:
+        """Print the matches; return 1 if there are none.
+
+        Raises:
+            QuireError: no short name matches, and the hub cannot be reached or refuses.
+        """
+        words = [word.lower() for word in self.words]
+        matches = [
+            Match(name, place)
+            for name, place in short_names().items()
+            if all(word in f"{name} {place}".lower() for word in words)
+        ]
+        if words:
+            try:
+                matches += _on_hub(" ".join(self.words), self.limit)
+            except QuireError as error:
+                if not matches:
+                    raise
+                print(f"quire search: {error}", file=sys.stderr)
+        if self.as_json:
+            print(json.dumps([asdict(match) for match in matches], indent=2))
+        elif matches:
+            Console().print(_table(matches))
+        else:
+            print("nothing found")
+        return 0 if matches else 1
+
+
+def hub_api() -> HfApi:
+    """Return the client of the hub that HF_ENDPOINT names, or of Hugging Face's."""
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
+def _on_hub(words: str, limit: int) -> list[Match]:
+    """Return the models of the hub that can be read: those with safetensors or GGUF files."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        found = [
+            model
+            for library in ("safetensors", "gguf")
+            for model in hub_api().list_models(
+                search=words, filter=library, sort="downloads", limit=limit
+            )
+        ]
+    except OfflineModeIsEnabled as error:
+        raise QuireError(
+            "HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or see quire models"
+        ) from error
+    except HfHubHTTPError as error:
+        raise QuireError(f"the hub refuses: {error}") from error
+    except Exception as error:  # of the HTTP client, which changes between versions of the library
+        raise QuireError(f"the hub cannot be reached: {error}") from error
+    unique = {model.id: model.downloads or 0 for model in found}
+    most = sorted(unique.items(), key=lambda each: -each[1])[:limit]
+    return [Match(name, name, downloads) for name, downloads in most]
+
+
+def _table(matches: list[Match]) -> Table:
+    table = Table(box=SIMPLE)
+    table.add_column("name", no_wrap=True)
+    table.add_column("repository", overflow="fold")
+    table.add_column("downloads", justify="right")
+    for match in matches:
+        count = "" if match.downloads is None else f"{match.downloads:,}"
+        table.add_row(match.name, match.place if match.place != match.name else "", count)
+    return table

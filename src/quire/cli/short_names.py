@@ -1,0 +1,75 @@
+"""Short names of models, such as `gemma4:26b`, and what they stand for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from quire.cli.settings import default_file, did_you_mean, said
+from quire.core.errors import QuireError
+from quire.demo import NAME, place
+
+_TABLE = Path(__file__).with_suffix(".toml")
+
+
+def own_table() -> Path:
+    """Return the file in which a user adds short names; it need not exist."""
+    return default_file().with_name("names.toml")
+
+
+def short_names() -> Mapping[str, str]:
+    """Return the places by short name: those of the package, and the user's in front of them.
+
+    Raises:
+        QuireError: the user's file cannot be read, or a value is no text.
+    """
+    file = own_table()
+    try:
+        own = tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        own = {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise QuireError(f"{file}: {said(error)}") from error
+    for name, value in own.items():
+        if not isinstance(value, str) or not value:
+            raise QuireError(f'{file}: {name!r} must be a folder or a hub id: "owner/name"')
+    return {**tomllib.loads(_TABLE.read_text("utf-8")), **own}
+
+
+def resolve(name: str) -> str:
+    """Return the folder, file or hub id of a model.
+
+    Args:
+        name: a short name, `quire-demo`, or a folder, file or hub id, which is returned as it is.
+
+    Raises:
+        QuireError: it is none of these; the message suggests the nearest known names.
+    """
+    if not name or name == NAME or Path(name).expanduser().exists():
+        return place(name)
+    known = short_names()
+    if name in known:
+        return place(known[name])
+    if "/" in name or name.endswith(".gguf"):
+        return name
+    raise QuireError(
+        f"no model is called {name!r}: give a folder, a hub id (owner/name) or a short name that "
+        f"quire search lists{did_you_mean(name, [*known, NAME])}"
+    )
+
+
+def suggestion(hub_id: str) -> str:
+    """Return the end of a message on a hub id that was not found; empty if nothing is near."""
+    return did_you_mean(hub_id, _known_ids())
+
+
+def _known_ids() -> Iterator[str]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    yield from short_names().values()
+    try:
+        yield from (each.repo_id for each in scan_cache_dir().repos if each.repo_type == "model")
+    except CacheNotFound:
+        return
