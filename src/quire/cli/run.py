@@ -120,7 +120,7 @@ def _pulled(place: str) -> str:
     """
     if Path(place).expanduser().exists():
         return place
-    from quire.models.hub import find_folder
+    from quire.models.weights.hub import find_folder
 
     try:
         find_folder(place)
