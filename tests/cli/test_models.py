@@ -102,16 +102,16 @@ def test_why_a_folder_cannot_be_served(tmp_path: Path) -> None:
     plain = {"model.norm.weight": mx.ones((64,))}
     root = tmp_path / "models"
     write_folder(root / "a-unknown", LLAMA | {"model_type": "mamba9"}, plain)
-    gptq = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 3}}
+    hqq = LLAMA | {"quantization_config": {"quant_method": "hqq", "nbits": 4}}
     codes = {"model.layers.0.mlp.up_proj.qweight": mx.zeros((8, 64), dtype=mx.int32)}
-    write_folder(root / "b-gptq", gptq, plain | codes)
+    write_folder(root / "b-hqq", hqq, plain | codes)
     (write_folder(root / "c-bare", LLAMA, plain) / "tokenizer.json").unlink()
     (write_folder(root / "d-cut", LLAMA, plain) / "model.safetensors").write_bytes(b"\x40" * 20)
     (write_folder(root / "e-broken", LLAMA, plain) / "config.json").write_text("{")
     write_folder(root / "owner" / "f-good", LLAMA, plain)
     problems = {Path(m.name).name: m.problem or "" for m in find_models([root])[1:]}
     assert "mamba9" in problems["a-unknown"]
-    assert "gptq with bits = 3" in problems["b-gptq"]
+    assert "hqq" in problems["b-hqq"]
     assert "tokenizer.json" in problems["c-bare"]
     assert "cut short" in problems["d-cut"]
     assert "config.json" in problems["e-broken"]
