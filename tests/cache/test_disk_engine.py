@@ -198,20 +198,18 @@ def test_another_models_folder(opened: Callable[[str], LoadedModel], tmp_path: P
     second.engine.close()
 
 
-def test_a_second_engine_serves_without(
-    opened: Callable[[str], LoadedModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_folder_that_cannot_be_used_ends_the_start(
+    opened: Callable[[str], LoadedModel], tmp_path: Path
 ) -> None:
     loaded, settings = opened("llama"), config(tmp_path)
     first = company(loaded, settings)
     first.run([LONG])
-    with caplog.at_level(logging.WARNING):
-        second = company(loaded, settings)
-    assert "serving without the disk tier" in caplog.text
-    assert "in use by process" in caplog.text
-    got = second.run([LATER[0]])
-    assert_same(got, expected(loaded, settings, [LATER[0]]), ["repeated"])
-    second.engine.close()
+    with pytest.raises(ModelError, match=r"kv-disk .* is in use by process"):
+        company(loaded, settings)
     first.engine.close()
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ModelError, match=f"kv-disk {tmp_path}/file"):
+        company(loaded, config(tmp_path / "file"))
     third = company(loaded, settings)
     third.run([LATER[0]])
     assert cached(third, "repeated") >= 256

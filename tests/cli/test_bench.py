@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
 import socket
 import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quire.cli import main
-from quire.cli.bench import Spread, summarise
+from quire.cli.bench import Level, Spread, show, summarise
 from quire.cli.load import Timings
 from quire.core.request import Failure, Request
 from tests.api.conftest import Serve
@@ -139,3 +143,42 @@ def test_percentiles_are_nearest_rank() -> None:
     spread = Spread.of([n / 1000 for n in range(101)])
     assert spread == Spread(median=50, p95=95, max=100)
     assert Spread.of([]) is None
+
+
+SPREAD = Spread(12_345.6, 123_456.7, 1_234_567.8)
+LEVEL = Level(64, 256, 0, 1.0, 12_345.67, 1.0, 1, 1, 0, 1, True, SPREAD, SPREAD, 0.1, ())
+FIGURES = ("64", "256/256", "12,345.7", "12,345.6", "123,456.7", "1,234,567.8")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_figure_is_cut_off(width: int, terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    show([LEVEL, LEVEL], "a title", console)
+    text = out.getvalue()
+    assert all(text.count(figure) >= 2 for figure in FIGURES)
+    assert "TTFT" in text
+    assert "ms" in text
+    lines = text.splitlines()
+    if terminal:
+        assert max(map(len, lines)) <= width
+    else:
+        assert lines[1].split()[3] == "TTFT_p50_ms"
+        assert lines[2].split() == [*FIGURES[:3], *FIGURES[3:], *FIGURES[3:]]
+
+
+def test_ctrl_c_prints_what_was_measured(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    def script(request: Request) -> Script:
+        if len(served.engine.requests) <= 3 + 4:  # two probes, the warm-up, the first level
+            return Script(tuple(range(300, 310)))
+        if len(served.engine.requests) == 3 + 4 + 1:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return Script(silent=True)
+
+    served = serve(script)
+    command = ["bench", "--url", served.url, "--concurrency", "1,2", "--requests", "4"]
+    assert main([*command, "--max-tokens", "6", *QUICK]) == 130
+    printed = capsys.readouterr()
+    assert "stopped after 1 of 2 levels" in printed.err
+    assert "4/4" in printed.out

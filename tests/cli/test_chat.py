@@ -23,7 +23,7 @@ from rich.console import Console
 
 from quire.api.app import build_app
 from quire.cli import conversation, main
-from quire.cli.chat_terminal import history_file, typed_lines
+from quire.cli.chat_terminal import history_file, kept_file, typed_lines
 from quire.cli.conversation import Chat, ChatError
 from quire.cli.own_server import own_server
 from quire.cli.served import Server
@@ -309,10 +309,35 @@ def test_a_paste_is_one_message_and_history_lasts(
         assert typed_lines()("> ") == "next"
         keys.send_text(f"{up}\r")
         assert typed_lines()("> ") == "next"  # another session, as after a restart
+        read = typed_lines()
+        keys.send_text("not this\x03that\r")
+        assert read("> ") == "that"  # Ctrl-C clears a line that holds text
         keys.send_text("\x03")
         with pytest.raises(KeyboardInterrupt):
-            typed_lines()("> ")
+            read("> ")
     assert history_file().stat().st_mode & 0o077 == 0
+
+
+def test_a_conversation_is_kept_and_resumed(
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    served = serve("Hello there.")
+    assert chat(monkeypatch, served, ["not kept: a pipe"]) == 0
+    assert chat(monkeypatch, served, [], "--resume") == 2
+    assert "no conversation has been kept yet" in capsys.readouterr().err
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("first\r/exit\r")
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, fileno=lambda: -1))
+        assert main(["chat", "--url", served.url, "--system", "Be brief."]) == 0
+    assert kept_file().stat().st_mode & 0o077 == 0
+    assert chat(monkeypatch, served, ["second"], "--resume") == 0
+    assert "going on after 1 message of yours" in capsys.readouterr().err
+    last = prompts(served)[-1]
+    assert all(each in last for each in ("Be brief.", "first", "Hello there.", "second"))
 
 
 def test_ctrl_c_at_the_prompt_leaves(

@@ -184,8 +184,19 @@ def test_the_table_is_readable_at_80_columns() -> None:
     fits = replace(fits, quantization="4 bits, group 64", context=131_072)
     cannot = replace(fits, name="org/other", problem="no config.json")
     out = StringIO()
-    Console(file=out, width=80).print(listing([fits, cannot]))
+    Console(file=out, width=80).print(listing([fits, cannot], 80))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("131,072" in line and "2.6 GB" in line for line in lines)
     assert "org/other: not served: no config.json" in lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_names_stay_whole(width: int) -> None:
+    name = "mlx-community/some-model-with-a-long-name-it-4bit"
+    fits = Found(name, "hub cache", "/x", "gemma4_text", 4_500_000_000, 2_600_000_000)
+    out = StringIO()
+    Console(file=out, width=width).print(listing([fits], width))
+    lines = out.getvalue().splitlines()
+    assert sum(name in line for line in lines) == 1
+    assert max(map(len, lines)) <= width

@@ -18,6 +18,7 @@ from rich.console import Console
 from quire.cli import main
 from quire.cli.launch import AGENTS, Place, too_short
 from quire.cli.ps import listing
+from quire.cli.served import Server
 from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
 from tests.api.conftest import Serve
@@ -77,6 +78,21 @@ def test_a_missing_key_is_told_from_a_wrong_one(
         assert "does not know this API key" in capsys.readouterr().err
     key.write_text("right")
     assert main(["ps", "--url", served.url, "--api-key-file", str(key)]) == 0
+
+
+def test_a_pinned_model_is_unloaded_by_force_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    pinned = {"id": "kept", "state": "loaded", "pinned": True, "weight_bytes": 1, "kv_bytes": 2}
+    monkeypatch.setattr(Server, "models", lambda self: [pinned])
+    monkeypatch.setattr(Server, "unload", lambda self, name: asked.append(name))
+    assert main(["ps", "--unload", "kept"]) == 1
+    assert "kept is pinned: --unload NAME --force" in capsys.readouterr().err
+    assert asked == []
+    assert main(["ps", "--unload", "kept", "--force"]) == 0
+    assert asked == ["kept"]
+    assert "KV at most" in capsys.readouterr().out
 
 
 def test_ps_says_why_a_model_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,6 +30,9 @@ from quire.cli.values import Count, Counts, File, Flag, Seconds
 from quire.core.errors import QuireError
 
 T = TypeVar("T")
+
+_INTERRUPTED = 128 + signal.SIGINT
+"""The exit status of a run that Ctrl-C ended."""
 
 ROUTES = {"chat": "/chat/completions", "completions": "/completions"}
 
@@ -215,29 +220,93 @@ def run_async(job: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(job)
 
 
+async def to_the_end_or_ctrl_c(job: Coroutine[Any, Any, None]) -> bool:
+    """Run a job. Return False if Ctrl-C cancelled it."""
+    task, loop = asyncio.ensure_future(job), asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    handled = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
+    if handled:
+        loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+    finally:
+        if handled:
+            loop.remove_signal_handler(signal.SIGINT)
+    return not stopped
+
+
 def _cells(spread: Spread | None) -> tuple[str, str, str]:
     if spread is None:
         return "-", "-", "-"
     return f"{spread.median:,.1f}", f"{spread.p95:,.1f}", f"{spread.max:,.1f}"
 
 
-def table(levels: Sequence[Level], title: str) -> Table:
-    """Return the levels as a table for the terminal."""
-    out = Table(title=title, title_justify="left", caption="times in ms", box=SIMPLE)
-    for heading in ("streams", "ok", "tokens/s"):
-        out.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("TTFT", "gap"):
-        for part in ("p50", "p95", "max"):
-            out.add_column(f"{heading}\n{part}", justify="right", no_wrap=True)
+_HEADINGS = (
+    *("streams", "ok", "tokens/s"),
+    *("TTFT p50 ms", "TTFT p95 ms", "TTFT max ms"),
+    *("gap p50 ms", "gap p95 ms", "gap max ms"),
+)
+
+
+def _row(level: Level) -> tuple[str, ...]:
+    return (
+        str(level.concurrency),
+        f"{level.requests - level.failed}/{level.requests}",
+        f"{level.tokens_per_s:,.1f}",
+        *_cells(level.ttft_ms),
+        *_cells(level.itl_ms),
+    )
+
+
+def table(levels: Sequence[Level]) -> Table:
+    """Return the levels as a table for a wide terminal."""
+    out = Table(box=SIMPLE)
+    for heading in _HEADINGS:
+        out.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for level in levels:
-        out.add_row(
-            str(level.concurrency),
-            f"{level.requests - level.failed}/{level.requests}",
-            f"{level.tokens_per_s:,.0f}",
-            *_cells(level.ttft_ms),
-            *_cells(level.itl_ms),
-        )
+        out.add_row(*_row(level))
     return out
+
+
+def stacked(levels: Sequence[Level]) -> str:
+    """Return the levels one below the other, a figure a line, for a narrow terminal."""
+    width = max(map(len, _HEADINGS))
+    blocks = []
+    for level in levels:
+        figures = zip(_HEADINGS, _row(level), strict=True)
+        blocks.append("\n".join(f"{name:{width}}  {figure:>10}" for name, figure in figures))
+    return "\n\n".join(blocks)
+
+
+def plain(levels: Sequence[Level]) -> str:
+    """Return the levels as columns of text, whatever their width, for a pipe or a file."""
+    rows = [tuple(each.replace(" ", "_") for each in _HEADINGS), *map(_row, levels)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+
+
+def show(levels: Sequence[Level], title: str, console: Console) -> None:
+    """Print the levels as the console can show them: no figure is cut off."""
+    shown: Table | str = table(levels)
+    roomy = console.options.update(max_width=1000)
+    if not console.is_terminal:
+        shown = plain(levels)
+    elif console.measure(shown, options=roomy).maximum > console.width:
+        shown = stacked(levels)
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
+    console.print(shown, markup=False, highlight=False, soft_wrap=isinstance(shown, str))
 
 
 class BenchCommand(ClientOptions, Command):
@@ -278,23 +347,34 @@ class BenchCommand(ClientOptions, Command):
             target = Target.parse(self.url, self.key)
             check_writable(self.report, "--json")
             model = self.model or str(Server(self.url, self.key).model()["id"])
+            levels: list[Level] = []
             with shown(console) as start_stage:
-                levels = run_async(self._measure(model, target, console, start_stage))
+                measuring = self._measure(levels, model, target, console, start_stage)
+                interrupted = not run_async(to_the_end_or_ctrl_c(measuring))
         except (QuireError, LoadError, ServerError, ValueError, OSError) as error:
             console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
             return 2
-        return self._report(model, levels, Console())
+        if interrupted:
+            told = f"stopped after {len(levels)} of {len(self.concurrency)} levels"
+            console.print(f"quire bench: {told}", style="yellow", highlight=False)
+        code = self._report(model, levels, Console()) if levels else 0
+        return _INTERRUPTED if interrupted else code
 
     async def _measure(
-        self, model: str, target: Target, console: Console, start_stage: StartStage
-    ) -> list[Level]:
+        self,
+        levels: list[Level],
+        model: str,
+        target: Target,
+        console: Console,
+        start_stage: StartStage,
+    ) -> None:
+        """Measure the levels; each is added to `levels` when it is done."""
         run = partial(run_level, target, await self._load(model, target), timeout_s=self.timeout)
         first = self.warmup
         if first:
             warm = await run(first, first, first=0, done=start_stage("warming up", first))
             if warm.failed:
                 raise LoadError(warm.errors[0][0])
-        levels: list[Level] = []
         for concurrency in self.concurrency:
             requests = self.requests or 4 * concurrency
             streams = "1 stream" if concurrency == 1 else f"{concurrency} streams"
@@ -304,7 +384,6 @@ class BenchCommand(ClientOptions, Command):
             levels.append(level)
             told = f"{streams}: {level.tokens_per_s:,.1f} tokens/s"
             console.print(told, style="dim")
-        return levels
 
     async def _load(self, model: str, target: Target) -> Load:
         """Return the requests, with prompts of as many words as make the tokens asked for."""
@@ -325,7 +404,7 @@ class BenchCommand(ClientOptions, Command):
 
     def _report(self, model: str, levels: list[Level], console: Console) -> int:
         title = f"{model} at {self.url}, {self.endpoint}, {self.max_tokens} tokens an answer"
-        console.print(table(levels, title))
+        show(levels, title, console)
         if any(level.events < 0.9 * level.completion_tokens for level in levels):
             console.print(
                 "Some events carried several tokens: times between tokens are between events."

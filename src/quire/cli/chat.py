@@ -43,6 +43,7 @@ class ChatCommand(ClientOptions, Command):
         None, description="model name at --url; default: the first that it lists"
     )
     system: Annotated[str, Flag("TEXT")] = Field("", description="system message")
+    resume: bool = Field(False, description="go on with the last conversation in a terminal")
     tools: File | None = Field(
         None, description="JSON list of OpenAI tools; you type their results"
     )
@@ -67,7 +68,10 @@ class ChatCommand(ClientOptions, Command):
                 chat = Chat(client, server, self._asked(model), console, self.system)
                 if sys.stdin.isatty():
                     console.print(f"{model['id']} at {url}; /? for commands", style="dim")
-                return Terminal(chat, console).talk()
+                terminal = Terminal(chat, console)
+                if self.resume:
+                    terminal.resume()
+                return terminal.talk()
         except (QuireError, ValueError, OSError) as error:
             print(f"quire chat: {said(error)}", file=sys.stderr)
             return 2

@@ -22,12 +22,13 @@ HELP = """/file FILE       send a picture, sound or video along with the next me
 /system [TEXT]   set the system message, or remove it; begins anew
 /reset           forget the conversation
 /stats           what the last answer took
-/save FILE       write the conversation as JSON
+/save FILE       write the conversation as JSON; in a terminal each turn is kept
+                 for `quire chat --resume`
 /exit or /quit   leave (Ctrl-D and Ctrl-C too)
 /? or /help      this
-Ctrl-C stops an answer; one more leaves. What is pasted is one message, however
-many lines it has. Begin a message with a space to send one that starts with a
-slash."""
+Ctrl-C stops an answer, or clears the line; on an empty line it leaves. What is
+pasted is one message, however many lines it has. Begin a message with a space
+to send one that starts with a slash."""
 
 _COMMANDS = (
     "/file",
@@ -65,7 +66,22 @@ def typed_lines() -> Callable[[str], str]:
         completer=WordCompleter(list(_COMMANDS), sentence=True),
         complete_while_typing=False,
     )
-    return session.prompt
+
+    def read(prompt: str) -> str:
+        """Raises KeyboardInterrupt for Ctrl-C on an empty line; on another it clears the line."""
+        while True:
+            try:
+                return session.prompt(prompt)
+            except KeyboardInterrupt:
+                if not session.default_buffer.text:
+                    raise
+
+    return read
+
+
+def kept_file() -> Path:
+    """Where the last conversation is kept for `--resume`."""
+    return history_file().with_name("last_chat.json")
 
 
 _ENDINGS = {
@@ -107,7 +123,38 @@ class Terminal:
                     break
             elif line.strip():
                 self._turn(line.strip())
+                self._keep()
         return 1 if self._failed else 0
+
+    def resume(self) -> None:
+        """Go on with the conversation that was kept last.
+
+        Raises:
+            ChatError: there is none, or its file cannot be read.
+        """
+        try:
+            kept = json.loads(kept_file().read_text())
+            self._chat.system, self._chat.messages = kept["system"], list(kept["messages"])
+        except FileNotFoundError as error:
+            raise ChatError("--resume: no conversation has been kept yet") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ChatError(f"--resume: {kept_file()} cannot be read: {error}") from error
+        turns = sum(message.get("role") == "user" for message in self._chat.messages)
+        self._note(f"going on after {turns} {'message' if turns == 1 else 'messages'} of yours")
+
+    def _keep(self) -> None:
+        """Keep the conversation for `--resume`; what a pipe says is not kept."""
+        if not self._interactive:
+            return
+        kept = {"system": self._chat.system, "messages": self._chat.messages}
+        part = kept_file().with_suffix(".part")
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part.touch(mode=0o600)
+            part.write_text(json.dumps(kept, ensure_ascii=False))
+            part.replace(kept_file())
+        except OSError as error:
+            self._note(f"quire chat: the conversation was not kept: {said(error)}", "red")
 
     def _read(self, prompt: str) -> str | None:
         try:

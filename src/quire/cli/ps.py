@@ -16,6 +16,7 @@ from quire.cli.served import Server
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag
 from quire.cli.waiting import loaded
+from quire.core.errors import QuireError
 from quire.core.figures import duration, size
 
 
@@ -32,6 +33,16 @@ class PsCommand(ClientOptions, TableOptions, Command):
     unload: Annotated[str | None, Flag("NAME")] = Field(
         None, description="unload this model first, or stop its loading"
     )
+    force: bool = Field(False, description="with --unload: a pinned model, too")
+
+    def _check_pinned(self, models: list[dict[str, Any]]) -> None:
+        """Raise `QuireError` if the model is to stay loaded and `--force` was not said."""
+        if not self.force and any(
+            each["id"] == self.unload and each.get("pinned") for each in models
+        ):
+            raise QuireError(
+                f"{self.unload} is pinned: --unload NAME --force unloads it all the same"
+            )
 
     def run(self) -> int:
         """Prints the models.
@@ -43,6 +54,7 @@ class PsCommand(ClientOptions, TableOptions, Command):
         if self.load:
             loaded(server, self.load)
         if self.unload:
+            self._check_pinned(server.models())
             server.unload(self.unload)
         models = server.models()
         if self.as_json:
@@ -57,7 +69,7 @@ def listing(models: list[dict[str, Any]]) -> Group:
     out = Table(box=SIMPLE)
     out.add_column("model", overflow="fold")
     out.add_column("state")
-    for heading in ("weights", "KV pages", "requests", "unloaded in"):
+    for heading in ("weights", "KV at most", "requests", "unloaded in"):
         out.add_column(heading, justify="right", no_wrap=True)
     for model in models:
         here = model.get("state") == "loaded"

@@ -279,6 +279,9 @@ class Engine:
             raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
         disk = DiskTier(config, self._loaded.fingerprint, str(self._loaded.path))
         disk.wait_open(_DISK_OPEN_S)
+        if disk.failure is not None:
+            disk.close()
+            raise ModelError(f"kv-disk {config.path}: {disk.failure}")
         scheduler, pools = self._scheduler, self._runner.pools
         scheduler.manager.disk_accepts = disk.accepts
         self._runner.spill = disk.spill
