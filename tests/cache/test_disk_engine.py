@@ -283,4 +283,4 @@ async def test_a_process_that_ends_leaves_its_pages(tmp_path: Path) -> None:
         cached.append(outputs[-1].cached_tokens)
         await engine.close()
     assert cached == [0, 256]
-    assert usage(tmp_path / "kv")[0].pages > 4
+    assert usage(tmp_path / "kv")[0].blocks > 4

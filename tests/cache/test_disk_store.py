@@ -134,7 +134,7 @@ def test_least_recently_used_goes_first_and_the_limit_holds(
             truth = {key: truth[key] for key in store.keys}
         stored = {m.fingerprint: m for m in usage(folder)}
         if truth:
-            assert stored["m"].pages == len(truth)
+            assert stored["m"].blocks == len(truth)
             assert stored["m"].bytes == sum(map(len, truth.values()))
         store.close()
 
@@ -195,7 +195,7 @@ def test_models_are_told_apart_and_cleared_apart(tmp_path: Path) -> None:
         store.put([value(f"{model}{n}", 100_000) for n in range(count)])
         store.get(value(f"{model}0", 0)[0])
         store.close()
-    table = {m.fingerprint: (m.name, m.pages, m.bytes, m.hits) for m in usage(tmp_path)}
+    table = {m.fingerprint: (m.name, m.blocks, m.bytes, m.hits) for m in usage(tmp_path)}
     assert table == {"a": ("models/a", 5, 500_000, 1), "b": ("models/b", 3, 300_000, 1)}
     size = folder_bytes(tmp_path)
     assert clear(tmp_path, "a") == 5
@@ -330,7 +330,7 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> 
     )
     assert f"is in use by process {os.getpid()}" in child.stdout
     store.put([value("x", 10)])
-    assert [m.pages for m in usage(tmp_path)] == [1], "looking is allowed meanwhile"
+    assert [m.blocks for m in usage(tmp_path)] == [1], "looking is allowed meanwhile"
     with pytest.raises(StoreError, match="in use"):
         clear(tmp_path)
     store.close()

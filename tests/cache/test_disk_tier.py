@@ -46,7 +46,7 @@ def read(disk: DiskTier, *keys: bytes) -> dict[bytes, HostBlock]:
     reading = disk.read(keys)
     assert disk.drain(HANG_S)
     assert reading.done
-    return reading.pages
+    return reading.blocks
 
 
 def test_a_page_as_bytes() -> None:
@@ -61,7 +61,7 @@ def test_pages_are_found_again_after_a_restart(tmp_path: Path) -> None:
         assert disk.accepts(bytes([n]), 0)
         disk.spill(bytes([n]), page(n))
     disk.close()
-    assert usage(tmp_path)[0].pages == 30
+    assert usage(tmp_path)[0].blocks == 30
     disk = tier(tmp_path)
     found = read(disk, *(bytes([n]) for n in range(40)))
     assert sorted(found) == [bytes([n]) for n in range(30)]
@@ -137,7 +137,7 @@ def test_a_cancelled_read_ends_early(tmp_path: Path) -> None:
         reading.cancelled = True
     assert disk.drain(HANG_S)
     assert reading.done
-    assert reading.pages == {}
+    assert reading.blocks == {}
     disk.close()
 
 

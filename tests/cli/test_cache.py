@@ -47,7 +47,7 @@ def test_as_json_while_a_server_has_the_folder(
     store = DiskStore(folder, 64 << 20, "print-of-small", "models/small", print)
     assert run("--kv-disk", str(folder), "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    assert {m["name"]: m["pages"] for m in shown} == {"models/small": 3, "models/large": 40}
+    assert {m["name"]: m["blocks"] for m in shown} == {"models/small": 3, "models/large": 40}
     assert run("--kv-disk", str(folder), "--clear") == 1
     assert "in use by process" in capsys.readouterr().err
     store.close()
@@ -82,7 +82,7 @@ def test_a_folder_without_pages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clear: tuple[str, ...]
 ) -> None:
     assert run("--kv-disk", str(tmp_path), *clear) == 1
-    assert f"{tmp_path} holds no KV pages" in capsys.readouterr().err
+    assert f"{tmp_path} holds no KV blocks" in capsys.readouterr().err
     assert run("--kv-disk", str(tmp_path / "none"), *clear) == 1
     assert f"{tmp_path / 'none'} does not exist" in capsys.readouterr().err
 

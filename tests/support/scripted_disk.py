@@ -67,7 +67,7 @@ class ScriptedDisk:
                     if self._rng.random() < self._loses:
                         self.pages.pop(key, None)
                     elif key in self.pages:
-                        read.pages[key] = self.pages[key]
+                        read.blocks[key] = self.pages[key]
                         self.hits += 1
                 read.done = True
         self._reads = [(steps, read) for steps, read in self._reads if not read.done]

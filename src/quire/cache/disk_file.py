@@ -35,7 +35,9 @@ def file_in(folder: Path) -> Path:
     """
     path = folder / FILE
     if not path.is_file():
-        raise StoreError(f"{folder} {'holds no KV pages' if folder.exists() else 'does not exist'}")
+        raise StoreError(
+            f"{folder} {'holds no KV blocks' if folder.exists() else 'does not exist'}"
+        )
     return path
 
 

@@ -270,7 +270,7 @@ class DiskPrefetch:
         prompt, blocks = reading.prompt, {}
         for group in groups:
             pool = PoolKey(group, prompt.format)
-            contents = reading.read.pages.get(lasting_name(prompt.keys[number], group))
+            contents = reading.read.blocks.get(lasting_name(prompt.keys[number], group))
             if contents is None:
                 break
             got = self._manager.allocate(pool, 1) if self._matches_pool(pool, contents) else None

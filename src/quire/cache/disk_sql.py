@@ -60,7 +60,7 @@ def lock_folder(folder: Path) -> int:
         StoreError: somebody has it, the folder cannot be written, or others can write to it.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the pages are what people wrote
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the blocks hold what people wrote
         found = folder.stat()
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise StoreError(

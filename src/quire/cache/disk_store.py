@@ -43,7 +43,7 @@ class DiskStore:
         max_bytes: the most that the folder's files may take together.
         fingerprint: of the model whose values are read and written.
         name: of the model, for people.
-        say: told what a user should know: damage found, pages deleted to fit a lower limit.
+        say: told what a user should know: damage found, blocks deleted to fit a lower limit.
         clock: seconds since the epoch.
 
     Raises:
@@ -115,7 +115,7 @@ class DiskStore:
         if isinstance(value, bytes) and digest == _checksum(self._fingerprint, key, value):
             self.touch(key, hits=1)
             return value
-        self._say("a cached page failed its checksum and was removed")
+        self._say("a cached KV block failed its checksum and was removed")
         try:
             self.delete([key])
         except (StoreFull, StoreBusy):
@@ -206,7 +206,7 @@ class DiskStore:
                 self._evict(0)
                 self._file.shrink(self._max_pages)
                 self._say(
-                    f"the limit is lower than before: {before - len(self._order)} pages, least "
+                    f"the limit is lower than before: {before - len(self._order)} blocks, least "
                     f"recently used, were deleted; the file went from {size(pages * SQL_PAGE)} to "
                     f"{size(self.file_bytes)}"
                 )

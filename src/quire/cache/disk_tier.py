@@ -35,15 +35,15 @@ _SMOOTHING = 0.2
 
 @dataclass(slots=True)
 class PendingRead:
-    """Pages being read.
+    """Blocks being read.
 
     Attributes:
-        pages: the blocks that are there and sound, by key; complete when `done`.
+        blocks: the blocks that were found and are sound, by key; complete when `done`.
         cancelled: set by whoever asked and no longer wants them.
     """
 
     keys: tuple[bytes, ...]
-    pages: dict[bytes, HostBlock] = field(default_factory=dict)
+    blocks: dict[bytes, HostBlock] = field(default_factory=dict)
     done: bool = False
     cancelled: bool = False
 
@@ -243,7 +243,7 @@ class DiskTier:
         if store is None:
             return False
         self._measure(store)
-        log.info("%s: %d KV pages on disk", self._config.path, len(store))
+        log.info("%s: %d KV blocks on disk", self._config.path, len(store))
         return True
 
     def _measure(self, store: DiskStore) -> None:
@@ -307,16 +307,16 @@ class DiskTier:
             try:
                 value = store.get(key)
             except StoreBusy as error:
-                self._say(f"pages are not read for a while; {error}")
+                self._say(f"reading of KV blocks pauses: {error}")
                 with self._changed:
                     self._busy_until = self._clock() + _BUSY_S
-                    self.counters.misses += len(read.keys) - len(read.pages)
+                    self.counters.misses += len(read.keys) - len(read.blocks)
                 break
             if value is None:
                 with self._changed:
                     self.counters.misses += 1
                 continue
-            read.pages[key] = unpack(value)
+            read.blocks[key] = unpack(value)
             rate = len(value) / max(self._clock() - before, 1e-6)
             with self._changed:
                 self.counters.hits += 1
@@ -337,9 +337,9 @@ class DiskTier:
     def _serve_writes(self, store: DiskStore, batch: list[tuple[bytes, HostBlock, int]]) -> None:
         paused_until: float | None = None
         try:
-            store.put([(key, pack(page)) for key, page, _ in batch])
+            store.put([(key, pack(block)) for key, block, _ in batch])
         except (StoreFull, StoreBusy) as error:
-            self._say(f"pages are not written for a while; {error}")
+            self._say(f"writing of KV blocks pauses: {error}")
             paused_until = self._clock() + _PAUSE_S
         self._measure(store)
         with self._changed:

@@ -1,4 +1,4 @@
-"""Pages between the pools' arrays and the host."""
+"""Copies of blocks between the pools' arrays and the host."""
 
 from __future__ import annotations
 

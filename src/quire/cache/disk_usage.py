@@ -15,7 +15,7 @@ class ModelUse:
 
     fingerprint: str
     name: str
-    pages: int
+    blocks: int
     bytes: int
     hits: int
     made: float
@@ -42,6 +42,6 @@ def usage(folder: Path) -> list[ModelUse]:
     finally:
         db.close()
     return [
-        ModelUse(str(f), str(n), pages, int(size), int(hits), made or 0.0, last or 0.0)
-        for f, n, pages, size, hits, made, last in rows
+        ModelUse(str(f), str(n), blocks, int(size), int(hits), made or 0.0, last or 0.0)
+        for f, n, blocks, size, hits, made, last in rows
     ]

@@ -1,4 +1,4 @@
-"""`quire cache`: which KV pages a folder keeps for later, and away with them."""
+"""`quire cache`: shows or clears the KV blocks that a folder keeps on disk."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class CacheCommand(TableOptions, Command):
     """
 
     command: ClassVar[str] = "cache"
-    summary: ClassVar[str] = "show or clear the KV pages kept on disk"
+    summary: ClassVar[str] = "show or clear the KV blocks kept on disk"
 
     kv_disk: Folder = Field(description="the folder; required")
     clear: Annotated[str | None, Flag("MODEL", bare=_ALL)] = Field(
-        None, description="remove the pages of a model (its name or fingerprint), or all pages"
+        None, description="remove the blocks of a model (its name or fingerprint), or all blocks"
     )
 
     def run(self) -> int:
-        """Prints what is kept, or clears it."""
+        """Print the disk usage, or clear the folder."""
         folder = self.kv_disk.expanduser()
         if self.clear is not None:
-            print(f"{_clear(folder, self.clear):,} pages removed from {folder}")
+            print(f"{_clear(folder, self.clear):,} blocks removed from {folder}")
             return 0
         models = _usage(folder)
         if self.as_json:
@@ -58,10 +58,10 @@ def _usage(folder: Path) -> list[ModelUse]:
 
 
 def _clear(folder: Path, which: str) -> int:
-    """Return how many pages went.
+    """Return how many blocks were removed.
 
     Raises:
-        QuireError: no model, or more than one, is called that; or a server has the folder.
+        QuireError: no model or several models match, or a server uses the folder.
     """
     if which == _ALL:
         return clear(folder)
@@ -79,14 +79,14 @@ def table(models: list[ModelUse], now: float) -> Table:
     out = Table(box=SIMPLE)
     for heading in ("model", "fingerprint"):
         out.add_column(heading, overflow="fold")
-    for heading in ("pages", "bytes", "hits", "oldest", "last used"):
+    for heading in ("blocks", "bytes", "hits", "oldest", "last used"):
         out.add_column(heading, justify="right", no_wrap=True)
     for model in models:
-        empty = model.pages == 0
+        empty = model.blocks == 0
         out.add_row(
             model.name,
             model.fingerprint[:12],
-            f"{model.pages:,}",
+            f"{model.blocks:,}",
             decimal(model.bytes),
             f"{model.hits:,}",
             "-" if empty else f"{_span(now - model.made)} old",

@@ -72,22 +72,22 @@ def choose_blas(name: str, threads: int = 0) -> bool:
     if name == "mlx" or sys.platform != "linux":
         return False
     if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
-        log.warning("prompts are read slowly without OpenBLAS: pip install 'quire-serve[cpu]'")
+        log.warning("without OpenBLAS prompts are read slowly; run pip install 'quire-serve[cpu]'")
         return False
     try:
         slot, function = _slot_of_mlx(), _function_of_openblas(threads)
         expected = _products(1.0)
         _replaced[slot] = _point(slot, function)
     except (OSError, LookupError, AttributeError, ValueError) as error:
-        log.warning("matrix products stay with MLX's own BLAS: %s", error)
+        log.warning("OpenBLAS cannot be used, MLX's slower BLAS multiplies matrices: %s", error)
         return False
     # Of the opposite sign, so that an output that nothing was written to is never taken for right.
     pairs = zip(expected, _products(-1.0), strict=True)
     if not all(mx.all(mx.abs(a + b) <= _TOLERANCE).item() for a, b in pairs):
         choose_blas("mlx")
-        log.warning("matrix products stay with MLX's own BLAS: OpenBLAS's are wrong here")
+        log.warning("OpenBLAS gives wrong products here, MLX's slower BLAS multiplies matrices")
         return False
-    log.info("matrix products by OpenBLAS")
+    log.info("OpenBLAS multiplies matrices")
     return True
 
 

@@ -34,7 +34,7 @@ def use_private_cache(folder: Path | None = None) -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         why = str(error)
     if why:
-        log.warning("kernels are compiled anew: %s", why)
+        log.warning("compiled kernels cannot be reused, they are compiled again: %s", why)
         folder = Path(tempfile.mkdtemp(prefix="quire-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TMPDIR"] = str(folder)

@@ -122,7 +122,7 @@ class ConstraintFactory:
         try:
             _ = self._compiler
         except Exception as error:  # whatever they raise; the model serves all other requests
-            log.info("no grammar can bind this model's answers: %s", error)
+            log.info("grammars are disabled for this model: %s", error)
 
     @cached_property
     def _spelling_of(self) -> Callable[[Sequence[int]], Spelling | None]:

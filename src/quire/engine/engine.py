@@ -156,7 +156,7 @@ class Engine:
         except RequestError as error:
             self._refuse(request, Failure.of(error))
         except Exception:  # whatever a grammar's compiler raises, only this request ends
-            log.exception("request %s could not be taken", request.id)
+            log.exception("request %s could not be queued", request.id)
             self._refuse(request, Failure("The request could not be taken."))
 
     def _refuse(self, request: Request, failure: Failure) -> None:
@@ -265,9 +265,9 @@ class Engine:
         self._faults += 1
         self._running = None
         if self._faults >= _FAULTS_IN_A_ROW:
-            log.exception("a step failed; the engine gives up")
+            log.exception("a step failed again; the engine stops")
             raise EngineFailure(f"{self._faults} steps failed in a row") from error
-        log.exception("a step failed; its requests end with an error")
+        log.exception("a step failed; all its requests end with an error")
         self._scheduler.start_over(Failure("The engine failed on this step; its log says why."))
         self._runner.clear()
         return self._scheduler.take_outputs()

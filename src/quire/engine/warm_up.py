@@ -74,7 +74,7 @@ def warm_up(
         verified_kernels().add(verification)
     del engine
     mx.clear_cache()
-    log.info("kernels are ready after %.1f s", time.perf_counter() - started)
+    log.info("kernels compiled in %.1f s", time.perf_counter() - started)
 
 
 def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
@@ -114,7 +114,7 @@ def _serve(engine: Engine, served: _Round) -> None:
     while engine.has_work:
         for output in engine.step():
             if output.error is not None:
-                log.warning("warming up: %s", output.error.message)
+                log.warning("warm-up request failed: %s", output.error.message)
             if output.token_ids:
                 silent.discard(output.request_id)
         if late is not None and not silent:

@@ -128,7 +128,7 @@ class _Worker:
                     self._send(message)
                 self._engine.flush()
             except EngineFailure as error:
-                log.error("the engine cannot go on: %s", error)
+                log.error("the engine stops: %s", error)
                 self._send(Broken(str(error)))
                 return 1
 
@@ -182,7 +182,7 @@ class _Worker:
         try:
             self._pipe.sendall(encode(message))
         except ConnectionError:
-            log.info("the server is gone")
+            log.info("the server process has ended; the engine stops")
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ class DecoderModel(LanguageModel):
             self._read_head(ready)
         for name, place in named_parameters(self).items():
             if name not in ready and name.endswith(self.names.zero_if_absent):
-                log.warning("The checkpoint has no %s: taken as zero, as its converter did", name)
+                log.warning("the checkpoint has no %s; zeros are used, as in its conversion", name)
                 ready[name] = mx.zeros_like(place)
         return ready
 

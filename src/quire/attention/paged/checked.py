@@ -58,5 +58,10 @@ class CheckedBackend(AttentionBackend):
 
         difference = problem_of(first_difference)
         if difference is not None:
-            log.warning("%s gives way for %s: %s", self.name, case.spec, difference)
+            log.warning(
+                "attention kernels %s are disabled for %s, another backend serves it: %s",
+                self.name,
+                case.spec,
+                difference,
+            )
         return difference

@@ -165,7 +165,9 @@ def _rotations(arrays: CodedArrays) -> list[VectorRotation]:
 def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool) -> bool:
     difference = problem_of(lambda: decoding_differs(shape, format, dtype, behind=behind))
     if difference is not None:
-        log.warning("blocks are decoded by MLX's operations: %s", difference)
+        log.warning(
+            "the kernel that decodes KV blocks is disabled, MLX decodes them: %s", difference
+        )
     return difference is None
 
 

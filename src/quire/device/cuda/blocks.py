@@ -83,7 +83,10 @@ class BlockEncoder:
     def _tried(self, kind: BlockKind, codings: Sequence[VectorCoding]) -> bool:
         difference = problem_of(lambda: blocks_differ(kind, codings, self._encoder))
         if difference is not None:
-            log.warning("blocks are coded by several operations: %s", difference)
+            log.warning(
+                "the kernel that encodes KV blocks is disabled, slower operations encode them: %s",
+                difference,
+            )
         return difference is None
 
 

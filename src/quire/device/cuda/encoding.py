@@ -99,7 +99,9 @@ class Encoder:
     def _tried(self, coding: VectorCoding) -> bool:
         difference = problem_of(lambda: encoding_differs(coding))
         if difference is not None:
-            log.warning("codes by MLX's operations: %s", difference)
+            log.warning(
+                "the kernel that encodes KV vectors is disabled, MLX encodes them: %s", difference
+            )
         return difference is None
 
 

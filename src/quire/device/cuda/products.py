@@ -41,7 +41,9 @@ class Products:
             return True
         difference = problem_of(_difference)
         if difference is not None:
-            log.warning("packed products by MLX's own kernels: %s", difference)
+            log.warning(
+                "kernels for packed weights are disabled, MLX multiplies them: %s", difference
+            )
         else:
             verified_kernels().add(_AGREE)
         return difference is None

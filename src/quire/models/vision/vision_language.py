@@ -180,7 +180,7 @@ def _thinking(weights: Weights) -> Weights:
     """Return tensors that make text, without the prefix that they have beside those that speak."""
     kept = {name: array for name, array in weights.items() if not name.startswith(_SPOKEN)}
     if len(kept) < len(weights):
-        log.info("The checkpoint's parts that speak are left out: the model answers in text")
+        log.info("the checkpoint's speech output is not loaded: the model answers in text")
     return {name.removeprefix("thinker."): array for name, array in kept.items()}
 
 

@@ -36,7 +36,7 @@ def from_modelopt(weights: dict[str, mx.array], dtype: mx.Dtype | None) -> dict[
     ready = dict(weights)
     for path in paths:
         ready[f"{path}.weight"] = _matrix(path, ready).astype(dtype or mx.bfloat16)
-    log.warning("%d matrices in NVFP4 are unpacked: MLX's has no scale for all", len(paths))
+    log.warning("%d NVFP4 matrices are unpacked: MLX's format lacks a global scale", len(paths))
     return ready
 
 

@@ -146,7 +146,5 @@ def _without_generation(weights: Weights) -> Weights:
     """Return the tensors without those that generate images."""
     kept = {name: array for name, array in weights.items() if not name.startswith(_GENERATION)}
     if len(kept) < len(weights):
-        log.info(
-            "The checkpoint's parts that generate images are left out: the model answers in text"
-        )
+        log.info("the checkpoint's image generation is not loaded: the model answers in text")
     return kept

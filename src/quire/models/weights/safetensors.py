@@ -34,7 +34,9 @@ def find_shards(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.safetensors"))
     shards = _shards(folder, found)
     if ignored := [path.name for path in found if path not in shards]:
-        log.warning("%s: not the model's weights, ignored: %s", folder, ", ".join(ignored))
+        log.warning(
+            "%s: ignoring files that are not the model's weights: %s", folder, ", ".join(ignored)
+        )
     return shards
 
 

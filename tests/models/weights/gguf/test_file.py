@@ -94,7 +94,7 @@ def test_a_file_a_folder_and_parts_are_one_model(
 
     for loaded in opened:
         assert mx.max(mx.abs(solo_logits(loaded.model, PROMPT) - expected)).item() < 1e-4
-    assert "text alone is served: mmproj-model.gguf" in caplog.text
+    assert "the model serves text only: mmproj-model.gguf" in caplog.text
     assert opened[0].fingerprint == opened[1].fingerprint != opened[2].fingerprint
     (parts / "model-00003-of-00003.gguf").unlink()
     with pytest.raises(ModelError, match=r"part 'model-00003-of-00003\.gguf' is missing"):

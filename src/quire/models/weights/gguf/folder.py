@@ -43,7 +43,9 @@ def find_gguf(path: Path) -> Path | None:
     if encoders := ", ".join(file.name for file in files if _is_encoder(file)):
         if not models:
             raise ModelError(f"{path}: {encoders}: {REFUSED['clip']}")
-        log.warning("%s: encoders in GGUF are not read, text alone is served: %s", path, encoders)
+        log.warning(
+            "%s: GGUF encoders are not supported, the model serves text only: %s", path, encoders
+        )
     if len(models) > 1:
         names = ", ".join(file.name for file in models)
         raise ModelError(f"{path}: holds several GGUF models; name one of {names}")

@@ -69,7 +69,9 @@ class GGUFWeights:
                     ) from error
         if unpacked:
             kinds = ", ".join(f"{number} of {kind}" for kind, number in unpacked.items())
-            log.warning("tensors are unpacked, since MLX has no such packing: %s", kinds)
+            log.warning(
+                "tensors are unpacked, because MLX does not support their packing: %s", kinds
+            )
         return _apart(ready, config)
 
     def _name(self, name: str, architecture: Architecture) -> str:
