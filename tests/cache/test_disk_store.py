@@ -169,7 +169,7 @@ def test_a_lower_limit_deletes_the_least_recently_used_and_says_so(tmp_path: Pat
     assert folder_bytes(tmp_path) <= 6 * MB
     assert 10 <= len(store) < 30
     assert store.keys == order[-len(store) :]
-    assert f"{60 - len(store)} pages" in said[0]
+    assert f"{60 - len(store)} blocks" in said[0]
     contents = dict(kept)
     assert all(store.get(key) == contents[key] for key in store.keys)
     store.close()

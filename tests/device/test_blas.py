@@ -50,7 +50,7 @@ def test_wrong_products_are_noticed(
     slot: ctypes.c_size_t, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     idle = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
-    monkeypatch.setattr(blas, "_function_of_openblas", lambda: idle)
+    monkeypatch.setattr(blas, "_function_of_openblas", lambda threads: idle)
     before = slot.value
     with caplog.at_level(logging.WARNING):
         blas.choose_blas("openblas")
