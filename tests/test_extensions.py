@@ -30,7 +30,7 @@ from quire.models.base import MediaEncoder
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.text.dialects import DIALECTS, choose_dialect
 from quire.text.dialects.base import Dialect, Vocabulary
-from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.marker_parser import Layout, MarkerParser
 from quire.text.events import Reasoning, Text
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, start
@@ -66,7 +66,7 @@ def test_a_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
     new = Dialect(
         name="new",
         recognises=lambda template, model_type: False,
-        build=lambda start: Machine(layout, start),
+        build=lambda start: MarkerParser(layout, start),
         reasoning=("<hm>", "</hm>"),
     )
     monkeypatch.setitem(DIALECTS, new.name, new)

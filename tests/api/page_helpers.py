@@ -1,4 +1,4 @@
-"""What tests of the page do again and again."""
+"""Helpers that several tests of the page share."""
 
 from __future__ import annotations
 

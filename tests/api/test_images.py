@@ -344,7 +344,7 @@ class TestTextModels:
         answer = HTTP.post(f"{serve().url}/tokenize", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_content")
 
-    def test_history_goes_on_without_what_was_shown_before(self, serve: Serve) -> None:
+    def test_history_continues_without_earlier_images(self, serve: Serve) -> None:
         served = serve("Fine.")
         shown = {"type": "image_url", "image_url": {"url": DATA_URL}}
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -27,7 +27,7 @@ async def sent(delay_s: float) -> list[tuple[float, bytes]]:
     word = tuple(Tokenizer.open(MODEL_DIR).encode("a b c"))
     engine = ScriptedEngine(info, lambda _: Script(word, delay_s=delay_s))
     service = assemble(engine, "demo", ServerConfig())
-    run = await service.begin(await service.prepare(Generation(prompts=("x",), max_tokens=3)))
+    run = await service.start(await service.prepare(Generation(prompts=("x",), max_tokens=3)))
     writes: list[tuple[float, bytes]] = []
     loop = asyncio.get_running_loop()
 

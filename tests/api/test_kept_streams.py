@@ -29,7 +29,7 @@ HEAD = {
 }
 
 
-def begun(served: Served, events: int, **headers: str) -> list[str]:
+def started(served: Served, events: int, **headers: str) -> list[str]:
     """The first events of a stream whose client then leaves."""
     text = ""
     named = {"x-quire-stream": ID, **headers}
@@ -59,7 +59,7 @@ def test_an_answer_goes_on_without_its_client_and_is_taken_up(serve: Serve) -> N
     served = serve("", ServerConfig())
     tokens = served.ids("One two three four five six.")
     served.engine.reset(lambda _: Script(tokens, held=held, held_at=3))
-    first = begun(served, 3)
+    first = started(served, 3)
     assert [event.split("\n")[0] for event in first] == ["id: 1", "id: 2", "id: 3"]
     held.set()
     rest = resumed(served, after=3)
@@ -85,7 +85,7 @@ def test_a_stream_without_a_name_ends_with_its_client(serve: Serve) -> None:
 def test_a_stream_is_stopped(serve: Serve) -> None:
     served = serve("", ServerConfig())
     served.engine.reset(lambda _: Script(served.ids("On and on"), silent=True))
-    begun(served, 2)
+    started(served, 2)
     assert HTTP.delete(f"{served.url}/streams/{ID}").status_code == 204
     wait_until(lambda: served.engine.tickets[0].aborted is FinishReason.ABORT)
     served.settle()
@@ -94,7 +94,7 @@ def test_a_stream_is_stopped(serve: Serve) -> None:
 def test_an_answer_that_nobody_reads_ends_after_the_grace(serve: Serve) -> None:
     served = serve("", ServerConfig(keep_streams_s=0.05))
     served.engine.reset(lambda _: Script(served.ids("On and on"), silent=True))
-    begun(served, 2)
+    started(served, 2)
     wait_until(lambda: served.engine.tickets[0].aborted is not None)
     wait_until(lambda: resumed(served).status_code == 404)
 
@@ -127,7 +127,7 @@ def test_a_key_reads_its_own_streams_alone(tokenizer: Tokenizer) -> None:
         served = start(stack, tokenizer, ServerConfig(api_keys=("mine", "yours")))
         served.engine.reset(lambda _: Script(served.ids("A secret.")))
         mine, yours = ({"x-api-key": key} for key in ("mine", "yours"))
-        begun(served, 1, **mine)
+        started(served, 1, **mine)
         assert resumed(served, **yours).status_code == 404
         assert HTTP.delete(f"{served.url}/streams/{ID}", headers=yours).status_code == 404
         assert resumed(served).status_code == 401
@@ -137,7 +137,7 @@ def test_a_key_reads_its_own_streams_alone(tokenizer: Tokenizer) -> None:
 def grown(streams: KeptStreams, stream_id: str, count: int) -> KeptStream:
     """A stream with events of 100 bytes and their numbers, which has not ended."""
     stream = streams.open(stream_id)
-    stream.begin(HEAD)
+    stream.start(HEAD)
     for _ in range(count):
         before = stream.size
         stream.add(b"data: " + b"x" * 92 + b"\n\n")
@@ -172,7 +172,7 @@ def test_pieces_of_any_size_are_the_same_events() -> None:
 
     async def numbered(size: int) -> bytes:
         stream = KeptStream(1.0)
-        stream.begin(HEAD)
+        stream.start(HEAD)
         shown = b"".join(stream.add(body[at : at + size]) for at in range(0, len(body), size))
         assert shown == b": waiting\n\n" + (stream.after(0) or b"")
         return shown

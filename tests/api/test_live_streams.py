@@ -52,7 +52,7 @@ def refused(served: Served, **headers: str) -> list[tuple[str, str | None, int, 
     return [tuple(each[name] for name in names) for each in view["refused"]]
 
 
-def test_what_was_refused_is_told_apart_from_what_was_answered(serve: Serve) -> None:
+def test_refused_requests_are_listed_apart_from_answers(serve: Serve) -> None:
     served = serve(config=ServerConfig(max_body_bytes=2000))
     HTTP.post(served.url + CHAT, json=ASK)
     for body in ({**ASK, "temperature": -9}, {**ASK, "model": "x"}, {**ASK, "user": "x" * 3000}):

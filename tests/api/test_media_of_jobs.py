@@ -13,7 +13,7 @@ from starlette.requests import Request
 from quire.api.reading import ReadingContext
 from quire.api.responses.store import ResponseStore
 from quire.api.shared.context import Context
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
 from quire.core.lru import LruCache
@@ -45,7 +45,7 @@ async def staying() -> Any:
     await asyncio.Event().wait()
 
 
-async def test_the_engine_gets_what_a_job_has_read() -> None:
+async def test_the_engine_gets_media_that_a_job_read() -> None:
     """Also of a file that is too large to be kept for the next request."""
     size = Tokenizer.open(MODEL_DIR).vocab_size
     info = ModelInfo(
@@ -54,7 +54,7 @@ async def test_the_engine_gets_what_a_job_has_read() -> None:
     )
     engine, config = ScriptedEngine(info, lambda _: Script((5,))), ServerConfig()
     service = assemble(engine, "demo", config)
-    media, store, seal = service.prompts.media, ResponseStore(1, 1), Seal(config.signing_key)
+    media, store, signer = service.prompts.media, ResponseStore(1, 1), Signer(config.signing_key)
     jobs = Jobs(ReadingContext(info, "demo", config), JobLimits(at_once=1))
     processor = media._processors["image"]
     item = processor.read(picture(), param="x")[0].item
@@ -65,8 +65,8 @@ async def test_the_engine_gets_what_a_job_has_read() -> None:
                 request = Request(
                     {"type": "http", "method": "POST", "path": "/", "headers": []}, staying
                 )
-                context = Context(service, config, seal, lambda _: store, media.for_job(), jobs)
-                await context.begin(request, await context.read(request, picture(), show))
+                context = Context(service, config, signer, lambda _: store, media.for_job(), jobs)
+                await context.start(request, await context.read(request, picture(), show))
     finally:
         await jobs.close()
         await service.close()

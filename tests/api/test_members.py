@@ -36,7 +36,7 @@ def test_it_agrees_with_json(body: dict[str, Any], ascii: bool, indent: int | No
         assert told.get(name) == value
 
 
-def test_the_last_of_two_counts_and_what_is_within_does_not() -> None:
+def test_the_last_duplicate_counts_and_nested_members_do_not() -> None:
     body = b'{"a": {"model": "x"}, "model": "y", "b": ["model", {"model": "z"}], "model" : "w"}'
     assert found(body) == {"model": "w"}
 

@@ -126,7 +126,7 @@ def openai_error(event: dict[str, Any]) -> str:
         (RESPONSES, lambda event: event["message"]),
     ],
 )
-def test_a_stream_that_was_begun_ends_with_the_error(
+def test_a_stream_that_was_started_ends_with_the_error(
     path: str, message: Callable[[dict[str, Any]], str]
 ) -> None:
     body = {**ASK[path], "model": "b", "stream": True}

@@ -84,7 +84,7 @@ def test_no_other_file_is_served(shared: Served, path: str) -> None:
     assert get(shared.url, path).status_code == 404
 
 
-def test_the_page_needs_no_key_and_what_it_asks_does(tokenizer: Tokenizer) -> None:
+def test_the_page_needs_no_key_but_its_requests_do(tokenizer: Tokenizer) -> None:
     with ExitStack() as stack:
         served = start(stack, tokenizer, ServerConfig(api_keys=("secret",)))
         assert get(served.url, **HTML).status_code == 200
@@ -103,7 +103,7 @@ def test_no_page_turns_it_off(tokenizer: Tokenizer) -> None:
         assert get(served.url, "/page/main.js").status_code == 404
 
 
-def test_metrics_as_json_says_what_prometheus_reads(shared: Served) -> None:
+def test_metrics_as_json_equal_those_for_prometheus(shared: Served) -> None:
     get(shared.url, "/v1/models")
     text = get(shared.url, "/metrics").text
     names = set(re.findall(r"^(quire_\w+)", text, re.MULTILINE))

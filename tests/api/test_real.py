@@ -123,7 +123,7 @@ def test_eight_different_questions_at_once_are_all_answered_right(url: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_skills_in_company_are_those_of_one_at_a_time(url: str, bits: int | None) -> None:
+def test_concurrent_skills_equal_sequential_ones(url: str, bits: int | None) -> None:
     files = [each for each in sorted(SKILLS.glob("*.jsonl")) if "retrieval" not in each.name]
     items = [item for file in files for item in load(file)[:3]]
     requests = [fields_of(item) for item in items]
@@ -197,8 +197,8 @@ def test_a_bound_answer_is_gone_on_with(url: str) -> None:
     answer = text(url, messages=item.messages, response_format=form)
 
     def rest(at: int) -> str:
-        begun = {"role": "assistant", "content": answer[:at]}
-        return text(url, messages=[*item.messages, begun], response_format=form)
+        started = {"role": "assistant", "content": answer[:at]}
+        return text(url, messages=[*item.messages, started], response_format=form)
 
     cuts = range(1, len(answer), 5)
     alone = [rest(at) for at in cuts]
@@ -226,7 +226,7 @@ def test_a_thought_ends_when_its_budget_is_spent(url: str) -> None:
     assert used < free.usage.completion_tokens_details.reasoning_tokens
 
 
-def test_a_conversation_goes_on_from_what_was_computed(url: str) -> None:
+def test_a_conversation_reuses_its_computed_tokens(url: str) -> None:
     messages = [{"role": "system", "content": "You keep a list of words. " * 20}, *question(1, 2)]
     first = ask(url, messages=messages)
     reply = {"role": "assistant", "content": first.choices[0].message.content}

@@ -27,7 +27,7 @@ def test_the_head_of_an_accepted_stream_waits_for_no_token(serve: Serve, path: s
         assert "data: " in "".join(answer.iter_text())
 
 
-def test_the_head_says_what_was_cached_where_that_is_known_at_once(serve: Serve) -> None:
+def test_the_head_reports_cached_tokens_if_they_are_known(serve: Serve) -> None:
     first = threading.Event()
     served = serve()
     served.engine.script = lambda _: Script(

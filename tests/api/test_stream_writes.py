@@ -1,4 +1,4 @@
-"""What a token costs on its way out: one batch of events, one write."""
+"""Writes per streamed token: one batch of events, one write."""
 
 from __future__ import annotations
 

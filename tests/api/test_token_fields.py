@@ -102,7 +102,7 @@ def test_a_prompt_is_cut_to_as_many_tokens(serve: Serve, path: str) -> None:
     assert kept == [whole[-1:], whole[-1:], whole[:1]]
 
 
-def test_a_prompt_that_is_too_long_is_cut_to_what_the_context_takes(serve: Serve) -> None:
+def test_a_long_prompt_is_truncated_to_the_context(serve: Serve) -> None:
     served = serve()
     body = {"prompt": [5] * 9000, "max_tokens": 100}
     assert post(served, "completions", **body).status_code == 400

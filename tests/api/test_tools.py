@@ -155,7 +155,7 @@ def test_a_schema_binds_the_answer(serve: Serve) -> None:
     assert [allows(served, json_object, text) for text in ('{"m": [1]}', "[1]")] == [True, False]
 
 
-def test_beside_tools_a_schema_binds_what_is_no_call(serve: Serve) -> None:
+def test_with_tools_a_schema_binds_text_outside_of_calls(serve: Serve) -> None:
     served = serve('{"n": 4}')
     create(served, response_format=FORMAT, tools=TOOLS)
     grammar = served.engine.requests[0].grammar

@@ -158,7 +158,7 @@ def test_a_request_is_a_span_with_its_phases_in_the_trace_of_its_client(
     assert resource == "quire"
 
 
-def test_what_fails_here_is_an_error_and_what_the_client_does_wrong_is_none(
+def test_server_faults_are_errors_and_client_faults_are_not(
     tokenizer: Tokenizer, collector: Collector
 ) -> None:
     script = Script((5,), error=Failure("no", 500, code="internal_error"))

@@ -243,13 +243,13 @@ def test_what_is_asked_each_second_is_logged_at_debug_level_unless_it_fails(
     assert [record.levelno for record in caplog.records] == levels
 
 
-def test_the_root_says_who_answers(serve: Serve) -> None:
+def test_the_root_names_the_server(serve: Serve) -> None:
     served = serve()
     assert HTTP.head(served.url).status_code == 200
     assert HTTP.get(served.url).json()["name"] == "quire"
 
 
-def test_models_say_what_is_served(serve: Serve) -> None:
+def test_models_lists_the_served_models(serve: Serve) -> None:
     served = serve()
     (model,) = HTTP.get(f"{served.url}/v1/models").json()["data"]
     assert (model["id"], model["object"], model["context_length"]) == ("quire-demo", "model", 4096)

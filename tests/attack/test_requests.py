@@ -15,7 +15,7 @@ import PIL.Image
 import psutil
 import pytest
 
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from tests.attack.harness import MIB, Victim
 from tests.support.child import quire_serve
 from tests.support.everyday import everyday
@@ -58,8 +58,8 @@ def unoffered() -> dict[str, Any]:
 
 
 def bombs() -> dict[str, Any]:
-    """Thoughts that another server sealed, and that would unpack to a thousand times their size."""
-    data = Seal("stranger").seal("a" * (8 * MIB))
+    """Reasoning that another server packed, which would unpack to a thousand times its size."""
+    data = Signer("stranger").pack("a" * (8 * MIB))
     said = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": data}] * 60}
     return {"model": "quire-demo", "messages": [user("x"), said, user("y")], "max_tokens": 1}
 

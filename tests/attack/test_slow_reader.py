@@ -51,7 +51,7 @@ async def test_what_waits_is_rendered_in_pieces(
     engine.reset(lambda _: Script(tuple(words)))
     spec: dict[str, Any] = {"sampling": SamplingParams(logprobs=TOP), "max_tokens": TOKENS}
     prepared = await service.prepare(Generation(prompts=("x",), n=choices, **spec))
-    run = await service.begin(prepared)
+    run = await service.start(prepared)
     stream = run.batches()
     said = [event for _, event in await anext(stream)]
     while not all(ticket.ended for ticket in engine.tickets):

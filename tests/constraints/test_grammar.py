@@ -110,7 +110,7 @@ def test_json_mode_gives_an_object(
     assert set(allowed(state.mask())) == eos
 
 
-def test_a_regex_and_what_may_end_it(
+def test_a_regex_and_its_end_tokens(
     compiler: GrammarCompiler, tokenizer: Tokenizer, eos: frozenset[int]
 ) -> None:
     state = compiler.compile(GrammarSpec("regex", "[ab]{2,3}"))
@@ -170,7 +170,7 @@ def test_an_answer_is_free_until_its_thought_has_ended(
 def test_a_mark_of_ordinary_tokens_ends_a_thought_however_it_is_cut(
     compiler: GrammarCompiler, tokenizer: Tokenizer, last: str, goes_on: str
 ) -> None:
-    """Text beside a mark changes its tokens: the last one may begin the answer."""
+    """Text beside a mark changes its tokens: the last one may start the answer."""
     end = tuple(ids_of(tokenizer, "</think:"))
     assert len(end) > 1
     state = compiler.compile(schema_spec(SCHEMA, start_after=end))
@@ -215,10 +215,10 @@ def test_an_answer_goes_on_wherever_it_was_cut(
     answer = '{"name": "ä🙂\\n<e", "unit": null, "days": [1, 12]}'
     schema = schema_spec(SCHEMA)
     for cut in range(len(answer) + 1):
-        state = compiler.compile(replace(schema, begun=answer[:cut]))
+        state = compiler.compile(replace(schema, started=answer[:cut]))
         feed(state, ids_of(tokenizer, answer[cut:]) if cut < len(answer) else [])
         assert set(allowed(state.mask())) == eos
-        again = compiler.compile(replace(schema, begun=answer[:cut]))
+        again = compiler.compile(replace(schema, started=answer[:cut]))
         drawn = random_answer(again, eos, seed=cut)
         if drawn is not None:
             read = json.loads(answer[:cut] + tokenizer.decode(drawn, skip_special_tokens=False))
@@ -226,7 +226,7 @@ def test_an_answer_goes_on_wherever_it_was_cut(
 
 
 @pytest.mark.parametrize(
-    ("spec", "begun", "rest"),
+    ("spec", "started", "rest"),
     [
         (GrammarSpec("regex", "[ab]{4}"), "abc", "'c'"),
         (GrammarSpec("regex", "[ab]{4}"), "ababa", "'a'"),
@@ -237,16 +237,16 @@ def test_an_answer_goes_on_wherever_it_was_cut(
         (schema_spec({"type": "null"}), "null and more", "and more'"),
     ],
 )
-def test_a_beginning_of_no_answer(
-    compiler: GrammarCompiler, spec: GrammarSpec, begun: str, rest: str
+def test_a_start_of_no_answer(
+    compiler: GrammarCompiler, spec: GrammarSpec, started: str, rest: str
 ) -> None:
     with pytest.raises(RequestError, match="'the field'") as refused:
-        compiler.compile(replace(spec, begun=begun), "the field")
+        compiler.compile(replace(spec, started=started), "the field")
     assert (refused.value.param, refused.value.code) == ("the field", NO_BEGINNING)
     assert rest in refused.value.message
 
 
-def test_a_call_in_the_reasoning_is_bound_from_its_own_beginning(
+def test_a_call_in_the_reasoning_is_bound_from_its_own_start(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     opener, closing = (tokenizer.token_to_id(t) for t in ("<|tool_call>", "<channel|>"))
@@ -255,7 +255,7 @@ def test_a_call_in_the_reasoning_is_bound_from_its_own_beginning(
         f'start: "yes" | <[{opener}]> "no"',
         start_after=(closing,),
         opener=opener,
-        begun="y",
+        started="y",
     )
     state = compiler.compile(spec)
     state.accept(closing)
@@ -373,7 +373,7 @@ def test_the_http_side_can_check_without_mlx() -> None:
         ("json_schema", '{"type": "string", "pattern": "(?=a)"}', "cannot be read: look-around"),
     ],
 )
-def test_a_refusal_is_one_line_for_who_wrote_the_grammar(kind: str, source: str, said: str) -> None:
+def test_a_refused_grammar_gets_a_one_line_message(kind: str, source: str, said: str) -> None:
     with pytest.raises(RequestError) as refused:
         check_grammar(GrammarSpec(kind, source), "text.format")
     message = refused.value.message

@@ -43,12 +43,12 @@ def test_a_thought_that_ends_on_its_last_token_is_not_ended_twice() -> None:
     assert answer(state, [TEXT, END, TEXT, TEXT]) == [TEXT, END, TEXT, TEXT]
 
 
-def test_what_the_model_has_begun_of_the_end_is_only_completed() -> None:
+def test_what_the_model_has_started_of_the_end_is_only_completed() -> None:
     state = ThinkingState(ThinkingBudget(2, (), (7, 8, END)))
     assert answer(state, [TEXT, 7, TEXT, TEXT, TEXT]) == [TEXT, 7, 8, END, TEXT]
 
 
-def test_nothing_counts_before_the_thought_begins() -> None:
+def test_nothing_counts_before_the_thought_starts() -> None:
     state = ThinkingState(ThinkingBudget(2, (START, 5), (END,)))
     wishes = [TEXT, START, TEXT, START, 5, TEXT, TEXT, TEXT, TEXT]
     assert answer(state, wishes) == [*wishes[:7], END, TEXT]

@@ -13,7 +13,7 @@ def allowed(state: TokenRulesState) -> set[int]:
     return {each for each in range(SIZE) if (state.mask() & mask_of((each,), SIZE)).any()}
 
 
-def test_only_what_is_allowed_and_not_banned_may_come() -> None:
+def test_tokens_must_be_allowed_and_not_banned() -> None:
     state = TokenRulesState(TokenRules(allowed=(3, 5, 69), banned=((5,),)), SIZE)
     assert allowed(state) == {3, 69}
 

@@ -16,7 +16,7 @@ def order(turns: Turns[str, int], cost: float = 1.0) -> str:
     return keys
 
 
-def test_keys_alternate_whoever_asked_for_more() -> None:
+def test_keys_alternate_however_much_each_asks() -> None:
     turns: Turns[str, int] = Turns()
     for number in range(6):
         turns.add("b", number)

@@ -56,7 +56,7 @@ def test_some_held_out_sums_are_right(model: Any) -> None:
 
 
 @pytest.mark.parametrize("skill", ["arithmetic", "json"])
-def test_the_shipped_items_are_those_of_the_script(skill: str) -> None:
+def test_the_shipped_items_equal_the_scripts(skill: str) -> None:
     shipped = load(testsets.FOLDER / f"{skill}.jsonl")
     made = [testsets.skill_item(skill, item) for item in testsets.held_out(skill)]
     assert shipped == made

@@ -12,7 +12,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Embed, Request
 from quire.engine import invariance
-from quire.engine.invariance import check_format, check_request, limited
+from quire.engine.invariance import check_format, check_invariant, limited
 
 ASKED = EngineConfig("", batch_invariant=True, max_sequences=200)
 PAGE = KVFormat("page", 4, 4)
@@ -38,12 +38,12 @@ def test_what_recorded_steps_do_not_compute_is_refused() -> None:
     check_format(EngineConfig(""), float16, {PAGE}.__contains__)
     with pytest.raises(ModelError, match="batch-invariant: not possible with a plain-float16 KV"):
         check_format(ASKED, float16, {PAGE}.__contains__)
-    check_request(ASKED, Request("r", (1,), kv_format=KVFormat()))
+    check_invariant(ASKED, Request("r", (1,), kv_format=KVFormat()))
     with pytest.raises(RequestError, match="its own KV format alone, plain"):
-        check_request(ASKED, Request("r", (1,), kv_format=PAGE))
-    check_request(replace(ASKED, kv_format=PAGE), Request("r", (1,), kv_format=PAGE))
+        check_invariant(ASKED, Request("r", (1,), kv_format=PAGE))
+    check_invariant(replace(ASKED, kv_format=PAGE), Request("r", (1,), kv_format=PAGE))
     with pytest.raises(RequestError, match="generates tokens alone"):
-        check_request(ASKED, Request("r", (1,), task=Embed()))
+        check_invariant(ASKED, Request("r", (1,), task=Embed()))
 
 
 def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

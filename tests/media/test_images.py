@@ -58,7 +58,7 @@ def png(
     extra: bytes = b"",
     interlaced: int = 0,
 ) -> bytes:
-    """A PNG whose header says what it is told to; `rows` begin with a filter byte each."""
+    """A PNG whose header says what it is told to; `rows` start with a filter byte each."""
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlaced)
     body = (
         chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
@@ -215,7 +215,7 @@ class TestModes:
         assert red > 250
         assert max(green, blue) < 5
 
-    def test_transparency_is_what_transformers_makes_of_it(self) -> None:
+    def test_transparency_equals_transformers(self) -> None:
         transforms = pytest.importorskip("transformers.image_transforms")
         pixels = np.random.default_rng(3).integers(0, 256, (40, 50, 4), dtype=np.uint8)
         image = PIL.Image.fromarray(pixels)

@@ -86,8 +86,8 @@ def test_large_pictures_become_tiles(tmp_path: Path) -> None:
     """And come once more as a whole; text stands before each."""
     parts = prepared(opened(tmp_path, **SMALL), 130, 90)
     names = [f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in (1, 2, 3)]
-    begins = ["<|image_start|>" + names[0], *names[1:], "<|img_thumbnail|>"]
-    assert [part.before for part in parts] == begins
+    starts = ["<|image_start|>" + names[0], *names[1:], "<|img_thumbnail|>"]
+    assert [part.before for part in parts] == starts
     assert [part.after for part in parts] == [""] * 6 + ["<|image_end|>"]
     assert [part.item.shape for part in parts] == [(4, 4)] * 6 + [(2, 4)]
     assert [part.item.tokens for part in parts] == [4] * 6 + [2]
@@ -97,7 +97,7 @@ def test_large_pictures_become_tiles(tmp_path: Path) -> None:
         expected = pixels(noise(130, 90), height, width)
         assert np.abs(found / 127.5 - 1 - expected).max() < 1e-3
     parts = prepared(opened(tmp_path, **SMALL, use_thumbnail=False), 130, 90)
-    assert [part.before for part in parts] == begins[:-1]
+    assert [part.before for part in parts] == starts[:-1]
     assert parts[-1].after == "<|image_end|>"
 
 

@@ -57,7 +57,7 @@ def test_the_layout_of_patches() -> None:
     item = read(processor(), encoded(PIL.Image.fromarray(pixels)), param="p")
     assert (item.shape, item.tokens, item.bidirectional) == ((4, 6), 6, False)
     patches = np.frombuffer(item.features, np.uint8).reshape(24, 14, 14, 3)
-    # The second square begins behind the four patches of the first, two columns further.
+    # The second square starts behind the four patches of the first, two columns further.
     assert patches[4, 0, 0].tolist() == [0, 28, 0]
     assert patches[6, 0, 0].tolist() == [14, 28, 0]
     assert patches[12, 3, 5].tolist() == [31, 5, 0]

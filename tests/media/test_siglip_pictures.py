@@ -82,7 +82,7 @@ def pixels(picture: PIL.Image.Image, height: int, width: int) -> np.ndarray:
         ((2, 40_000), (32, 40_000)),
     ],
 )
-def test_youtu_shrinks_what_is_too_large(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+def test_youtu_shrinks_large_pictures(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     assert shrunk(*size, 32, 36_864 * 16**2) == wanted
 
 

@@ -59,7 +59,7 @@ class TestWav:
         found = heard(wav(tone(0.1), 0 * tone(0.1), tone(0.1, 880.0)))
         assert np.abs(found - (tone(0.1) + tone(0.1, 880.0)) / 3).max() < 1e-4
 
-    def test_a_length_that_was_not_known_is_what_there_is(self) -> None:
+    def test_an_unknown_length_is_the_length_of_the_data(self) -> None:
         assert len(heard(wav(tone(0.1), size=0xFFFFFFFF))) == 1600
 
     def test_a_file_that_was_cut_is_refused(self) -> None:
@@ -72,7 +72,7 @@ class TestWav:
     def test_samples_that_are_no_numbers(self) -> None:
         assert "no numbers" in refused(wav(tone(0.1) * np.nan, bits=32, code=3))
 
-    def test_the_header_tells_what_is_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_long_sounds_are_refused_by_their_header(self, monkeypatch: pytest.MonkeyPatch) -> None:
         data = wav(tone(2))
         monkeypatch.setattr(np, "frombuffer", None)  # no sample is looked at
         message = refused(data, "media_too_large", FileLimits(seconds=1.5))
@@ -132,7 +132,7 @@ class TestOthers:
 
 class TestResampling:
     @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000])
-    def test_a_tone_stays_what_it_is(self, rate: int) -> None:
+    def test_a_tone_keeps_its_frequency(self, rate: int) -> None:
         found = resampled(tone(0.5, 1000.0, rate).astype(np.float32), rate, RATE)
         assert len(found) == 8000
         assert np.abs(found - tone(0.5, 1000.0))[200:-200].max() < 1e-4

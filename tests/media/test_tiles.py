@@ -118,7 +118,7 @@ def test_gemma3_scans_long_pictures_as_transformers_does(
     assert "".join(part.before + part.after for part in parts) == expected
 
 
-def test_parts_of_a_picture_fit_what_it_may_take(tmp_path: Path) -> None:
+def test_parts_of_a_picture_fit_its_limit(tmp_path: Path) -> None:
     ours = processor(tmp_path, GEMMA3, GEMMA3_SETTINGS | SCAN)
     picture = encoded(noise(150, 50))
     assert len(ours.read(picture, param="p", detail=16)) == 4
@@ -571,11 +571,11 @@ def test_deepseek_with_two_encoders_against_transformers(tmp_path: Path) -> None
         (part,) = ours.read(encoded(picture), param="p")
         wanted = theirs.preprocess(picture, return_tensors="np")
         first = 3 * 112**2
-        for begin, end, vision, key in (
+        for start, end, vision, key in (
             (0, first, large, "high_res_pixel_values"),
             (first, None, SIGLIP, "pixel_values"),
         ):
-            item = MediaItem.of("image", part.item.features[begin:end], (1,), 16)
+            item = MediaItem.of("image", part.item.features[start:end], (1,), 16)
             assert np.abs(pixels(item, {"vision_config": vision}) - wanted[key]).max() < 1e-3
         assert part.item.tokens == 16
     with pytest.raises(ModelError, match="high_res_image_std"):

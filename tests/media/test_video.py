@@ -76,7 +76,7 @@ def test_a_frame_takes_as_many_tokens_as_is_asked(ours: VideoProcessor) -> None:
     assert coarse[0].item.tokens <= 70
 
 
-def test_the_header_tells_what_is_too_much(ours: VideoProcessor) -> None:
+def test_large_videos_are_refused_by_their_header(ours: VideoProcessor) -> None:
     data = video(greys(24))
     message = refused(ours, data, "media_too_large", FileLimits(pixels=64 * 48 - 1))
     assert "64 x 48 pixels, more than 3071" in message

@@ -53,7 +53,7 @@ async def test_a_format_binds_after_the_reasoning(service: Service) -> None:
     ("content", "free"),
     [("4", False), ("<|channel>thought\nHm.<channel|>", False), ("<|channel>thought\nHm.", True)],
 )
-async def test_an_answer_that_was_begun_opens_no_reasoning(
+async def test_an_answer_that_was_started_opens_no_reasoning(
     service: Service, content: str, free: bool
 ) -> None:
     last = {"role": "assistant", "content": content}

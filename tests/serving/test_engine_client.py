@@ -125,7 +125,7 @@ async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngi
     assert (await end_of(second)).finish in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-async def test_an_engine_that_dies_fails_what_is_in_flight(
+async def test_a_dead_engine_fails_requests_in_flight(
     client: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.serving.engine_client._EXIT_S", HANG_S)
@@ -159,7 +159,7 @@ async def test_others_go_on_while_a_process_that_has_closed_its_pipe_ends(
         await starting
 
 
-async def test_closing_ends_what_is_in_flight(client: ProcessEngine) -> None:
+async def test_closing_fails_requests_in_flight(client: ProcessEngine) -> None:
     (ticket,) = client.submit([endless("a")])
     await anext(aiter(ticket))
     await client.close()
@@ -222,7 +222,6 @@ class CountedFrames:
         self.reads = self.values = 0
 
     def read(self) -> list[Any] | None:
-        """See `Frames.read`."""
         self.reads += 1
         found = self._frames.read()
         self.values += len(found or ())

@@ -15,8 +15,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
 )
 from quire.text.output import fold
 
@@ -30,7 +30,7 @@ call = st.integers(0, 3).flatmap(
 plain = st.one_of(
     st.builds(Text, pieces, logprobs.map(tuple)).map(lambda event: [event]),
     st.builds(Reasoning, pieces, logprobs.map(tuple)).map(lambda event: [event]),
-    call.map(lambda parts: [ToolCallBegun(0, "id", "f"), *parts, ToolCallEnded(0)]),
+    call.map(lambda parts: [ToolCallStarted(0, "id", "f"), *parts, ToolCallEnded(0)]),
 )
 events = st.lists(plain, max_size=12).map(lambda groups: [e for group in groups for e in group])
 

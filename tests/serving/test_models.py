@@ -93,7 +93,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_model_is_loaded_once_by_all_who_ask_for_it() -> None:
+def test_concurrent_requests_load_a_model_once() -> None:
     async def check() -> None:
         house = House()
         models = house.models("a", "b")
@@ -110,7 +110,7 @@ def test_a_model_is_loaded_once_by_all_who_ask_for_it() -> None:
     virtual_time.run(check())
 
 
-def test_who_leaves_does_not_stop_what_others_wait_for() -> None:
+def test_a_cancelled_request_does_not_stop_a_shared_load() -> None:
     async def check() -> None:
         models = House().models("a", "b")
         leaving, staying = (asyncio.create_task(asked(models, "a")) for _ in range(2))
@@ -308,7 +308,7 @@ def test_who_waits_for_a_model_gets_it_however_soon_it_goes() -> None:
     uvloop.run(check())
 
 
-def test_a_model_goes_although_all_who_waited_have_left() -> None:
+def test_a_model_is_unloaded_after_all_waiting_requests_left() -> None:
     async def check() -> None:
         house = House()
         models = house.models("a", "b", idle_s=5.0)
@@ -362,7 +362,7 @@ def test_a_loading_that_hangs_can_be_stopped() -> None:
         assert list(house.there) == ["c"]
         loading = asyncio.create_task(asked(models, "a"))
         await asyncio.sleep(0)
-        await models.unload(models.find("a"))  # before it has begun
+        await models.unload(models.find("a"))  # before it has started
         with pytest.raises(EngineFailure, match="stopped"):
             await loading
         await answered(models, "a")
@@ -371,7 +371,7 @@ def test_a_loading_that_hangs_can_be_stopped() -> None:
     virtual_time.run(check())
 
 
-def test_a_request_begins_the_time_anew() -> None:
+def test_a_request_starts_the_time_anew() -> None:
     async def check() -> None:
         models = House().models("a", idle_s=10.0)
         await models.open()
@@ -433,7 +433,7 @@ def test_what_breaks_down_while_another_loads_leaves_it_the_room() -> None:
     virtual_time.run(check())
 
 
-def test_memory_is_shared_out_by_what_is_loaded() -> None:
+def test_memory_is_divided_by_the_loaded_models() -> None:
     async def check() -> None:
         house = House()
         models = house.models("a", "b", memory=10_000)
@@ -448,14 +448,14 @@ def test_memory_is_shared_out_by_what_is_loaded() -> None:
     virtual_time.run(check())
 
 
-@pytest.mark.parametrize("begun_s", [0, 1])
-def test_closing_ends_what_loads_and_what_is_loaded(begun_s: int) -> None:
+@pytest.mark.parametrize("started_s", [0, 1])
+def test_closing_ends_loading_and_loaded_models(started_s: int) -> None:
     async def check() -> None:
         house = House()
         models = house.models("a", "b")
         await answered(models, "a")
         loading = asyncio.create_task(asked(models, "b"))
-        await asyncio.sleep(begun_s)
+        await asyncio.sleep(started_s)
         await models.close()
         assert not house.there
         with pytest.raises(EngineFailure, match="shutting down"):

@@ -120,7 +120,7 @@ async def test_a_last_message_that_the_template_leaves_out_is_answered(service: 
 
 
 @pytest.mark.parametrize(
-    ("content", "begun"),
+    ("content", "started"),
     [
         (' {"a"', ' {"a"'),
         ('<|channel>thought\nHm.<channel|>\n\n{"a"', '{"a"'),
@@ -128,12 +128,12 @@ async def test_a_last_message_that_the_template_leaves_out_is_answered(service: 
         ([{"type": "text", "text": "["}, {"type": "text", "text": "1"}], "[\n1"),
     ],
 )
-async def test_the_answer_that_was_begun(service: Service, content: Any, begun: str) -> None:
+async def test_the_answer_that_was_started(service: Service, content: Any, started: str) -> None:
     last = {"role": "assistant", "content": content}
     format = AnswerFormat("json_schema", "{}", "response_format")
     spec = Generation(messages=(ASK, last), format=format, continue_final=True, or_anew=True)
     prepared = await service.prepare(spec)
-    assert prepared.begun == begun
+    assert prepared.started == started
     (anew,) = prepared.anew
     assert service.tokenizer.decode(anew.tokens).endswith("<|turn>model\n")
     assert not (await service.prepare(replace(spec, or_anew=False))).anew

@@ -92,19 +92,19 @@ def test_the_same_request_is_compiled_once() -> None:
 
 @pytest.mark.parametrize("dialect", ["gemma4", "harmony"])
 @pytest.mark.parametrize("tools", [(), (Tool("f"),)])
-def test_a_beginning_is_read_as_the_grammar_would_write_it(
+def test_a_start_is_read_as_the_grammar_would_write_it(
     dialect: str, tools: tuple[Tool, ...]
 ) -> None:
     async def build() -> None:
         number = {"type": "object", "properties": {"a  b": {"type": "integer"}}}
         async with opened(dialect) as made:
-            begun = replace(wanted(number, *tools), bare=True, begun='\n{\n\t"a  b"  :\r\n')
-            grammar = (await made.build(begun)).grammar
+            started = replace(wanted(number, *tools), bare=True, started='\n{\n\t"a  b"  :\r\n')
+            grammar = (await made.build(started)).grammar
             assert grammar is not None
-            assert grammar.begun == '{ "a  b" : '
+            assert grammar.started == '{ "a  b" : '
             for wrong in ("x", '{"b', '{"a  b": "'):
                 with pytest.raises(RequestError, match="'response_format'") as refused:
-                    await made.build(replace(begun, begun=wrong))
+                    await made.build(replace(started, started=wrong))
                 assert refused.value.code == NO_BEGINNING
 
     asyncio.run(build())

@@ -21,9 +21,9 @@ from tests.support.scripted_engine import Script, ScriptedEngine
 ASK: Any = {"role": "user", "content": "Hi."}
 
 
-async def begin(service: Service, **fields: Any) -> GenerationStream:
+async def start(service: Service, **fields: Any) -> GenerationStream:
     fields = {"prompts": ("x",), **fields}
-    return await service.begin(await service.prepare(Generation(**fields)))
+    return await service.start(await service.prepare(Generation(**fields)))
 
 
 async def events_of(run: GenerationStream) -> list[tuple[int, Event]]:
@@ -31,7 +31,7 @@ async def events_of(run: GenerationStream) -> list[tuple[int, Event]]:
 
 
 async def test_one_request_a_choice_and_prompt(service: Service, engine: ScriptedEngine) -> None:
-    run = await begin(service, prompts=((5,), (6, 7)), n=2, sampling=SamplingParams(seed=3))
+    run = await start(service, prompts=((5,), (6, 7)), n=2, sampling=SamplingParams(seed=3))
     assert [request.prompt for request in engine.requests] == [(5,), (5,), (6, 7), (6, 7)]
     seeds = [request.sampling.seed for request in engine.requests]
     assert seeds[0] == 3
@@ -52,14 +52,14 @@ async def test_one_request_a_choice_and_prompt(service: Service, engine: Scripte
 async def test_max_tokens(
     service: Service, engine: ScriptedEngine, asked: int | None, prompt: int, given: int
 ) -> None:
-    await begin(service, prompts=((5,) * prompt,), max_tokens=asked)
+    await start(service, prompts=((5,) * prompt,), max_tokens=asked)
     assert engine.requests[0].max_tokens == given
 
 
 async def test_what_ends_an_answer(service: Service, engine: ScriptedEngine) -> None:
     eos = service.tokenizer.eos_ids
-    await begin(service, stop_token_ids=frozenset({9}))
-    await begin(service, stop_token_ids=frozenset({9}), ignore_eos=True)
+    await start(service, stop_token_ids=frozenset({9}))
+    await start(service, stop_token_ids=frozenset({9}), ignore_eos=True)
     assert [each.stop_token_ids for each in engine.requests] == [eos | {9}, {9}]
     assert engine.requests[0].deadline_s == 9.0
 
@@ -67,7 +67,7 @@ async def test_what_ends_an_answer(service: Service, engine: ScriptedEngine) -> 
 async def test_ends_of_messages_are_worth_a_snapshot(
     service: Service, engine: ScriptedEngine
 ) -> None:
-    await begin(service, prompts=(), messages=(ASK, {"role": "assistant", "content": "Ho."}, ASK))
+    await start(service, prompts=(), messages=(ASK, {"role": "assistant", "content": "Ho."}, ASK))
     (request,) = engine.requests
     assert len(request.snapshots) == 3
     assert all(request.prompt[at - 1] in service.tokenizer.eos_ids for at in request.snapshots)
@@ -77,14 +77,14 @@ async def test_a_least_length_that_the_answer_cannot_have(
     service: Service, engine: ScriptedEngine
 ) -> None:
     with pytest.raises(RequestError, match="'min_tokens' is 8, but the answer has at most 7"):
-        await begin(service, min_tokens=8, max_tokens=7)
+        await start(service, min_tokens=8, max_tokens=7)
     assert engine.requests == []
 
 
 async def test_a_stop_string_aborts_the_request(service: Service, engine: ScriptedEngine) -> None:
     words = tuple(service.tokenizer.encode("one two three four"))
     engine.reset(lambda _: Script(words, silent=True))
-    found = await events_of(await begin(service, stops=("two",)))
+    found = await events_of(await start(service, stops=("two",)))
     assert fold([event for _, event in found]).text == "one "
     assert engine.tickets[0].aborted is FinishReason.STOP
 
@@ -94,7 +94,7 @@ async def test_an_engine_that_is_gone_takes_nothing(
 ) -> None:
     engine.failure = "it died"
     with pytest.raises(EngineFailure, match="it died"):
-        await begin(service)
+        await start(service)
 
 
 async def test_observers_hear_of_every_choice(service: Service, engine: ScriptedEngine) -> None:
@@ -114,18 +114,18 @@ async def test_observers_hear_of_every_choice(service: Service, engine: Scripted
             heard.append(f"{self._caller} gone")
 
     service.observe(Counting)
-    await events_of(await begin(service, prompts=((5, 6),), n=2, caller="me"))
+    await events_of(await start(service, prompts=((5, 6),), n=2, caller="me"))
     assert sorted(heard) == sorted(["me 2 first", "me 2 ended", "me 2 gone"] * 2)
 
 
-async def test_a_reader_that_leaves_aborts_what_runs(
+async def test_a_reader_that_leaves_aborts_its_requests(
     service: Service, engine: ScriptedEngine
 ) -> None:
     def silent(_: object) -> Script:
         return Script(tuple(service.tokenizer.encode("Hello")), silent=True)
 
     engine.reset(silent)
-    run = await begin(service, n=2)
+    run = await start(service, n=2)
     before = asyncio.all_tasks()
     batches: Sequence[Any] = []
     stream = run.batches()
@@ -145,6 +145,6 @@ async def test_output_that_cannot_be_read_fails_its_request(
 
     monkeypatch.setattr(OutputStream, "feed", unreadable)
     engine.reset(lambda _: Script((5, 6), silent=True))
-    ((_, end),) = await events_of(await begin(service))
+    ((_, end),) = await events_of(await start(service))
     assert isinstance(end, Failed)
     assert engine.tickets[0].aborted is FinishReason.ERROR

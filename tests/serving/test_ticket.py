@@ -37,7 +37,7 @@ async def test_a_long_wait_is_more_than_one_output() -> None:
     assert [token for output in waiting for token in output.token_ids] == list(range(1000))
 
 
-async def test_a_failure_keeps_what_was_known_of_the_prompt() -> None:
+async def test_a_failure_keeps_the_prompt_counts() -> None:
     made, failure = ticket(), Failure("the engine is gone")
     made.put(Output("a", (1,), prompt_tokens=4, cached_tokens=2, reuse="new", queued_s=0.5))
     made.fail(failure)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import PIL.Image
 
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 
 CHAT = "/v1/chat/completions"
 _HOLD_S = 2.0
@@ -115,13 +115,13 @@ def bomb(target: Target, draw: random.Random) -> int:
 
 
 @cache
-def _sealed() -> str:
-    return Seal("stranger").seal("a" * (8 << 20))
+def _signed() -> str:
+    return Signer("stranger").pack("a" * (8 << 20))
 
 
-def sealed(target: Target, draw: random.Random) -> int:
-    """Reasoning that another server sealed, and that would unpack to a thousand times its size."""
-    blocks = [{"type": "redacted_thinking", "data": _sealed()}] * draw.choice((6, 60))
+def signed(target: Target, draw: random.Random) -> int:
+    """Send reasoning that another server packed and that unpacks to a thousand times its size."""
+    blocks = [{"type": "redacted_thinking", "data": _signed()}] * draw.choice((6, 60))
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": blocks}]
     return target.post("/v1/messages", {"messages": [*said, {"role": "user", "content": "y"}]})
 
@@ -173,7 +173,7 @@ ATTACKS: tuple[Attack, ...] = (
     many_stops,
     bad_image,
     bomb,
-    sealed,
+    signed,
     stopped_engine,
     half_sent,
     unread,

@@ -215,7 +215,7 @@ def test_json_with_only_ascii_keeps_the_marks() -> None:
 
 
 @pytest.mark.parametrize("kind", made.KINDS)
-def test_texts_that_are_no_tokens_are_covered_and_encoded_as_what_they_hold(kind: str) -> None:
+def test_media_texts_without_a_token_are_covered_and_encoded(kind: str) -> None:
     """Media may replace a text that is no token, or several tokens."""
     tokenizer = made_tokenizer(kind)
     tokens = control_tokens(tokenizer, TURNS)

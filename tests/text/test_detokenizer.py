@@ -73,10 +73,10 @@ def byte_ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
 @settings(max_examples=60, deadline=None)
 def test_random_ids_of_a_byte_fallback_model(kind: str, data: st.DataObject) -> None:
     tokenizer = opened(kind)
-    bytes_begin = tokenizer.token_id("<0x00>")
-    assert bytes_begin is not None
+    bytes_start = tokenizer.token_id("<0x00>")
+    assert bytes_start is not None
     ordinary = st.integers(0, tokenizer.vocab_size + 5).filter(
-        lambda id: not bytes_begin <= id < bytes_begin + 256
+        lambda id: not bytes_start <= id < bytes_start + 256
     )
     character = st.characters(exclude_categories=["Cs"])
     some = ordinary.map(lambda id: [id]) | character.map(lambda c: byte_ids(tokenizer.backend, c))

@@ -18,8 +18,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 from quire.text.output import OutputStream, fold
@@ -54,7 +54,7 @@ def test_events_in_order_and_exact_usage() -> None:
     assert [kind for i, kind in enumerate(kinds) if kind is not kinds[i - 1] or i == 0] == [
         Reasoning,
         Text,
-        ToolCallBegun,
+        ToolCallStarted,
         ToolCallArguments,
         ToolCallEnded,
         Finished,
@@ -153,9 +153,9 @@ def test_abort_and_empty_answers_end_once() -> None:
 
 
 def test_the_fold_leaves_out_calls_that_never_ended() -> None:
-    begun: list[Event] = [ToolCallBegun(0, "a", "f"), ToolCallArguments(0, "{")]
-    assert fold(begun).tool_calls == []
-    whole = fold([*begun, ToolCallArguments(0, "}"), ToolCallEnded(0)])
+    started: list[Event] = [ToolCallStarted(0, "a", "f"), ToolCallArguments(0, "{")]
+    assert fold(started).tool_calls == []
+    whole = fold([*started, ToolCallArguments(0, "}"), ToolCallEnded(0)])
     assert [(c.id, c.name, c.arguments) for c in whole.tool_calls] == [("a", "f", "{}")]
     assert whole.finish is None
 

@@ -38,8 +38,8 @@ def test_a_question_is_written_as_by_the_publisher(model_type: str, tmp_path: Pa
     answer = {"role": "assistant", "content": "Oh."}
     again = template.render([first, answer, {"role": "user", "content": "Why?"}])
     assert again == PROMPTS[model_type] + AGAIN[model_type]
-    begun = template.render([first, answer], continue_final=True)
-    assert begun == PROMPTS[model_type] + "Oh."
+    started = template.render([first, answer], continue_final=True)
+    assert started == PROMPTS[model_type] + "Oh."
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_tools_follow_the_system_message_of_deepseek_v32(tmp_path: Path) -> None
     template = ChatTemplate.open(folder(tmp_path, "deepseek_v32"), {})
     for system in ([], [{"role": "system", "content": "Be brief."}]):
         text = template.render([*system, said("a")], tools=[TOOL])
-        begun = "Be brief." if system else ""
-        assert text.startswith(f"{BOS}{begun}\n\n## Tools\nYou have access to a set of tools")
+        started = "Be brief." if system else ""
+        assert text.startswith(f"{BOS}{started}\n\n## Tools\nYou have access to a set of tools")
         function = json.dumps(TOOL["function"])
         end = f"<functions>\n{function}\n</functions>\n<｜User｜>a<｜Assistant｜></think>"
         assert text.endswith(end)

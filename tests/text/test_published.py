@@ -66,7 +66,7 @@ def test_every_family_is_among_them() -> None:
 
 
 @pytest.mark.parametrize(("published", "model_type"), CASES)
-def test_an_answer_ends_and_begins_as_published(
+def test_an_answer_ends_and_starts_as_published(
     published: Published, model_type: str, tmp_path: Path
 ) -> None:
     folder = _folder(tmp_path, published)

@@ -63,7 +63,7 @@ def test_holds_back_no_more_than_may_be_a_stop_string(stops: list[str], text: st
         assert len(seen) - len(sent) == max(held, default=0)
 
 
-def test_begins_inside_a_token() -> None:
+def test_starts_inside_a_token() -> None:
     assert run(["\nUser:"], ["Hello.", "\nUs", "er: hi"]) == (["Hello.", "", ""], "\nUser:")
 
 
@@ -86,7 +86,7 @@ def test_nothing_comes_after_a_match() -> None:
     assert matcher.flush() == ""
 
 
-def test_of_those_that_end_together_the_longest_wins() -> None:
+def test_the_longest_of_several_matching_stop_strings_wins() -> None:
     assert run(["b", "ab"], ["cab"]) == (["c"], "ab")
 
 

@@ -30,7 +30,7 @@ def test_the_grammar_of_a_tool_conversation() -> None:
     )
 
 
-def test_the_generation_prompt_shows_what_it_leaves_open() -> None:
+def test_the_generation_prompt_may_close_reasoning() -> None:
     qwen = template(TEMPLATES["qwen3"])
     assert qwen.render(HI).endswith("<|im_start|>assistant\n")
     assert qwen.render(HI, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
@@ -123,13 +123,13 @@ def test_no_messages_are_refused() -> None:
         template("").render([])
 
 
-def test_variables_tell_what_a_template_reads() -> None:
+def test_variables_reveal_template_features() -> None:
     variables = template(TEMPLATES["qwen3"]).variables
     assert {"messages", "tools", "enable_thinking"} <= variables
     assert not {"reasoning_effort", "namespace", "raise_exception"} & variables
 
 
-def test_json_keeps_what_html_would_escape() -> None:
+def test_json_is_not_html_escaped() -> None:
     source = (
         "{{ messages[0] | tojson }}|{{ {'b': 1, 'a': 'ö'} | tojson(true, 1, [',', ':'], true) }}"
     )
@@ -147,14 +147,14 @@ def test_the_last_message_can_be_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("begun", ["It is ", "It is\n\n", "def f():\n    ", '{"a": "\\', "x"])
-def test_what_is_gone_on_with_is_what_the_client_has(name: str, begun: str) -> None:
+@pytest.mark.parametrize("started", ["It is ", "It is\n\n", "def f():\n    ", '{"a": "\\', "x"])
+def test_a_continued_message_keeps_the_clients_text(name: str, started: str) -> None:
     """Blanks at the end, too, though most of these templates trim messages that are complete."""
-    last = {"role": "assistant", "content": begun}
+    last = {"role": "assistant", "content": started}
     text = template(TEMPLATES[name]).render([*HI, last], continue_final=True)
     asked = template(TEMPLATES[name]).render(HI)
     between = " " if name == "mistral" else ""
-    assert text == asked + between + begun
+    assert text == asked + between + started
 
 
 _WITHOUT_REASONING = {
@@ -169,11 +169,11 @@ _WITHOUT_REASONING = {
 def test_reasoning_that_a_template_would_leave_out_is_gone_on_with(opening: str) -> None:
     said = _WITHOUT_REASONING[opening]
     source = f"{{% for m in messages %}}<{{{{ m.role }}}}>{said}</>{{% endfor %}}"
-    for begun in (f"{opening}thought\nHm. ", f"Yes. {opening}Or "):
-        messages = [*HI, {"role": "assistant", "content": begun}]
+    for started in (f"{opening}thought\nHm. ", f"Yes. {opening}Or "):
+        messages = [*HI, {"role": "assistant", "content": started}]
         text = template(source).render(messages, continue_final=True)
-        assert text == f"<user>hi</><assistant>{begun}"
-        parts = [*HI, {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+        assert text == f"<user>hi</><assistant>{started}"
+        parts = [*HI, {"role": "assistant", "content": [{"type": "text", "text": started}]}]
         assert template(source).render(parts, continue_final=True) == text
 
 

@@ -45,7 +45,7 @@ def test_a_configuration_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path)
 
 
-def test_encode_adds_the_beginning_unless_told_not_to(tmp_path: Path) -> None:
+def test_encode_adds_the_start_unless_told_not_to(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(folder(tmp_path, tokenizer_config={"bos_token": "<s>"}))
     ids = tokenizer.encode("the fox")
     assert ids[0] == tokenizer.token_id("<s>")

@@ -31,7 +31,7 @@ from quire.api.shared.kept_streams import HEADER, CallerStreams, KeepsStream
 from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.api.shared.slash import TrailingSlash
 from quire.api.shared.tracing import Tracer, open_tracer
 from quire.api.utilities import Utilities
@@ -41,7 +41,7 @@ from quire.serving.models import Models
 
 
 def build_app(models: Models, config: ServerConfig) -> Starlette:
-    """The application that serves models; it owns them from now on, and closes them.
+    """Return the application that serves models; it owns them from now on, and closes them.
 
     Raises:
         QuireError: requests are to be traced, and what does that is not installed.
@@ -50,8 +50,10 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     known = callers(config.api_keys)
     slots = Slots(config.max_concurrent, config.max_body_bytes)
     stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
-    metrics, seal = CallerMetrics(known), Seal(config.signing_key)
-    server = ServerContext(models, config, slots, metrics, seal, stores.reading)
+    metrics, signer = CallerMetrics(known), Signer(config.signing_key)
+    server = ServerContext(
+        models, config, slots, metrics=metrics, signer=signer, stored=stores.reading
+    )
     models.observe(metrics.observer)
     streams = CallerStreams(known, config.keep_streams_s)
     slotted = [
@@ -95,7 +97,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
 def _closing(
     models: Models, tracer: Tracer | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """The lifespan, at whose end there are no processes and no untold traces."""
+    """Return the lifespan, at whose end there are no processes and no untold traces."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -112,8 +114,8 @@ def _closing(
 def _middleware(
     server: ServerContext, routes: list[Route], trace: Callable[[Access], None] | None
 ) -> list[Middleware]:
-    """From the outside in: the log sees paths as routes name them, CORS answers preflights, which
-    carry no key.
+    """Return the middleware, outermost first: the access log sees route paths, and CORS answers
+    preflights, which carry no key.
     """
     config = server.config
     named = [*routes, *PageFiles.ROUTES] if config.page else routes

@@ -76,7 +76,7 @@ class _Parser(HttpRequestParser):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself waits for all of this without end."""
+    """Uvicorn's protocol with timeouts. Uvicorn alone would wait for slow clients forever."""
 
     limits = ConnectionLimits()
 
@@ -85,7 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_head = True
     _received = 0  # bytes of the head or body that is being read
     _ended = False  # whether a message ended in what was received last
-    _since = 0.0  # when the head or body began that is being read
+    _since = 0.0  # when the head or body started that is being read
     _unread = 0  # bytes that were written and not read, when last looked at
     _unread_since = 0.0
     _timer: asyncio.TimerHandle | None = None
@@ -126,7 +126,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def decline(self, rest: bytes) -> None:
-        """Reads the request whose head was read once more, without its offer of another protocol.
+        """Read the request's head again, without its offer of another protocol.
 
         Args:
             rest: what came behind its head.
@@ -188,17 +188,17 @@ class LimitedProtocol(HttpToolsProtocol):
         return now - self._unread_since > self.limits.write_s
 
     def _reads_stuck(self) -> bool:
-        """Whether a head or a body is late. Between two requests `idle_s` holds."""
+        """Return whether a head or a body is late. Between two requests `idle_s` holds."""
         elapsed = self.loop.time() - self._since
         if self._in_head:
-            begun = self.cycle is None or self._received > 0
-            return begun and elapsed > self.limits.head_s
+            started = self.cycle is None or self._received > 0
+            return started and elapsed > self.limits.head_s
         allowed = self.limits.body_s + self._received / self.limits.body_rate
         return not self.flow.read_paused and elapsed > allowed
 
 
 def _without_offer(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """A request's headers, but for those that offer another protocol."""
+    """Yield a request's headers except an offer to upgrade the protocol."""
     for name, value in headers:
         if name == b"connection":
             options = [each.strip() for each in value.split(b",")]

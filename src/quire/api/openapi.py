@@ -62,7 +62,7 @@ _ANTHROPIC_ERROR = {
 
 
 def document(operations: Sequence[Operation], names: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a server whose models have these names."""
+    """Return the OpenAPI 3.1 document of a server with these models."""
     models = [operation.body for operation in operations if operation.body is not None]
     references, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
@@ -135,7 +135,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 
 def _content(media: str) -> dict[str, Any]:
-    """An answer's schema; OpenAPI 3.1 has no words for the events of a stream."""
+    """Return an answer's schema; OpenAPI 3.1 has no words for the events of a stream."""
     if media == EVENTS:
         return {}
     return {"schema": {"type": "object" if media == JSON else "string"}}

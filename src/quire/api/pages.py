@@ -32,7 +32,7 @@ _HOST = re.compile(r"[\w.:\[\]-]+")
 
 
 def host_names(config: ServerConfig) -> frozenset[str]:
-    """The names by which this server may be asked, beside addresses."""
+    """Return the names by which this server may be asked, beside addresses."""
     names = {"localhost", config.host, *config.allowed_hosts}
     if not is_loopback(config.host):
         own = socket.gethostname()
@@ -105,7 +105,7 @@ class PageGuard:
 
 
 def _name_of(host: str) -> str:
-    """A `Host` header without port, brackets and final dot; empty for what is none."""
+    """Return a `Host` header without port, brackets and final dot; empty for what is none."""
     if not _HOST.fullmatch(host):
         return ""
     try:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.context import Context
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.core.config import ServerConfig
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Request
@@ -47,9 +47,9 @@ class ReadingContext:
         for decoder in _DECODERS:  # here once, else anew in each job that needs one
             if find_spec(decoder) is not None:
                 import_module(decoder)
-        seal = Seal(self.config.signing_key)
+        signer = Signer(self.config.signing_key)
         stored, media = _ServersStore(ask), service.prompts.media.for_job()
-        return Context(service, self.config, seal, lambda _: stored, media)
+        return Context(service, self.config, signer, stored=lambda _: stored, job_media=media)
 
 
 class _NoEngine:

@@ -67,14 +67,20 @@ def serve(
     ):
         try:
             return runner.run(
-                _serve(model_configs, config, listener, partial(_open, worker, on_progress), memory)
+                _serve(
+                    model_configs,
+                    config,
+                    listener,
+                    opener=partial(_open, worker, on_progress),
+                    memory=memory,
+                )
             )
         except StopSignal as stop:
             return 128 + stop.number
 
 
 def _bind(config: ServerConfig) -> socket.socket:
-    """The socket, taken before the model is opened: a used port is known at once.
+    """Return the socket, taken before the model is opened: a used port is known at once.
 
     Raises:
         QuireError: the address cannot be bound.
@@ -148,7 +154,7 @@ async def _open(
     on_progress: OnProgress,
     make_room: MakeRoom,
 ) -> Loaded:
-    """Starts a model's processes; the first job waits for those that read requests.
+    """Start a model's processes. The first job waits until its process has started.
 
     Raises:
         ModelError: it cannot be opened.
@@ -180,14 +186,14 @@ async def _open(
         why = f"a file cannot be understood ({type(error).__name__}: {error})"
         raise ModelError(f"{client.info.path}: {why}") from error
     stamp = stamp_of(Path(client.info.path))
-    reading = ReadingContext(client.info, model_config.name, config, stamp)
-    jobs = Jobs(reading, _job_limits(config), config.log_level, config.log_format)
+    reading = ReadingContext(client.info, model_config.name, config, stamp=stamp)
+    jobs = Jobs(reading, _job_limits(config), config.log_level, log_format=config.log_format)
     jobs.open_soon()
     return Loaded(service, jobs, client.broken)
 
 
 def _job_limits(config: ServerConfig) -> JobLimits:
-    """The largest file has to fit, in all the forms that it goes through."""
+    """Return limits that fit the largest file in all the forms that it is decoded to."""
     limits = JobLimits()
     media = limits_of(config.media_limits)
     working = max(each.working_bytes(media[kind].each) for kind, each in inputs().items())

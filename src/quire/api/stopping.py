@@ -17,7 +17,7 @@ from quire.serving.models import Models
 from quire.serving.tasks import cancel_and_wait
 
 _LAST_WRITES_S = 2.0
-"""For the errors of answers that were ended to be written, to readers that read."""
+"""Seconds to write the errors of interrupted answers to their clients."""
 Result = TypeVar("Result")
 
 
@@ -97,7 +97,7 @@ class StoppingServer(uvicorn.Server):
     def _on_signal(self, number: signal.Signals) -> None:
         if not self.started:
             self._stopped_at_start = (
-                True  # a start that is begun is finished, so that all is undone
+                True  # a start that is started is finished, so that all is undone
             )
             return
         if self.should_exit:
@@ -112,7 +112,7 @@ class StoppingServer(uvicorn.Server):
         _say(text)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes no more connections; returns when those that are open have ended."""
+        """Refuse new connections. Return when the open ones have ended."""
         ending = asyncio.create_task(self._end_answers())
         try:
             await super().shutdown(sockets)

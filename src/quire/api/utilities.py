@@ -59,7 +59,7 @@ class TokenizeRequest(Wire):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether a text gets the tokens that begin and end a prompt."""
+        """Whether a text gets the tokens that start and end a prompt."""
         if self.add_special_tokens is not None:
             return self.add_special_tokens
         return self.add_special is True if self.content is not None else True
@@ -79,7 +79,7 @@ class DetokenizeRequest(Wire):
 
 
 async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
-    """The rendered answer."""
+    """Return the rendered answer."""
     fields = context.parse(request, body, TokenizeRequest)
     context.check_model(fields.model)
     if sum(each is not None for each in (fields.prompt, fields.content, fields.messages)) != 1:
@@ -88,7 +88,9 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
         )
     tokenizer = context.service.tokenizer
     if fields.messages is not None:
-        (ids,) = await context.tokens(_conversation(context, request, fields, fields.messages))
+        (ids,) = await context.tokens(
+            _conversation(context, request, fields, messages=fields.messages)
+        )
     else:
         ids = context.service.prompts.encode(
             fields.text, "prompt", add_special_tokens=fields.adds_special_tokens
@@ -109,7 +111,7 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
 def _conversation(
     context: Context, request: Request, fields: TokenizeRequest, messages: list[Message]
 ) -> Generation:
-    """Return what chat would read of the same messages."""
+    """Return the messages as the chat endpoint would read them."""
     context.check_messages(len(messages))
     continues = continues_last(
         messages, fields.continue_final_message, fields.add_generation_prompt
@@ -118,7 +120,7 @@ def _conversation(
         note_ignored(request.scope, ["add_generation_prompt"])
     shaped, last = to_template(messages), newest("messages", messages)
     return Generation(
-        messages=without_unsupported_media(context.service, request.scope, shaped, last),
+        messages=without_unsupported_media(context.service, request.scope, shaped, newest=last),
         tools=toolbox(fields.tools).templates,
         thinking=Thinking(fields.enable_thinking),
         template_kwargs=template_variables(
@@ -130,7 +132,7 @@ def _conversation(
 
 
 async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
-    """The rendered answer."""
+    """Return the rendered answer."""
     fields = context.parse(request, body, DetokenizeRequest)
     context.check_model(fields.model)
     context.service.prompts.check_vocabulary(fields.tokens, "tokens")
@@ -144,7 +146,7 @@ async def _named(context: Context, request: Request, body: bytes) -> None:
 
 
 def _llama_cpp_status(model: Model) -> dict[str, Any]:
-    """The state in llama.cpp's words, by which Open WebUI shows what is loaded."""
+    """Return the state in llama.cpp's words, by which Open WebUI shows what is loaded."""
     words = {"loaded": "loaded", "unloading": "loaded", "loading": "loading"}
     return {"value": words.get(model.state, "unloaded"), "failed": model.state == "failed"}
 
@@ -161,7 +163,7 @@ class Utilities:
         self._created = int(time.time())
 
     async def root(self, request: Request) -> Response:
-        """`GET /`: who answers here. Some clients ask with HEAD before their first message."""
+        """`GET /`: the server's name. Some clients send HEAD before their first message."""
         return JSONResponse({"name": "quire", "version": quire.__version__})
 
     async def models(self, request: Request) -> Response:
@@ -183,7 +185,7 @@ class Utilities:
         return JSONResponse(self._described(context.lease.model, caller_of(request.scope)))
 
     async def unload(self, request: Request) -> Response:
-        """`POST /models/unload`: unloads a model once nobody uses it, or stops its loading."""
+        """`POST /models/unload`: unload a model once no request uses it, or stop its loading."""
         server = self._server
         check_headers(request)
         with server.slots.bodies.reading() as counted:
@@ -199,7 +201,7 @@ class Utilities:
         return JSONResponse(self._described(model, EVERYONE))
 
     def _described(self, model: Model, caller: str) -> dict[str, Any]:
-        """A model as OpenAI lists it; what only a loaded model tells is missing before that.
+        """Return a model as OpenAI lists it; what only a loaded model tells is missing before that.
 
         One of several API keys sees its own requests only, and not when others will have left.
         """

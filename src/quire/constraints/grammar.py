@@ -23,7 +23,7 @@ from quire.core.request import JSON_BLANKS, NO_BEGINNING, GrammarSpec
 
 MAX_KEPT = 64
 _AT_ONCE = 1024
-"""Characters of a given beginning that are taken in while no other thread of Python runs."""
+"""Characters of a given start that are taken in while no other thread of Python runs."""
 _SHOWN = 40
 
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -42,7 +42,7 @@ def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
 
 
 def compiles_as_pattern(pattern: str) -> bool:
-    """Whether the grammar of a schema can hold a string to this regular expression."""
+    """Return whether the grammar of a schema can hold a string to this regular expression."""
     text = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
     return not LLMatcher.validate_grammar(text, limits=_LIMITS)
 
@@ -89,14 +89,14 @@ class GrammarCompiler:
     def compile(
         self, spec: GrammarSpec, param: str = "response_format", *, limited: bool = False
     ) -> GrammarState:
-        """The state of an answer of which no token has come.
+        """Return the state of an answer of which no token has come.
 
         Args:
             limited: whether runs of digits and blanks come to an end, see `runs`.
 
         Raises:
-            RequestError: `param` is at fault (code `invalid_schema`), or no answer begins with
-                what is `begun` (code `NO_BEGINNING`); the message says why.
+            RequestError: `param` is at fault (code `invalid_schema`), or no answer starts with
+                what is `started` (code `NO_BEGINNING`); the message says why.
             ValueError: `opened_by` without `start_after`, or `lazy` without `opener`.
         """
         if spec.opened_by and not spec.start_after:
@@ -108,11 +108,11 @@ class GrammarCompiler:
             matcher,
             spec,
             self._vocab_size,
-            self._tokenizer,
-            self.spelling(spec.start_after),
-            RunLimit(self._leading) if limited else None,
+            tokenizer=self._tokenizer,
+            spelling=self.spelling(spec.start_after),
+            runs=RunLimit(self._leading) if limited else None,
         )
-        if rest := state.begin(spec.begun, self._tokenizer):
+        if rest := state.start(spec.started, self._tokenizer):
             raise RequestError(
                 f"The answer that the last message begins cannot be gone on with so that it meets "
                 f"'{param}': that does not allow its text from {rest[:_SHOWN]!r} on.",
@@ -122,7 +122,9 @@ class GrammarCompiler:
         return state
 
     def spelling(self, ids: Sequence[int]) -> Spelling | None:
-        """The bytes of tokens, if `ids` are several ordinary ones, which may be cut otherwise."""
+        """Return the bytes of tokens, if `ids` are several ordinary ones, which may be cut
+        otherwise.
+        """
         if len(ids) < 2 or any(map(self._tokenizer.is_special_token, ids)):
             return None
         return lambda tokens: bytes(self._tokenizer.decode_bytes(list(tokens)))
@@ -167,8 +169,8 @@ class GrammarState:
         self._end = SequenceWatcher(spec.start_after, spelling)
         self._free = spec.lazy or (bool(spec.start_after) and not spec.opened_by)
 
-    def begin(self, text: str, tokenizer: LLTokenizer) -> str:
-        """Takes the text with which the answer begins; gives back what of it is not allowed.
+    def start(self, text: str, tokenizer: LLTokenizer) -> str:
+        """Takes the text with which the answer starts; gives back what of it is not allowed.
 
         Only its bytes matter, not the tokens that a prompt has for it.
         """
@@ -229,9 +231,9 @@ class GrammarState:
     def _accept_free(self, token_id: int) -> None:
         if token_id != self._opener:
             self._free = self._lazy or not self._end.push(token_id)
-            if not self._free and (begun := self._end.rest.lstrip()):
-                # The token that ended the free part begins the answer.
-                for token in self._tokenizer.tokenize_bytes(begun):
+            if not self._free and (started := self._end.rest.lstrip()):
+                # The token that ended the free part starts the answer.
+                for token in self._tokenizer.tokenize_bytes(started):
                     self._matcher.consume_token(token)
                 self._raise_if_failed()
             return
@@ -250,7 +252,7 @@ class GrammarState:
 
 
 def _grammar_text(spec: GrammarSpec, param: str) -> str:
-    """The grammar in llguidance's own form."""
+    """Return the grammar in llguidance's own form."""
     try:
         match spec.kind:
             case "json_schema":
@@ -294,7 +296,7 @@ _RANGE = re.compile(r"Failed to generate regex for (?P<kind>\w+) range: (?P<rang
 
 
 def readable(text: str) -> str:
-    """Return what the compiler says of a grammar in one line, for who wrote the grammar."""
+    """Return the compiler's message about a grammar in one line for the client."""
     text = text.replace("<non-verbose/>", "").strip()
     if text in _STOPS:
         return _STOPS[text]

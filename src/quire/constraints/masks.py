@@ -13,7 +13,7 @@ TokenMask: TypeAlias = npt.NDArray[np.uint32]
 
 
 def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
-    """The mask that allows `tokens` only; one token in it forces that token."""
+    """Return the mask that allows `tokens` only; one token in it forces that token."""
     words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
     for token in tokens:
         words[token // 32] |= np.uint32(1 << token % 32)
@@ -21,7 +21,7 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
 
 
 def first_of(mask: TokenMask) -> int | None:
-    """The lowest token that a mask allows; None if it allows none."""
+    """Return the lowest token that a mask allows; None if it allows none."""
     (words,) = np.nonzero(mask)
     if not len(words):
         return None

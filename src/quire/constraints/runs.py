@@ -19,7 +19,7 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 class LeadingTokens:
-    """Tokens of one vocabulary by what they begin with. Made when a run is first at its limit.
+    """Tokens of one vocabulary by what they start with. Made when a run is first at its limit.
 
     Args:
         bytes_of: gives a token's bytes.
@@ -35,13 +35,13 @@ class LeadingTokens:
 
     @cached_property
     def no_digits(self) -> TokenMask:
-        """All tokens but those that begin with a digit."""
+        """Tokens that do not start with a digit."""
         found = (i for i, piece in enumerate(self._pieces) if piece and piece[0] in _DIGITS)
         return ~mask_of(found, self._vocab_size)
 
     @cached_property
     def no_blanks(self) -> TokenMask:
-        """All tokens but those that begin with a blank, escaped or not."""
+        """Tokens that do not start with a blank, escaped or not."""
         found = (
             i
             for i, piece in enumerate(self._pieces)

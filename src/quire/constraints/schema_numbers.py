@@ -14,8 +14,8 @@ from typing import Any
 from quire.constraints.schemas import change_within, refused_schema
 
 MAX_DIGITS = 18
-"""Digits of an integer without bounds of its own: a model that has lost its way would write digits
-until its tokens run out."""
+"""Digits of an integer whose schema sets no bounds: a lost model would write digits until its
+tokens run out."""
 
 _LARGEST = {"integer": 2**63 - 1024, "number": 10**18}
 """The largest bound of a type that the compiler makes a grammar of."""
@@ -124,7 +124,7 @@ def _inclusive(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inwards(value: float) -> float:
-    """Return the largest number up to `value` that a float holds; the same type."""
+    """Return the largest number up to `value` that a float can hold; of the same type."""
     if isinstance(value, float) or abs(value) <= 2**53:
         return value
     if abs(value) >= 2**1000:

@@ -70,7 +70,7 @@ def prepare(
     *,
     close: bool = False,
 ) -> Prepared:
-    """The part of a schema that a grammar can enforce.
+    """Return the part of a schema that a grammar can enforce.
 
     Args:
         is_pattern: whether a regular expression can be a grammar.
@@ -96,7 +96,7 @@ def prepare(
 
 
 def closed(schema: Any) -> Any:
-    """The same schema, in which objects that name their properties get no others.
+    """Return the schema with `additionalProperties` false for objects that list properties.
 
     A schema that is silent allows any, and models lose themselves in them. `additionalProperties`
     is kept where it is given. A schema that joins objects stays as it is: what closes one of them
@@ -106,7 +106,7 @@ def closed(schema: Any) -> Any:
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and those within it."""
+    """Yield a schema and all schemas within it."""
     if isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
@@ -115,7 +115,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _within(key: str, value: Any) -> Iterator[Any]:
-    """The schemas that a keyword holds."""
+    """Yield the schemas that a keyword holds."""
     if key in _SINGLE:
         yield value
     elif key in _NAMED | _LISTED:
@@ -123,7 +123,7 @@ def _within(key: str, value: Any) -> Iterator[Any]:
 
 
 def _joins(schema: dict[str, Any]) -> bool:
-    """Whether an object has properties from several places."""
+    """Return whether an object has properties from several places."""
     return "allOf" in schema or ("properties" in schema and not _JOINING.isdisjoint(schema))
 
 
@@ -143,8 +143,9 @@ def _closed(schema: Any) -> Any:
 
 
 def _asked(schema: Any) -> Any:
-    """The same schema as it is meant: without keywords that are null, which some clients write for
-    what they leave out, and with `#` before references that begin at the root (LiteLLM's)."""
+    """Return the schema without null keywords, which some clients send for absent ones, and with
+    `#` before references from the root, which LiteLLM omits.
+    """
     if not isinstance(schema, dict):
         return schema
     return {
@@ -157,7 +158,7 @@ def _asked(schema: Any) -> Any:
 
 
 def change_within(change: Callable[[Any], Any], key: str, value: Any) -> Any:
-    """The value of a keyword, with each schema that it holds changed."""
+    """Return the value of a keyword, with each schema that it holds changed."""
     if key in _SINGLE:
         return change(value)
     if key in _NAMED and isinstance(value, dict):
@@ -249,8 +250,9 @@ class _Relaxing:
         return self._either(kept, path) if "oneOf" in kept else kept
 
     def _either(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """The same with any of the schemas of which one alone should be met, where no grammar can
-        tell one from the others."""
+        """Return the schema with `oneOf` read as `anyOf` where a grammar cannot tell the
+        alternatives apart.
+        """
         if self.compiles(self.definitions | schema):
             return schema
         rest = {key: value for key, value in schema.items() if key != "oneOf"}
@@ -293,7 +295,7 @@ class _Relaxing:
 
     @staticmethod
     def _is_reported(key: str, value: Any) -> bool:
-        """Whether the client is told that a keyword is not enforced."""
+        """Return whether the client is told that a keyword is not enforced."""
         match key:
             case "format":
                 return value in _STANDARD_FORMATS

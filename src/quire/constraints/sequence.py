@@ -41,7 +41,7 @@ class SequenceWatcher:
         return at >= 0
 
     def matched(self) -> int:
-        """How many ids of the sequence, from its first, the tokens so far end with."""
+        """Return how many ids of the sequence, from its first, the tokens so far end with."""
         last, ids = list(self._last), list(self._ids)
         lengths = range(len(last), 0, -1)
         return next((n for n in lengths if last[len(last) - n :] == ids[:n]), 0)

@@ -37,7 +37,7 @@ class ThinkingState:
         return self._thinking
 
     def forced(self) -> int | None:
-        """The token that must come next, or None while the model is free."""
+        """Return the token that must come next, or None while the model is free."""
         return self._forced[0] if self._forced else None
 
     def accept(self, token: int) -> None:
@@ -63,6 +63,6 @@ class ThinkingState:
             self._force_if_spent()
 
     def _force_if_spent(self) -> None:
-        """Forces what is missing of `end_ids`; the model may have begun them itself."""
+        """Forces what is missing of `end_ids`; the model may have started them itself."""
         if self._thinking and self._left <= 0:
             self._forced = list(self._budget.end_ids[self._end.matched() :])

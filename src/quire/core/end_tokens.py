@@ -12,7 +12,7 @@ from quire.core.token_ids import TokenFiles
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
-    """The union over `config.json`, `generation_config.json` and `tokenizer_config.json`.
+    """Return the union over `config.json`, `generation_config.json` and `tokenizer_config.json`.
 
     Gemma 4's tokenizer names only `<eos>`; the ends of its turns stand in the generation config.
 
@@ -38,16 +38,16 @@ _PUBLISHED_IN_CODE = {
     "falcon_perception": "<|end_of_query|>",
     "moondream3": "<|endoftext|>",
 }
-"""By `model_type`, an end token that only the published code names."""
+"""End tokens by `model_type` that only the published code names."""
 _NON_TEXT_TOKENS = {
     "falcon_perception": {"coord_token_id": 240, "size_token_id": 241, "seg_token_id": 262}
 }
-"""By `model_type`, tokens that stand for points, sizes or masks: their keys and default ids. The
-tokens behind one depend on it, so an answer in text ends there."""
+"""Tokens for points, sizes or masks by `model_type`: their keys and default ids. Text answers end
+at them."""
 
 
 def _id_of(token: Any, files: TokenFiles) -> set[int]:
-    """The id of a token as `tokenizer_config.json` names it; empty if none is there."""
+    """Return the id of a token as `tokenizer_config.json` names it; empty if none is there."""
     if isinstance(token, dict):
         token = token.get("content")
     if not token:

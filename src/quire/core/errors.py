@@ -37,7 +37,7 @@ class RequestError(QuireError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without a call of `__init__`, whose arguments differ from class to class."""
+        """Pickle without calling `__init__`, whose arguments differ between classes."""
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -145,4 +145,4 @@ class EngineFailure(QuireError):
 
 
 class LoadingStopped(EngineFailure):
-    """Somebody ended the loading of a model for which requests wait."""
+    """The loading of a model was stopped while requests waited for it."""

@@ -27,7 +27,7 @@ def refuse_pointer(path: Path, start: bytes) -> None:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text, or None where there is no such file.
+    """Return the file's text, or None where there is no such file.
 
     Raises:
         ModelError: the file is there but cannot be read as UTF-8.
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file.
+    """Return the JSON object in a file; empty where there is no such file.
 
     Raises:
         ModelError: the file holds something else.

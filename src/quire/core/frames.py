@@ -59,7 +59,7 @@ class Frames:
         return self._waiting.popleft()
 
     async def next_async(self) -> Any:
-        """The same of a socket that does not block.
+        """Like `next`, for a socket that does not block.
 
         Raises:
             EOFError: the other end is gone.

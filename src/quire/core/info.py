@@ -45,7 +45,7 @@ class EngineStats:
     Attributes:
         running: sequences that hold blocks.
         waiting: sequences that wait for room.
-        prompt_tokens, cached_tokens: of the sequences that have begun; how many tokens their
+        prompt_tokens, cached_tokens: of the sequences that have started; how many tokens their
             prompts have, and how many of these came from the prefix cache.
         preemptions: how often a sequence gave its blocks back to wait.
         kv_budget: bytes that KV blocks may take.

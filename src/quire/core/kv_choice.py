@@ -24,18 +24,18 @@ _PACKED = re.compile(r"(?P<key>[\d.]+)(?:/(?P<value>[\d.]+))?(?:-g(?P<group>\d+)
 
 
 def offered(block_size: int, group_size: int = 64) -> tuple[KVFormat, ...]:
-    """Every format that blocks of so many tokens can have; `group_size` is the first choice."""
+    """Return the formats that blocks of this size can have; `group_size` is the first choice."""
     formats = [KVFormat(), *(KVFormat(dtype=dtype) for dtype in DTYPES)]
     if block_size % 32 == 0:  # packed words hold the codes of 32 tokens
         pairs = [(k, v) for k in _BITS for v in _BITS]
         formats += [KVFormat("page", k, v) for k, v in sorted(pairs, key=lambda p: p[0] != p[1])]
     for size in sorted(GROUP_SIZES, key=lambda size: size != group_size):
-        formats += [KVFormat("uniform", bits, bits, size) for bits in _BITS]
+        formats += [KVFormat("uniform", bits, bits, group_size=size) for bits in _BITS]
     return (*formats, *(KVFormat("turbo", bits, bits) for bits in _TURBO_BITS))
 
 
 def parse_format(name: str) -> KVFormat:
-    """The format whose `KVFormat.name` is `name`, with no layer skipped.
+    """Return the format whose `KVFormat.name` is `name`, with no layer skipped.
 
     Raises:
         ValueError: no format has this name.
@@ -51,13 +51,13 @@ def parse_format(name: str) -> KVFormat:
         raise ValueError(f"no KV format is called {name!r}")
     key = float(packed["key"])
     value = float(packed["value"]) if packed["value"] else key
-    return KVFormat(scheme, key, value, int(packed["group"] or 64))
+    return KVFormat(scheme, key, value, group_size=int(packed["group"] or 64))
 
 
 def choose_format(
     names: Iterable[str], bits: float | str | None, scheme: str | None
 ) -> KVFormat | None:
-    """The format that a request asks for; None leaves it to the server.
+    """Return the format that a request asks for; None leaves it to the server.
 
     Bits alone mean the `page` scheme; `none` or 0 bits, and the scheme `plain`, mean no packing. A
     floating type's name is a scheme too: plain blocks of that type.
@@ -84,11 +84,11 @@ def choose_format(
         if _bits_of(each) == wanted:
             return each
     bits_offered = _listed([_bits_of(each) for each in known])
-    raise _invalid("kv_bits", wanted, bits_offered, f" in the scheme '{scheme}'")
+    raise _invalid("kv_bits", wanted, bits_offered, where=f" in the scheme '{scheme}'")
 
 
 def _listed(bits: list[str]) -> list[str]:
-    """The bits that are offered; all pairs of them in one entry where each pair is."""
+    """Return the bits that are offered; all pairs of them in one entry where each pair is."""
     single = [each for each in bits if "/" not in each]
     pairs = {f"{key}/{value}" for key in single for value in single if key != value}
     return [*single, "two of these as in 8/4"] if pairs and pairs <= set(bits) else bits
@@ -99,7 +99,7 @@ def _scheme_of(format: KVFormat) -> str:
 
 
 def _bits_of(format: KVFormat) -> str:
-    """A format's bits as a request spells them: `4`, `8/4`, `none` for plain."""
+    """Return a format's bits as a request spells them: `4`, `8/4`, `none` for plain."""
     if format.scheme == "plain":
         return "none"
     key, value = f"{format.key_bits:g}", f"{format.value_bits:g}"
@@ -107,7 +107,7 @@ def _bits_of(format: KVFormat) -> str:
 
 
 def _spelled(bits: float | str) -> str:
-    """The bits that a request names, spelled as `_bits_of` spells them."""
+    """Return the bits that a request names, spelled as `_bits_of` spells them."""
     text = f"{bits:g}" if isinstance(bits, int | float) else bits.strip().lower()
     if text in ("0", "none", "plain", "null"):
         return "none"

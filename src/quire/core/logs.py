@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 WATCH_HEADER = "x-quire-watch"
-"""Sent along by who follows a model by asking again and again: no news for the access log."""
+"""Sent by clients that poll a model, so that the access log skips their requests."""
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -36,7 +36,7 @@ class JsonLines(logging.Formatter):
 class TextLines(logging.Formatter):
     """One line a record, then its traceback.
 
-    Characters that do not print are escaped: what a client sent cannot begin a line of its own, nor
+    Characters that do not print are escaped: what a client sent cannot start a line of its own, nor
     reach the terminal as a control sequence.
     """
 

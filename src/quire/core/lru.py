@@ -27,14 +27,16 @@ class LruCache(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Value | None:
-        """The value, used now; None if it is not kept."""
+        """Return the value, used now; None if it is not kept."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: Key, value: Value) -> Value:
-        """The value under `key`: this one, or one that another thread has put there meanwhile."""
+        """Return the value under `key`: this one, or one that another thread has put there
+        meanwhile.
+        """
         with self._lock:
             if key in self._values:
                 return self._values[key]

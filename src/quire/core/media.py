@@ -15,11 +15,11 @@ class Colours:
 
 
 RAW_COLOURS = Colours((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-"""From 0 to 1."""
+"""Normalisation to the range from 0 to 1."""
 CLIP_COLOURS = Colours((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 """The normalisation of CLIP (arXiv:2103.00020)."""
 EVEN_COLOURS = Colours((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""From -1 to 1."""
+"""Normalisation to the range from -1 to 1."""
 IMAGENET_COLOURS = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The normalisation of ImageNet."""
 TOWER_COLOURS = {
@@ -27,7 +27,7 @@ TOWER_COLOURS = {
     "siglip_vision_model": EVEN_COLOURS,
     "internvl_vision": IMAGENET_COLOURS,
 }
-"""By `model_type` of an encoder, what pictures were shown to it as."""
+"""Pixel normalisation of encoders by `model_type`."""
 
 
 LEARNED_ROWS = 5
@@ -76,7 +76,7 @@ class MediaItem:
 
     @property
     def key(self) -> MediaKey:
-        """By which its rows are kept."""
+        """The key of the item's rows in caches."""
         return self.kind, self.digest
 
     @classmethod
@@ -89,11 +89,18 @@ class MediaItem:
         *,
         bidirectional: bool = True,
     ) -> MediaItem:
-        """An item with its digest."""
+        """Return an item with its digest."""
         digest = hashlib.blake2b(features, digest_size=24, person=kind.encode())
         for size in shape:
             digest.update(size.to_bytes(4, "little"))
-        return cls(kind, features, shape, tokens, digest.digest(), bidirectional)
+        return cls(
+            kind,
+            features,
+            shape,
+            tokens=tokens,
+            digest=digest.digest(),
+            bidirectional=bidirectional,
+        )
 
 
 @dataclass(frozen=True, slots=True)

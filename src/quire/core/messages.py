@@ -11,7 +11,7 @@ from quire.core.request import FinishReason, Output, Request
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """To the engine, first: what to serve."""
+    """First message to the engine: the model and settings to open."""
 
     config: EngineConfig
     log_level: str
@@ -20,14 +20,14 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """To the engine: the choices of a run. What they share, as prompt and images, is sent once."""
+    """To the engine: the choices of one generation. Shared prompts and images are sent once."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """To the engine: a request ends by the next step.
+    """To the engine: end a request by the next step.
 
     Attributes:
         reason: what its end counts as: the text side ends answers that have gone well, too.
@@ -39,7 +39,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AskStats:
-    """To the engine: a question for its counters, which the answer repeats by its number."""
+    """To the engine: ask for its counters. The answer repeats the number."""
 
     number: int
 
@@ -57,7 +57,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class NeedsRoom:
-    """From the engine, before it reads weights: they or the smallest KV cache do not fit.
+    """From the engine before it reads weights: the model does not fit in memory.
 
     Attributes:
         message: what does not fit; names both sizes.
@@ -68,7 +68,7 @@ class NeedsRoom:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From the engine, while it opens: how far it has come.
+    """From the opening engine: its progress.
 
     Attributes:
         stage: "weights", counted in bytes, or "warm-up", in batches of requests.
@@ -100,7 +100,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """From the engine: what one step gave.
+    """From the engine: the outputs of one step.
 
     Attributes:
         outputs: a request's first and last, and those that carry more than a token.
@@ -121,7 +121,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """From the engine, last: it cannot go on."""
+    """Last message from the engine: it cannot continue."""
 
     message: str
 

@@ -18,7 +18,7 @@ Config = dict[str, Any]
 
 
 def read_config(folder: Path) -> Config:
-    """A model folder's `config.json`; empty where there is none.
+    """Return a model folder's `config.json`; empty where there is none.
 
     Raises:
         ModelError: it cannot be read, or holds a value that is not supported.
@@ -27,7 +27,7 @@ def read_config(folder: Path) -> Config:
 
 
 def by_usual_keys(config: Config) -> Config:
-    """A configuration by transformers' keys, with its own besides; `model_type` stays.
+    """Return a configuration by transformers' keys, with its own besides; `model_type` stays.
 
     Raises:
         ModelError: a value is not supported.
@@ -48,7 +48,7 @@ def _packing_of_all(config: Config) -> Config:
 
 
 def _has_transformers_keys(config: Config) -> bool:
-    """Whether the keys are transformers' already."""
+    """Return whether the keys are transformers' already."""
     known = Values(config).nested("vision_config", needed=False).value("model_type")
     return isinstance(known, str) and known in TOWER_COLOURS
 
@@ -75,7 +75,7 @@ _SIGLIP = {
     "siglip_large_patch16_384": (1024, 4096, 24, 16, 384, 16),
     "siglip_so400m_patch14_384": (1152, 4304, 27, 16, 384, 14),
 }
-"""By the name of an encoder, its `_SIZES`."""
+"""Sizes (`_SIZES`) by the name of an encoder."""
 _SIZES = (
     "hidden_size",
     "intermediate_size",

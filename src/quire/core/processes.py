@@ -18,7 +18,7 @@ _DESCRIPTORS = (1 << 16, 10240)
 def allow_many_descriptors() -> None:
     """Raises this process's limit on open files as far as the system lets it.
 
-    It begins at 1,024 on Linux and 256 on macOS, for the sake of programs that use `select`. A
+    It starts at 1,024 on Linux and 256 on macOS, for the sake of programs that use `select`. A
     server that has reached it accepts connections and closes them without an answer.
     """
     for wanted in _DESCRIPTORS:

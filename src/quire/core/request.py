@@ -58,7 +58,7 @@ wasted on layout, and a lost model cannot write blanks until its tokens run out.
 
 
 NO_BEGINNING = "invalid_beginning"
-"""The code of a `RequestError`: an answer was begun that no constraint lets through."""
+"""The code of a `RequestError`: an answer was started that no constraint lets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,17 @@ class GrammarSpec:
         source: the schema as JSON text, or the grammar's text.
         start_after: token ids after the last of which the constraint binds (the end of reasoning);
             empty binds from the first token.
-        opened_by: token ids with which the model may open that reasoning first; if it begins
+        opened_by: token ids with which the model may open that reasoning first; if it starts
             otherwise, the constraint binds at once. Empty: the reasoning is open already, or there
             is none.
-        opener: the token that begins a tool call. Where the answer is free it binds at once, so
+        opener: the token that starts a tool call. Where the answer is free it binds at once, so
             that no call escapes within reasoning. None: there is no such token.
-        lazy: the answer is free but for stretches that begin with `opener`, each of which has to
+        lazy: the answer is free but for stretches that start with `opener`, each of which has to
             meet the constraint as a whole.
         schema: whether JSON of a client's schema is in it, whose runs of digits and blanks are
             limited; see `constraints.runs`.
-        begun: text of the answer that is there already. What meets the constraint is this and what
-            comes, together.
+        started: text of the answer that is there already. It meets the constraint together with the
+            text that follows.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class GrammarSpec:
     opened_by: tuple[int, ...] = ()
     opener: int | None = None
     lazy: bool = False
-    begun: str = ""
+    started: str = ""
     schema: bool = False
 
 
@@ -123,7 +123,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Task: tokens, each drawn from what the model says of those before it."""
+    """The task of generating tokens, each sampled given those before it."""
 
     samples: ClassVar[bool] = True
     needs_every_row: ClassVar[bool] = False
@@ -215,7 +215,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end token, or a stop string seen by the text side
     LENGTH = "length"  # max_tokens or the context is used up
     LOOP = "loop"  # --stop-on-loop saw an exact cycle
-    MALFORMED_CALL = "malformed_call"  # the text side saw that a call it had begun is none
+    MALFORMED_CALL = "malformed_call"  # the text side saw that a call it had started is none
     ABORT = "abort"  # nobody waits for it: its client left, or a choice beside it failed
     ERROR = "error"  # `Output.error` says what happened
 
@@ -247,8 +247,15 @@ class Failure:
 
     @classmethod
     def of(cls, error: RequestError) -> Self:
-        """The fields of an error."""
-        return cls(error.message, error.status, error.type, error.param, error.code, error.overflow)
+        """Return the fields of an error."""
+        return cls(
+            error.message,
+            error.status,
+            error.type,
+            param=error.param,
+            code=error.code,
+            overflow=error.overflow,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,12 +72,12 @@ def allowed(name: str) -> str:
 
 
 def is_within_limits(name: str, value: float) -> bool:
-    """Whether requests may say so much for a parameter."""
+    """Return whether requests may say so much for a parameter."""
     return LIMITS[name]["ge"] <= value <= LIMITS[name]["le"]
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether a row takes its likeliest token, so that randomness and filters don't matter."""
+    """Return whether a row takes its likeliest token, without randomness and filters."""
     return params.temperature < GREEDY_BELOW or params.top_k == 1
 
 

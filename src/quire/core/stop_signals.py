@@ -16,6 +16,6 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def leave_stopping_to_the_parent() -> None:
-    """For a process that ends when its parent closes a pipe."""
+    """Ignore stop signals in a process that ends when its parent closes a pipe."""
     for each in _ALL:
         signal.signal(each, signal.SIG_IGN)

@@ -31,7 +31,7 @@ class TokenFiles:
         return read_object(self._folder / "tokenizer.json")
 
     def id_of(self, text: str, *, ordinary: bool = False) -> int | None:
-        """The id of an added token; None where no file has it.
+        """Return the id of an added token; None where no file has it.
 
         Args:
             ordinary: also of a token of the vocabulary itself.
@@ -63,7 +63,7 @@ class TokenFiles:
         return found
 
     def _listed(self) -> dict[str, int]:
-        """The added tokens of `tokenizer_config.json`, and their ids.
+        """Return the added tokens of `tokenizer_config.json`, and their ids.
 
         Raises:
             ModelError: the file holds no such table.

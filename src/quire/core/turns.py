@@ -1,8 +1,8 @@
-"""Turns by key: whoever has used the least of a shared resource goes next. Pure Python.
+"""Fair turns by key: the key with the least use of a shared resource goes next. Pure Python.
 
 The counters are those of the Virtual Token Counter (Sheng et al., "Fairness in Serving Large
 Language Models", OSDI 2024): each key's use adds up, the key with the lowest sum goes first, and a
-key that comes back after a pause begins at the lowest sum of those that are there, so that nobody
+key that comes back after a pause starts at the lowest sum of those that are there, so that nobody
 saves up turns while idle. The unit of use is the caller's: seconds of a process, rows of a step.
 """
 
@@ -30,13 +30,13 @@ class Shares(Generic[Key]):
         return max(self._used.get(key, 0.0), 0.0 if key in self._active else self._lowest())
 
     def activate(self, key: Key) -> None:
-        """Count `key` among those that ask. One that did not ask before starts at the lowest."""
+        """Count `key` as waiting. A key that did not wait before starts at the lowest use."""
         if key not in self._active:
             self._used[key] = self.used(key)
             self._active.add(key)
 
     def deactivate(self, key: Key) -> None:
-        """Count `key` no longer among those that ask."""
+        """Stop counting `key` as waiting."""
         self._floor = self._lowest()
         self._active.discard(key)
 
@@ -99,14 +99,14 @@ class Turns(Generic[Key, Item]):
         return True
 
     def next(self) -> tuple[Key, Item] | None:
-        """Return the item whose turn it is, and its key. It goes on waiting."""
+        """Return the next item and its key, without removing it."""
         if not self._waiting:
             return None
         key = min(self._waiting, key=self.shares.used)
         return key, self._waiting[key][0]
 
     def take(self) -> tuple[Key, Item] | None:
-        """Take out the item whose turn it is."""
+        """Remove and return the next item."""
         found = self.next()
         if found is not None:
             key, _ = found

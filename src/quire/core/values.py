@@ -42,16 +42,16 @@ class Values:
         self._asked: set[str] = set() if asked is None else asked
 
     def like(self, values: dict[str, Any], within: str = "") -> Self:
-        """Other values of the same place in the file, or of `within` it, such as "size."."""
+        """Return other values at the same place of the file, or `within` it, such as "size."."""
         return type(self)(values, self._asked, file=self.file, prefix=self.prefix + within)
 
     def error(self, name: str, why: str) -> ModelError:
-        """For a value that whoever asked cannot use."""
+        """Return an error about a value that the caller cannot use."""
         value = f" = {self.values[name]!r}" if name in self.values else " is missing"
         return ModelError(f"{self.file}: {self.prefix}{name}{value}, {why}")
 
     def integer(self, *names: str, default: int | None = None, minimum: int | None = 1) -> int:
-        """An integer of at least `minimum`, as most are sizes; None is no bound.
+        """Return an integer of at least `minimum`, as most are sizes; None is no bound.
 
         A default has to obey, too: it may be a quotient of other values. None is above `LARGEST`.
         """
@@ -65,7 +65,7 @@ class Values:
     def number(
         self, *names: str, default: float | None = None, minimum: float | None = None
     ) -> float:
-        """A number that is not infinite."""
+        """Return a number that is not infinite."""
         value = self._typed(names, default, (int, float))
         if not abs(value) <= sys.float_info.max:
             raise self._refused(names[0], value, "is not finite")
@@ -75,14 +75,14 @@ class Values:
         return value
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """A number above zero."""
+        """Return a number above zero."""
         value = self.number(*names, default=default)
         if not value > 0:
             raise self._refused(names[0], value, "is not above 0")
         return value
 
     def value(self, name: str, default: Any = None) -> Any:
-        """A value of any type, for those who check it themselves."""
+        """Return a value of any type, unchecked."""
         return self.values[name] if self.has(name) else default
 
     def flag(self, *names: str, default: bool | None = None) -> bool:
@@ -92,18 +92,18 @@ class Values:
         return str(self._typed(names, default, str))
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers; empty if absent."""
+        """Return a list of integers; empty if absent."""
         return tuple(self._elements(name, int))
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
-        """A list of as many numbers as the default, which an absent or empty one is."""
+        """Return a list of as many numbers as the default, which an absent or empty one is."""
         values = tuple(float(each) for each in self._elements(name, (int, float))) or (*default,)
         if len(values) != len(default):
             raise self.error(name, f"which is not {len(default)} numbers")
         return values
 
     def names(self, name: str) -> tuple[str, ...]:
-        """A list of words; empty if absent."""
+        """Return a list of words; empty if absent."""
         return tuple(self._elements(name, str))
 
     def only(self, name: str, *known: Any) -> None:
@@ -115,7 +115,7 @@ class Values:
             ModelError: naming the key, the value, and what is known.
         """
         if self.has(name):
-            require(self.prefix + name, self.values[name], known, self.file)
+            require(self.prefix + name, self.values[name], known, file=self.file)
 
     def neutral(self, values: Mapping[str, Any]) -> None:
         """Refuses other values than these, which change nothing. See `only`."""
@@ -123,7 +123,7 @@ class Values:
             self.only(name, value)
 
     def nested(self, *names: str, needed: bool = True) -> Self:
-        """The object under the first of these keys that has one with keys.
+        """Return the first non-empty object under these keys.
 
         Args:
             needed: otherwise it is an empty one if none has.
@@ -136,16 +136,16 @@ class Values:
         return self.like({}, f"{names[0]}.")
 
     def within(self, name: str) -> Self:
-        """The object under a key, even one without keys; this object if there is none."""
+        """Return the object under a key, even one without keys; this object if there is none."""
         return self.nested(name, needed=False) if self.has(name) else self
 
     def has(self, name: str) -> bool:
-        """Whether the key is there and not null."""
+        """Return whether the key is there and not null."""
         self._asked.add(self.prefix + name)
         return self.values.get(name) is not None
 
     def _elements(self, name: str, kind: Any) -> list[Any]:
-        """The list under a key, its elements of one type; empty if absent."""
+        """Return the list under a key, its elements of one type; empty if absent."""
         values: list[Any] = self._typed((name,), [], list)
         if any(not _is_of(each, kind) for each in values):
             raise self._refused(name, values, "has an element of the wrong type")
@@ -187,5 +187,5 @@ def require(name: str, value: Any, known: Iterable[Any], file: Path = _CONFIG) -
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, or of one of several; a flag is no number."""
+    """Return whether a value is of a type, or of one of several; a flag is no number."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -20,7 +20,7 @@ class SkillItem:
 
     skill: str
     messages: list[dict[str, Any]]
-    """In OpenAI's wire form: the arguments of a tool call are a JSON string."""
+    """The conversation in OpenAI's wire form, with arguments of calls as JSON strings."""
     expected: Any
     """A text, or for the rule `tools` the calls in order as `{"name", "arguments"}`."""
     match: str
@@ -68,11 +68,13 @@ RULES: dict[str, Callable[[SkillItem, SkillAnswer], bool]] = {
 
 
 def judge(item: SkillItem, answer: SkillAnswer) -> bool:
-    """Whether the answer is right by the item's own rule. Raises KeyError for an unknown rule."""
+    """Return whether the answer is right by the item's own rule. Raises KeyError for an unknown
+    rule.
+    """
     return RULES[item.match](item, answer)
 
 
 def load(path: Path) -> list[SkillItem]:
-    """The items of one JSON-lines file."""
+    """Return the items of one JSON-lines file."""
     with path.open(encoding="utf-8") as lines:
         return [SkillItem(**json.loads(line)) for line in lines]

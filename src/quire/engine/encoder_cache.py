@@ -33,11 +33,7 @@ class EncoderCache:
         self._started: dict[MediaKey, Encoding] = {}
 
     def check(self, request: Request) -> None:
-        """Whether the media of a request is such as this model's encoders take.
-
-        Raises:
-            RequestError: it is not; nothing was computed.
-        """
+        """Raise `RequestError` if this model's encoders cannot take the media of a request."""
         end = 0
         for placed in request.media:
             item = placed.item

@@ -23,15 +23,14 @@ from quire.core.info import EngineStats, ModelInfo
 from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
-from quire.core.sampling_params import check_sampling
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
-from quire.engine.invariance import check_format, check_request, limited
-from quire.engine.known import check_default, check_known
+from quire.engine.invariance import check_format, limited
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
+from quire.engine.validate import check_default, check_request
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
 from quire.scheduler.planner import SchedulerConfig
@@ -132,19 +131,18 @@ class Engine:
 
     def _admit(self, request: Request, make: MakeConstraint) -> None:
         try:
-            self._runner.media.check(request)
-            request = self._runner.media.intern(request)
-            check_known(request, self._loaded.model, self._offered)
-            check_sampling(request.sampling, self._loaded.model.vocab_size)
-            format = self._format(request.kv_format)
-            check_request(self.config, request)
-            model, repeats = self._loaded.model, request.stop_on_loop
+            model, media = self._loaded.model, self._runner.media
+            check_request(
+                request, config=self.config, model=model, media=media, formats=self._offered
+            )
+            request = media.intern(request)
+            format, repeats = self._format(request.kv_format), request.stop_on_loop
             repeats = self.config.stop_on_loop if repeats is None else repeats
             bound = request.grammar is not None and not request.grammar.lazy
             parts = SequenceParts(
                 positions=TokenPositions(model.positions(request.prompt, request.media)),
                 cross_media=model.cross_media(request.media),
-                pieces=self._runner.media.pieces(request),
+                pieces=media.pieces(request),
                 constraint=make(),
                 loops=loop_detector(repeats, bound=bound),
                 proposer=self._proposers(request),

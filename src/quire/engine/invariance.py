@@ -51,12 +51,8 @@ def check_format(
         raise ModelError(f"{_FIELD}: not possible with a {format.name} KV cache on this GPU")
 
 
-def check_request(config: EngineConfig, request: Request) -> None:
-    """Whether a request can be computed so.
-
-    Raises:
-        RequestError: it cannot; names the field.
-    """
+def check_invariant(config: EngineConfig, request: Request) -> None:
+    """Raise `RequestError`, naming the field, if a request's bits would depend on its batch."""
     if not _by_recorded_steps(config):
         return
     if request.media:

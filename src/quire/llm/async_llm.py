@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from pydantic import BaseModel, ValidationError
 
 from quire.api.shared.context import Context
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.core.errors import QuireError
 from quire.core.info import ModelInfo
 from quire.core.request import Embed
@@ -134,7 +134,7 @@ class AsyncLLM:
             await to_the_end(client.close())
             raise
         media = service.prompts.media.for_job()
-        self._context = Context(service, self._config, Seal(), _no_stored, media)
+        self._context = Context(service, self._config, Signer(), _no_stored, media)
         return self
 
     async def close(self) -> None:
@@ -305,7 +305,7 @@ class AsyncLLM:
 
     async def _stream(self, spec: Generation, options: Any) -> AsyncStream:
         service = self._opened.service
-        run = await service.begin(await service.prepare(spec))
+        run = await service.start(await service.prepare(spec))
         return AsyncStream(run, parsed_as(options))
 
     async def _answers(

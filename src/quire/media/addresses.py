@@ -52,7 +52,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address is on the internet; one that carries another is judged by that."""
+    """Return whether an address is on the internet; one that carries another is judged by that."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in block for block in _NOT_PUBLIC_4)
     inner = address.ipv4_mapped or address.sixtofour

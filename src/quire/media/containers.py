@@ -79,7 +79,7 @@ def opened(data: bytes, param: str, formats: str) -> Iterator[InputContainer]:
 
 
 def check_codec(stream: AudioStream | VideoStream, param: str) -> None:
-    """Refuses a stream whose codec is not one of those that are decoded."""
+    """Refuse a stream with an unsupported codec."""
     codec = stream.codec_context.codec.canonical_name
     if codec not in _CODECS:
         raise refusal(param, f"its codec is {codec}, which is not supported")

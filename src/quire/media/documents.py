@@ -34,7 +34,7 @@ class Page:
 
 
 def pages(data: bytes, *, param: str, limits: FileLimits, pictures: bool) -> Iterator[Page]:
-    """The pages of a document, each read when it is asked for.
+    """Yield the pages of a document, each read when it is asked for.
 
     Args:
         data: PDF.

@@ -172,7 +172,7 @@ async def _fetch_http(url: str, policy: FetchPolicy) -> bytes:
 
 
 async def _get(url: str, policy: FetchPolicy) -> bytes | str:
-    """The item, or where a redirect leads."""
+    """Return the item, or where a redirect leads."""
     parts, target = _split(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _Refused("it does not lead to an http(s) address", "not_allowed")
@@ -210,7 +210,7 @@ def _followed(url: str, location: str) -> str:
 
 
 def _split(url: str) -> tuple[SplitResult, httpcore.URL]:
-    """A URL's parts, to look at and to ask for."""
+    """Return a URL's parts, to look at and to ask for."""
     try:
         parts = urlsplit(url)
         if parts.port == 0:
@@ -240,9 +240,11 @@ class _Checked(httpcore.AsyncNetworkBackend):
         for address in others:
             with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
                 return await self._backend.connect_tcp(
-                    address, port, share, local_address, socket_options
+                    address, port, share, local_address=local_address, socket_options=socket_options
                 )
-        return await self._backend.connect_tcp(last, port, timeout, local_address, socket_options)
+        return await self._backend.connect_tcp(
+            last, port, timeout, local_address=local_address, socket_options=socket_options
+        )
 
     async def connect_unix_socket(
         self,
@@ -256,7 +258,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
     async def _resolve(self, host: str, port: int) -> list[str]:
-        """The name's addresses, at least one; all of them may be connected to."""
+        """Return the name's addresses, at least one; all of them may be connected to."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

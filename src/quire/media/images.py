@@ -74,7 +74,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def decode(data: bytes, *, param: str, limits: FileLimits = DEFAULT_LIMITS) -> PIL.Image.Image:
-    """A picture in RGB, upright, transparency laid on white; an animation's first frame.
+    """Return a picture in RGB, upright, transparency laid on white; an animation's first frame.
 
     Args:
         data: PNG, JPEG, WebP, GIF or BMP.
@@ -124,7 +124,7 @@ def _check_jpeg(data: bytes, param: str) -> None:
 
 
 def _check_png_rows(data: bytes, image: PIL.Image.Image, param: str) -> None:
-    """Refuses a picture whose compressed data ends before its last row.
+    """Refuse a picture whose compressed data ends before its last row.
 
     Pillow takes the end of the zlib stream for the end of the picture and leaves the other rows
     zero. So data is counted only where the last row is zero, or rows do not come in order.
@@ -149,7 +149,7 @@ def _check_png_rows(data: bytes, image: PIL.Image.Image, param: str) -> None:
 
 
 def _png_data(data: bytes) -> Iterator[bytes]:
-    """The compressed pixels, chunk by chunk."""
+    """Yield the compressed pixels, chunk by chunk."""
     at = 8
     while at + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, at)
@@ -178,7 +178,7 @@ def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def _grey_16_to_8(image: PIL.Image.Image) -> PIL.Image.Image:
-    """The high byte of each pixel, which is also what Pillow keeps of 16-bit colour."""
+    """Return the high byte of each pixel, which is also what Pillow keeps of 16-bit colour."""
     grey = np.asarray(image)
     high = PIL.Image.fromarray(np.clip(grey >> 8, 0, 255).astype(np.uint8))
     key = image.info.get("transparency")

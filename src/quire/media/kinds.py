@@ -1,4 +1,4 @@
-"""The registry of media kinds: how clients send one, what bounds it, and who reads it for a model.
+"""The registry of media kinds: wire forms, limits and processors.
 
 Protocols, flags, limits and error texts are made from it. It imports no decoder.
 """
@@ -67,7 +67,7 @@ class MediaInput:
     options: tuple[Option, ...] = ()
 
     def limits_with(self, given: Mapping[str, float]) -> MediaLimits:
-        """The limits, with those that the operator has set by name."""
+        """Return the limits, with those that the operator has set by name."""
         each: dict[str, Any] = {name: value for name, value in given.items() if name != "files"}
         files = int(given.get("files", self.limits.files))
         return MediaLimits(files, replace(self.limits.each, **each))
@@ -107,7 +107,7 @@ class Kind:
         return _table(self.table)
 
     def open(self, folder: Path) -> MediaProcessor | None:
-        """The processor of a model folder; None if the model is served without this kind.
+        """Return the processor of a model folder; None if the model is served without this kind.
 
         That is a model without the encoder, without a processor's settings, or with a processor
         that is not known here, which is logged.
@@ -149,7 +149,9 @@ class Kind:
         return None if build is None else build(settings, config)
 
     def _find_settings(self, folder: Path) -> Values | None:
-        """The new file's object, else the whole of the old file; None where there is neither."""
+        """Return the new file's object, else the whole of the old file; None where there is
+        neither.
+        """
         path = folder / "processor_config.json"
         whole = Values(read_object(path), file=path)
         if whole.has(self.section):
@@ -160,7 +162,7 @@ class Kind:
 
 
 def _config(folder: Path) -> Values:
-    """The model's keys; those of the part that reads, in one that also speaks (Qwen3-Omni)."""
+    """Return the model's configuration; of Qwen3-Omni, that of the part that reads."""
     path = folder / "config.json"
     config = Values(read_config(folder), file=path)
     return config.within("thinker_config")
@@ -269,5 +271,5 @@ def kinds_by(protocols: Protocols) -> dict[str, str]:
 
 
 def limits_of(given: Mapping[str, Mapping[str, float]]) -> dict[str, MediaLimits]:
-    """The limits of all kinds, with those that the operator has set, by kind and name."""
+    """Return the limits of all kinds, with those that the operator has set, by kind and name."""
     return {kind: each.limits_with(given.get(kind, {})) for kind, each in inputs().items()}

@@ -28,7 +28,7 @@ _PIECE = 1 << 15
 
 
 def decode(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples:
-    """A file's sound `[samples]`, its channels averaged, within -1 and 1.
+    """Return a file's sound `[samples]`, its channels averaged, within -1 and 1.
 
     Args:
         data: WAV, MP3, FLAC, Ogg, AAC, or the sound of MP4, WebM, Matroska or AVI.
@@ -47,17 +47,17 @@ def decode(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples
         found, own = _decode(data, param, limits)
     if not len(found):
         raise refusal(param, "it holds no sound")
-    return _brought(found, own, rate, param)
+    return _brought(found, own, rate, param=param)
 
 
 def within(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples | None:
-    """The sound of a video, as `decode` gives it; None if the video has none.
+    """Return the sound of a video, as `decode` gives it; None if the video has none.
 
     Raises:
         RequestError: as `decode`.
     """
     found, own = _decode(data, param, limits)
-    return _brought(found, own, rate, param) if len(found) else None
+    return _brought(found, own, rate, param=param) if len(found) else None
 
 
 def _brought(found: Samples, own: int, rate: int, param: str) -> Samples:
@@ -132,7 +132,7 @@ class _Wave:
         body, size = chunks[b"data"]
         if len(body) < size < _UNKNOWN_SIZE:
             raise refusal(param, "the WAV file is cut short")
-        return cls(rate, channels, dtype, body)
+        return cls(rate, channels, dtype, body=body)
 
     def samples(self) -> Samples:
         """`[samples]`, one channel."""
@@ -153,7 +153,7 @@ class _Wave:
 
 
 def _chunks(data: bytes) -> dict[bytes, tuple[memoryview, int]]:
-    """The first chunk of each name, as far as it is there, and its length as the file tells it."""
+    """Return the first chunk of each name, as far as the file has it, and its declared length."""
     found: dict[bytes, tuple[memoryview, int]] = {}
     view, at = memoryview(data), 12
     while at + 8 <= len(data):

@@ -79,12 +79,12 @@ class MediaSource:
 
 
 def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
-    """The error for a file that cannot be used; `code` is the end of the wire code."""
+    """Return the error for a file that cannot be used; `code` is the end of the wire code."""
     return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 
 def not_taken(source: MediaSource) -> RequestError:
-    """The refusal of a kind of media that the served model does not take, or of no PDF."""
+    """Return the refusal of a kind of media that the served model does not take, or of no PDF."""
     why = "which the model that is served does not take"
     if source.kind == DOCUMENT:
         why = "and holds no PDF; other files, and files by their id, are not read"

@@ -1,4 +1,4 @@
-"""Decodes videos that strangers send: those of their frames that a model looks at."""
+"""Decodes the frames of untrusted videos that a model needs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Video:
         self.info = VideoInfo(stream.frames or max(1, round(seconds * fps)), fps)
 
     def frames(self, wanted: Sequence[int]) -> Iterator[Frame]:
-        """The frames of these numbers, in ascending order, each decoded when it is asked for.
+        """Yield the frames with these indices, ascending, each decoded on demand.
 
         Raises:
             RequestError: one is not there, or they are larger than the header tells.
@@ -108,7 +108,7 @@ def opened(data: bytes, *, param: str, limits: FileLimits) -> Iterator[Video]:
             raise refusal(param, "it holds no video")
         stream = container.streams.video[0]
         containers.check_codec(stream, param)
-        yield Video(container, stream, limits, param)
+        yield Video(container, stream, limits, param=param)
 
 
 def _upright(picture: PIL.Image.Image, rotation: int) -> PIL.Image.Image:

@@ -37,9 +37,9 @@ class GrammarRequest:
             them.
         forced: the answer is nothing but calls, of the tool `name` if that is not empty.
         parameters_field: what the client calls a tool's schema, for errors.
-        bare: the answer follows a bare prompt or its own beginning, so that the dialect's header is
+        bare: the answer follows a bare prompt or its own start, so that the dialect's header is
             not in it.
-        begun: the beginning that was given, which the grammar lets through as well.
+        started: the start that was given, which the grammar lets through as well.
     """
 
     format: AnswerFormat | None
@@ -50,7 +50,7 @@ class GrammarRequest:
     parallel: bool
     parameters_field: str
     bare: bool = False
-    begun: str = ""
+    started: str = ""
 
     @property
     def field(self) -> str:

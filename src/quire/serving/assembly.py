@@ -1,4 +1,4 @@
-"""From settings to a service that answers: the engine's process, and what the HTTP side needs."""
+"""Assembles a model's service from settings and the engine's client."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def _controls(
 def _media_tokens(
     folder: Path, tokenizer: Tokenizer, processors: Mapping[str, MediaProcessor]
 ) -> dict[str, str]:
-    """The tokens by which the model's template marks media, by kind; without those that the
-    tokenizer lacks, which is logged."""
+    """Return the tokens that mark media in the template, by kind. Kinds without such a token are
+    logged and left out.
+    """
     texts = {}
     for kind, processor in processors.items():
         token = processor.placeholders.token
@@ -76,11 +77,11 @@ def _loader(
         tuple(Path(each) for each in config.media_folders),
         timeout_s=config.media_timeout_s,
     )
-    return MediaLoader(processors, tokens, policy, limits_of(config.media_limits))
+    return MediaLoader(processors, tokens, policy, limits=limits_of(config.media_limits))
 
 
 def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
-    """The service for a model that an engine has opened.
+    """Return the service for a model that an engine has opened.
 
     Args:
         name: what clients call the model.
@@ -103,30 +104,38 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         lambda: client.info,
         tokenizer,
         template,
-        media,
-        _controls(
+        media=media,
+        controls=_controls(
             tokenizer,
             template,
             dialect,
-            frozenset(media_tokens.values()) | media.places.marks,
+            media_tokens=frozenset(media_tokens.values()) | media.places.marks,
             allow=config.allow_special_tokens,
         ),
         drop_volatile=config.drop_volatile_headers,
         default_system=config.default_system,
     )
-    opening = BuilderOpening(folder, dialect.name, client.info.vocab_size, stamp)
+    opening = BuilderOpening(folder, dialect.name, client.info.vocab_size, stamp=stamp)
     sandbox = GrammarSandbox(opening)
-    constraints = Constraints(dialect, vocabulary, prompts, sandbox)
+    constraints = Constraints(dialect, vocabulary, prompts, sandbox=sandbox)
     submission = Submission(
         client,
         tokenizer,
         vocabulary,
-        dialect,
-        NONE,
-        constraints,
+        dialect=dialect,
+        plain=NONE,
+        constraints=constraints,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,
     )
     sampling = overridden(own, config.sampling_overrides)
     vectors = Vectors(client, read_pooling(folder), deadline_s=config.request_deadline_s)
-    return Service(name, client, prompts, constraints, submission, vectors, sampling)
+    return Service(
+        name,
+        client,
+        prompts,
+        constraints=constraints,
+        submission=submission,
+        vectors=vectors,
+        sampling=sampling,
+    )

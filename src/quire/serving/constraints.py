@@ -60,19 +60,19 @@ class Constraints:
         await self._sandbox.close()
 
     def bind(self, prepared: Prepared) -> bool:
-        """Whether a grammar binds the answer."""
+        """Return whether a grammar binds the answer."""
         spec = prepared.spec
         return bool(spec.format is not None or spec.tool_choice.forced or spec.strict_tools)
 
     async def build(self, prepared: Prepared) -> AnswerGrammar:
-        """The grammar of the answer; compiled once, so that a bad schema is a 400.
+        """Return the grammar of the answer; compiled once, so that a bad schema is a 400.
 
         Raises:
-            RequestError: it cannot be compiled, or lets no answer through that begins as the one
+            RequestError: it cannot be compiled, or lets no answer through that starts as the one
                 that is to be gone on with (code `NO_BEGINNING`).
         """
         if not self.bind(prepared):
-            return AnswerGrammar(None)
+            return AnswerGrammar(grammar=None)
         spec = prepared.spec
         request = GrammarRequest(
             format=spec.format,
@@ -83,7 +83,7 @@ class Constraints:
             parallel=spec.parallel_tool_calls,
             parameters_field=spec.names.parameters,
             bare=prepared.bare or spec.continue_final,
-            begun=prepared.begun,
+            started=prepared.started,
         )
         built = await self._sandbox.build(request, spec.caller)
         if built.unenforced:
@@ -97,7 +97,7 @@ class Constraints:
         grammar: GrammarSpec | None,
         max_tokens: int,
     ) -> AnswerConstraints:
-        """The constraints of the answers to a prompt.
+        """Return the constraints of the answers to a prompt.
 
         Args:
             grammar: as `build` made it.
@@ -107,7 +107,7 @@ class Constraints:
             RequestError: a limit is asked for that this model cannot be held to.
         """
         if prepared.bare:
-            return AnswerConstraints(grammar, None)
+            return AnswerConstraints(grammar, thinking=None)
         spec, thinks = prepared.spec, self._thinks_at_once(prompt)
         return AnswerConstraints(
             None if grammar is None else self._after_reasoning(spec, grammar, thinks),
@@ -115,11 +115,11 @@ class Constraints:
         )
 
     def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt leaves reasoning open."""
+        """Return whether the prompt leaves reasoning open."""
         return self._dialect.parser(prompt, (), self._vocabulary).thinking is True
 
     def _may_think(self, spec: Generation) -> bool:
-        """Whether reasoning is asked for, or what the template has the model do by itself."""
+        """Return whether the answer may reason: as asked for, or else as the template has it."""
         if spec.thinking.enabled is not None:
             return spec.thinking.enabled
         for name in THINKING_VARIABLES & spec.template_kwargs.keys():
@@ -136,7 +136,9 @@ class Constraints:
     def _after_reasoning(
         self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
     ) -> GrammarSpec:
-        """The grammar, free until reasoning that is open, or that the model opens, has ended."""
+        """Return the grammar, free until reasoning that is open, or that the model opens, has
+        ended.
+        """
         marks = self._dialect.thinking(self._vocabulary)
         if grammar.lazy or self._dialect.frame is not None:
             return grammar
@@ -150,7 +152,7 @@ class Constraints:
     def _budget(
         self, spec: Generation, max_tokens: int, thinks_at_once: bool, *, has_grammar: bool
     ) -> ThinkingBudget | None:
-        """The limit on reasoning, so that tokens are left for the answer.
+        """Return the limit on reasoning, so that tokens are left for the answer.
 
         A model that opens its reasoning whatever the template is told is given none to spend.
         """

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, as the HTTP side's event loop sees it.
+"""The client of the engine's process, for the HTTP side's event loop.
 
 Python's interpreter lock would make building graphs and rendering streams take turns in one
 process. Apart, they run at the same time; and when the engine dies, the server is there to say so.
@@ -48,7 +48,7 @@ WORKER = "quire.engine.worker"
 
 _GRACE_S = 5.0
 _MISSED_HEARTBEATS = 4
-"""So many questions in a row without an answer, and the engine counts as stopped."""
+"""Unanswered heartbeats in a row after which the engine counts as stopped."""
 _OPENING_QUIET = 4
 """How many times as long as a serving engine an opening one may be silent without work: disks and
 downloads may stall."""
@@ -62,7 +62,7 @@ MakeRoom = Callable[[NoRoom], Awaitable[EngineConfig]]
 
 
 async def refuse(lacking: NoRoom) -> EngineConfig:
-    """The `MakeRoom` of a model without others beside it."""
+    """Return the `MakeRoom` of a model without others beside it."""
     raise lacking
 
 

@@ -13,7 +13,7 @@ from quire.text.dialects.grammar import json_term, literal
 
 
 def format_grammar(format: AnswerFormat) -> GrammarSpec:
-    """The grammar of an answer that is nothing else.
+    """Return the grammar of an answer that is nothing else.
 
     Raises:
         RequestError: a grammar in GBNF that cannot be translated.
@@ -28,7 +28,7 @@ def format_grammar(format: AnswerFormat) -> GrammarSpec:
 
 
 def body_rule(format: AnswerFormat) -> str:
-    """The Lark rule `body` of an answer that stands within a larger grammar.
+    """Return the Lark rule `body` of an answer that stands within a larger grammar.
 
     Raises:
         RequestError: a grammar of the client's own, whose rules might have names of the other.
@@ -50,7 +50,9 @@ def body_rule(format: AnswerFormat) -> str:
 
 
 def _regex_term(pattern: str) -> str:
-    """A Lark terminal for a regular expression: it ends at an unescaped slash, or with the line."""
+    """Return a Lark terminal for a regular expression: it ends at an unescaped slash, or with the
+    line.
+    """
     written, escaped = [], False
     for each in pattern:
         escape = not escaped and each in "/\n"
@@ -60,7 +62,7 @@ def _regex_term(pattern: str) -> str:
 
 
 def _as_lark(format: AnswerFormat) -> str:
-    """A grammar in Lark's notation, translated if it is in GBNF."""
+    """Return a grammar in Lark's notation, translated if it is in GBNF."""
     try:
         return str(any_to_lark(format.source))
     except Exception as error:  # the translator raises what its parsing happens to hit

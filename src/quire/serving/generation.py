@@ -27,7 +27,7 @@ class ToolChoice:
         return self.mode in ("required", "named")
 
     def check(self, names: Collection[str]) -> None:
-        """Raises `RequestError` if no tool of these names can be what it asks for."""
+        """Raise `RequestError` if the choice names none of these tools."""
         if self.mode == "named" and self.name not in names:
             what = f"names '{self.name}', which is not among 'tools'"
         elif self.mode == "required" and not names:
@@ -90,7 +90,7 @@ class Generation:
         show_reasoning: whether the reasoning is part of the answer that the client gets.
         show_progress: whether events tell how far the reading of the prompt has come.
         template_kwargs: further variables of the chat template.
-        continue_final: go on with the last message instead of beginning one.
+        continue_final: go on with the last message instead of start one.
         or_anew: of a `continue_final` that nobody asked for by name: a last message that cannot be
             gone on with is answered.
         cache_salt: prompts share what is cached only with those of the same.
@@ -141,7 +141,7 @@ class Generation:
 
     @property
     def anew(self) -> Generation:
-        """The same, with an answer that begins behind the last message."""
+        """The same generation, with an answer that starts after the last message."""
         return replace(self, continue_final=False, or_anew=False)
 
     @property
@@ -158,20 +158,20 @@ def _undescribed(function: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A generation whose prompts are encoded: what is left of it crosses processes in little time.
+    """A generation with encoded prompts, small enough to cross processes quickly.
 
     Attributes:
         spec: without what has become prompts.
         bare: the prompts were no messages.
-        begun: the text of the answer that the last message begins, without its reasoning.
+        started: the text of the answer that the last message starts, without its reasoning.
         anew: the prompts of `spec.anew`, which is served instead if the format leaves no way to go
-            on from `begun`; empty if it is not to be.
+            on from `started`; empty if it is not to be.
     """
 
     spec: Generation
     prompts: tuple[Prompt, ...]
     bare: bool
-    begun: str = ""
+    started: str = ""
     anew: tuple[Prompt, ...] = ()
 
 

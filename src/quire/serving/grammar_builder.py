@@ -55,7 +55,7 @@ class GrammarBuilder:
         )
 
     def build(self, request: GrammarRequest) -> AnswerGrammar:
-        """The grammar, which has been compiled once.
+        """Return the grammar, which has been compiled once.
 
         A schema binds the answer, and leaves the model free to call a tool instead.
 
@@ -67,7 +67,7 @@ class GrammarBuilder:
         grammar = self._grammar(request, lambda each: lost.setdefault(each))
         if grammar is not None:
             schema = request.format is None or request.format.kind == "json_schema"
-            grammar = replace(grammar, begun=_begun(request), schema=schema)
+            grammar = replace(grammar, started=_started(request), schema=schema)
             field = request.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(
@@ -93,7 +93,7 @@ class GrammarBuilder:
             raise RequestError(reason, param=field, code="invalid_schema") from error
 
     def _prepared(self, request: GrammarRequest) -> tuple[GrammarRequest, tuple[str, ...]]:
-        """The same with schemas that can be compiled, and what they lost."""
+        """Return the request with schemas that can be compiled, and the parts left out."""
         lazy = request.format is None and not request.forced
         tools, unenforced = list(request.tools), []
         for index, tool in enumerate(request.tools):
@@ -137,7 +137,7 @@ class GrammarBuilder:
                 return False
             return True
 
-        prepared = prepare(schema, field, is_pattern, compiles, close=close)
+        prepared = prepare(schema, field, is_pattern, compiles=compiles, close=close)
         prepared = replace(prepared, schema=holdable(prepared.schema, field))
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
@@ -183,7 +183,11 @@ class GrammarBuilder:
     def _calls(self, request: GrammarRequest, on_unenforced: Callable[[str], None]) -> str:
         """Lark source of nothing but tool calls."""
         return self._dialect.tool_grammar(
-            request.tools, request.name or None, request.parallel, self._vocabulary, on_unenforced
+            request.tools,
+            request.name or None,
+            request.parallel,
+            vocabulary=self._vocabulary,
+            on_unenforced=on_unenforced,
         )
 
 
@@ -197,11 +201,11 @@ def _not_strict(field: str, lost: Sequence[str]) -> RequestError:
     )
 
 
-def _begun(request: GrammarRequest) -> str:
-    """The given beginning as the grammar would have it written: JSON with few blanks."""
+def _started(request: GrammarRequest) -> str:
+    """Return the given start as the grammar would have it written: JSON with few blanks."""
     if request.format is None or request.format.kind != "json_schema":
-        return request.begun
-    return _IN_JSON.sub(lambda found: found["string"] or " ", request.begun.lstrip(_BLANKS))
+        return request.started
+    return _IN_JSON.sub(lambda found: found["string"] or " ", request.started.lstrip(_BLANKS))
 
 
 def _read(schema: str, field: str) -> Any:
@@ -214,7 +218,7 @@ def _read(schema: str, field: str) -> Any:
 
 
 def _of_object(parameters: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A tool's schema; one without a type is an object's all the same."""
+    """Return a tool's schema. Without a type, it is an object's."""
     if parameters.get("type", "object") != "object":
         raise RequestError(
             f"'{field}' must be of type 'object'.", param=field, code="invalid_schema"

@@ -26,7 +26,7 @@ class JobMedia:
 
     @property
     def answers(self) -> dict[str, Callable[..., object]]:
-        """To what the job asks, see `Jobs.run`: where its processors find files and keep them."""
+        """Answers for `Jobs.run`: the job's processors look files up and keep them here."""
         return {"file": self._find, "keep": self._keep}
 
     def complete(self, prepared: Prepared) -> Prepared:

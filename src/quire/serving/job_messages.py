@@ -11,15 +11,15 @@ from typing import Any
 from quire.core.errors import RequestError
 
 Asker = Callable[..., Any]
-"""From within a job: the server's answer to a question and its arguments, see `Jobs.run`."""
+"""Asks the server a question from within a job, and returns its answer; see `Jobs.run`."""
 Opener = Callable[[Asker], object]
 """Makes the first argument of every job, before there is one. Has to be picklable."""
 
 ORDER = struct.Struct("<BQ")
-"""To the first process: START or the number of a signal, and the number of the job."""
+"""A record to the first process: START or a signal number, and the job's number."""
 START = 0
 ENDED = struct.Struct("<Qq")
-"""From the first process: the number of a job whose child is reaped, and its exit code."""
+"""A record from the first process: the number of a reaped job, and its exit code."""
 NOT_STARTED = 1 << 32
 """The exit code of a child that the system did not let start."""
 
@@ -56,7 +56,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """From a job: it wants to know something that only the server knows."""
+    """A job's question to the server."""
 
     question: str
     arguments: tuple[Any, ...]
@@ -73,7 +73,7 @@ class Failed:
 
 
 def too_costly(limits: JobLimits) -> RequestError:
-    """The refusal of a request whose job took too much, or crashed."""
+    """Return the refusal of a request whose job exceeded a limit or crashed."""
     return RequestError(
         f"The request could not be read: doing so took more than {limits.cpu_s} s of processor "
         f"time or {limits.memory >> 20} MiB of memory, or crashed a decoder.",

@@ -39,7 +39,7 @@ _DATA = b"VmData:"
 
 
 def main() -> None:
-    """Starts jobs until the other end closes. Argument 1: the file descriptor of the pipe."""
+    """Start jobs until the pipe closes. Argument 1: the file descriptor of the pipe."""
     leave_stopping_to_the_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     opening = Frames(control).next()
@@ -55,8 +55,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes to them
     with contextlib.suppress(BrokenPipeError):  # the server has ended meanwhile
-        control.sendall(encode(True))
-    _JobRunner(control, opened, asker, opening.limits).run()
+        control.sendall(encode(value=True))
+    _JobRunner(control, opened, asker, limits=opening.limits).run()
 
 
 class _PipeAsker:
@@ -123,7 +123,7 @@ class _JobRunner:
         return True
 
     def _fork(self, number: int, files: list[int]) -> None:
-        """Starts a child at the other end of the one pipe that came with the order."""
+        """Fork a child for the pipe that came with the order."""
         if not files:  # the system has no descriptor left
             self._tell_end(number, NOT_STARTED)
             return
@@ -184,7 +184,7 @@ def _outcome(pipe: socket.socket, opened: object, limits: JobLimits) -> Done | F
 
 
 def _bound(limits: JobLimits) -> None:
-    """From here on the kernel ends the process if it takes more."""
+    """Set the limits of this process. The kernel ends it beyond them."""
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # only Linux says what is there, and minds

@@ -1,7 +1,7 @@
-"""Work that may take long, much memory, or crash: each piece in a process of its own.
+"""Runs work that may be slow, large or crash in processes of their own.
 
 A first process opens what all jobs need, once, and forks a child for each job (`job_process`). So a
-job begins in milliseconds, leaves nothing behind, and can be killed at any moment: when its client
+job starts in milliseconds, leaves nothing behind, and can be killed at any moment: when its client
 leaves, when it takes too long, or too much memory. A fault of native code costs one request. A job
 keeps its place until its child is reaped, so no more children live than have places.
 """
@@ -49,7 +49,7 @@ class Jobs:
         log_level: str = "info",
         log_format: str = "text",
     ) -> None:
-        self._opening = Opening(opener, limits, log_level, log_format)
+        self._opening = Opening(opener, limits, log_level, log_format=log_format)
         self._limits = limits
         self.places = Places(limits.at_once)
         self._parent: JobParent | None = None
@@ -75,7 +75,7 @@ class Jobs:
         key: str = "",
         answers: Mapping[str, Callable[..., object]] | None = None,
     ) -> Result:
-        """Runs `function(opened, *arguments)` in a process of its own; killed when cancelled.
+        """Run `function(opened, *arguments)` in a process, which is killed on cancellation.
 
         Args:
             function: of a module's top level.
@@ -126,7 +126,7 @@ class Jobs:
             raise await self._why_ended(job) from error
 
     async def _why_ended(self, job: Job) -> Exception:
-        """The error for a job whose child ended without a result."""
+        """Return the error for a job whose child ended without a result."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAPED_S):
                 code = await asyncio.shield(job.ended)
@@ -153,7 +153,7 @@ class Jobs:
                 raise
 
     def _start(self) -> asyncio.Task[JobParent]:
-        """The one start that all wait for. Whoever gives up waiting does not stop it."""
+        """Return the shared start of the first process. Cancelling a waiter does not stop it."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_parent())
             self._starting.add_done_callback(self._on_started)

@@ -61,7 +61,7 @@ class MediaLoader:
         return self._limits[kind].files
 
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
+        """Return the messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
 
         A document becomes a text for each page, and an image behind it where the model sees.
 
@@ -88,7 +88,7 @@ class MediaLoader:
         return tuple(_with_parts(message, following) for message in messages)
 
     def _takes(self, source: MediaSource) -> bool:
-        """Whether the kind is the model's, or a document that can be looked at."""
+        """Return whether the kind is the model's, or a document that can be looked at."""
         return bool(source.url) if source.kind == DOCUMENT else source.kind in self._processors
 
     def _together(self, sources: Sequence[MediaSource]) -> list[MediaSource]:
@@ -118,11 +118,11 @@ class MediaLoader:
 
     @staticmethod
     def wanted(messages: Sequence[Message]) -> bool:
-        """Whether messages name media that has to be loaded."""
+        """Return whether messages name media that has to be loaded."""
         return any("source" in part for part in _media_parts(messages))
 
     def for_job(self) -> JobMedia:
-        """The server's side of a request's media that is read in a job."""
+        """Return the server's side of a request's media that is read in a job."""
         return JobMedia(self._processors)
 
     def share(self, files: PartStore) -> None:
@@ -131,7 +131,7 @@ class MediaLoader:
             processor.files = files
 
     async def _read(self, source: MediaSource) -> list[dict[str, Any]]:
-        """The parts of a message that take a source's place."""
+        """Return the parts of a message that take a source's place."""
         limits = self._limits[source.kind].each
         policy = replace(self._policy, max_bytes=limits.bytes)
         async with self._fetching if source.remote else nullcontext():
@@ -150,7 +150,7 @@ class MediaLoader:
         return [{"type": source.kind, "parts": parts}]
 
     def _pages(self, data: bytes, source: MediaSource, limits: FileLimits) -> list[dict[str, Any]]:
-        """Each page of a document as a text, and as an image where the model sees."""
+        """Return each page of a document as a text, and as an image where the model sees."""
         images = self._processors.get("image")
         parts: list[dict[str, Any]] = []
         found = pages(data, param=source.param, limits=limits, pictures=images is not None)
@@ -168,7 +168,7 @@ def files_of(messages: Sequence[Message]) -> list[Parts]:
 
 
 def as_template_reads(message: Message) -> Message:
-    """A message whose content is one string, a line for each text; with media, a list of parts."""
+    """Return a message with its texts as one string; with media, as a list of parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -200,7 +200,7 @@ def _media_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def _with_parts(message: Message, files: Iterator[list[dict[str, Any]]]) -> Message:
-    """The message, its sources replaced by the parts that the next of `files` became."""
+    """Return the message, its sources replaced by the parts that the next of `files` became."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

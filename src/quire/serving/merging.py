@@ -6,7 +6,7 @@ from quire.text.events import Event, Reasoning, Text, ToolCallArguments
 
 
 def merge(events: list[Event]) -> list[Event]:
-    """Joins neighbouring pieces of the same kind; what they spell stays the same."""
+    """Join adjacent events of the same kind; the text is unchanged."""
     merged: list[Event] = []
     same_kind: list[Event] = []
     for event in events:
@@ -20,7 +20,7 @@ def merge(events: list[Event]) -> list[Event]:
 
 
 def _continues(first: Event, event: Event) -> bool:
-    """Whether `event` is a further piece of what `first` begins."""
+    """Return whether `event` is a further piece of what `first` starts."""
     match first, event:
         case (Text(), Text()) | (Reasoning(), Reasoning()):
             return True
@@ -31,7 +31,7 @@ def _continues(first: Event, event: Event) -> bool:
 
 
 def _join(events: list[Event]) -> Event:
-    """Pieces of the same kind as one, in time linear in their length."""
+    """Return events of the same kind as one, in linear time."""
     if len(events) == 1:
         return events[0]
     calls = [event for event in events if isinstance(event, ToolCallArguments)]

@@ -83,7 +83,7 @@ class Model:
 
     @property
     def waiting(self) -> int:
-        """Requests that will hold it as soon as it is loaded."""
+        """Requests that wait until the model is loaded."""
         return self.asked.total()
 
     @property
@@ -109,7 +109,7 @@ class Model:
 
     @property
     def expires_s(self) -> float | None:
-        """Seconds until it is unloaded, unless a request comes; None is not by itself."""
+        """Seconds until the idle model is unloaded; None if it is not unloaded by time."""
         if self.timer is None or self.loaded is None:
             return None
         return max(0.0, self.timer.when() - asyncio.get_running_loop().time())

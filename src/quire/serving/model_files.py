@@ -1,4 +1,4 @@
-"""Whether a model's small files are still those that its server read."""
+"""Detects changes of a model's small files since its server read them."""
 
 from __future__ import annotations
 

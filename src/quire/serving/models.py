@@ -1,4 +1,4 @@
-"""The models of a server: which are loaded, who uses them, and which goes when one needs the room.
+"""The models of a server: loading, leases and unloading.
 
 A loaded model is an engine's process and the processes that read its requests. It is unloaded by
 ending them, so its memory goes back to the system whole.
@@ -82,7 +82,7 @@ class Models:
         return self._models[0]
 
     def find(self, name: object) -> Model:
-        """The model of this name; None is the default, and so is what cannot be a name.
+        """Return the model of this name; None is the default, and so is what cannot be a name.
 
         Raises:
             NotFound: there is none.
@@ -127,10 +127,10 @@ class Models:
         model.callers.add(caller)
         model.idle.clear()
         model.stop_timer()
-        return Lease(model, model.loaded, caller, self._released)
+        return Lease(model, model.loaded, caller, released=self._released)
 
     async def unload(self, model: Model) -> None:
-        """Unloads a model as soon as nobody holds it; the loading of one is stopped at once.
+        """Unload a model once no request holds it; stop its loading at once.
 
         So a model whose loading hangs can be ended, for which all others wait. Nothing happens
         where it is not loaded.
@@ -163,7 +163,7 @@ class Models:
     async def close(self) -> None:
         """Ends all processes; what is in flight fails. May be called again."""
         self._closed = True
-        await asyncio.sleep(0)  # a task that is cancelled before it begins does nothing at all
+        await asyncio.sleep(0)  # a task that is cancelled before it starts does nothing at all
         ending = [model.opening for model in self._models if model.opening is not None]
         await cancel_and_wait(*ending, *self._tasks)
         for model in self._models:
@@ -304,7 +304,7 @@ async def _end(model: Model, loaded: Loaded) -> None:
 
 
 def unknown_model(name: str, known: Sequence[str]) -> NotFound:
-    """The refusal of a request for a model that is not served."""
+    """Return the refusal of a request for a model that is not served."""
     verb = "is" if len(known) == 1 else "are"
     names = ", ".join(f"'{each}'" for each in known)
     return NotFound(
@@ -315,6 +315,6 @@ def unknown_model(name: str, known: Sequence[str]) -> NotFound:
 
 
 def _read_exception(task: asyncio.Task[None]) -> None:
-    """So that nobody complains of an error that nobody waited for."""
+    """Retrieve a task's exception, so that asyncio does not log it as unread."""
     if not task.cancelled():
         task.exception()

@@ -17,7 +17,7 @@ SLICE_S = 0.25
 _QUEUED = 512
 """Jobs of one key that wait at most."""
 _PAUSED = 3
-"""Paused jobs for each place; bounds the memory of jobs that have begun."""
+"""Paused jobs for each place; bounds the memory of jobs that have started."""
 
 
 class Place:
@@ -26,14 +26,14 @@ class Place:
     Attributes:
         key: the API key that the job belongs to.
         since: the moment from which its use is not counted yet; None while it does not run.
-        begun: whether it has ever run.
+        started: whether it has ever run.
     """
 
     def __init__(self, key: str, granted: asyncio.Future[None]) -> None:
         self.key = key
         self.granted = granted
         self.since: float | None = None
-        self.begun = False
+        self.started = False
         self.pause: Callable[[], None] | None = None
         self.resume: Callable[[], None] | None = None
 
@@ -62,7 +62,7 @@ class Places:
 
     @property
     def paused(self) -> int:
-        """Jobs that have begun, and wait for their next turn."""
+        """Jobs that have started, and wait for their next turn."""
         return self._paused
 
     async def acquire(self, key: str) -> Place:
@@ -96,7 +96,7 @@ class Places:
     def release(self, place: Place) -> None:
         """Give a place back, or stop waiting for one. May be called again."""
         if self._turns.discard(place.key, place):
-            self._paused -= place.begun
+            self._paused -= place.started
         elif place in self._running:
             self._count(place)
             self._running.remove(place)
@@ -109,7 +109,7 @@ class Places:
         while (taken := self._turns.take()) is not None:
             key, place = taken
             self._turns.release(key)
-            self._paused -= place.begun
+            self._paused -= place.started
             if not place.granted.done():
                 place.granted.set_exception(EngineFailure(reason))
         if self._timer is not None:
@@ -136,8 +136,8 @@ class Places:
         _, place = taken
         place.since = self._clock()
         self._running.append(place)
-        if not place.begun:
-            place.begun = True
+        if not place.started:
+            place.started = True
             if not place.granted.done():  # else it is cancelled, and about to be released
                 place.granted.set_result(None)
             return
@@ -150,7 +150,7 @@ class Places:
         following = self._turns.next()
         assert following is not None, "somebody waits"
         key, waiting = following
-        if not waiting.begun and self._paused >= _PAUSED * self._at_once:
+        if not waiting.started and self._paused >= _PAUSED * self._at_once:
             return False
         used = self._turns.shares.used
         others = [each for each in self._running if each.key != key and each.pause is not None]

@@ -46,7 +46,8 @@ class MediaPlaces:
         return {kind: mark for mark, kind in self._marks.items()}
 
     def spell(self, rendered: str, files: Sequence[Parts]) -> str:
-        """A rendered template with the words of files' parts, and a token for each, at its marks.
+        """Return a rendered template with the words of files' parts, and a token for each, at its
+        marks.
 
         Text from outside holds no marks: it is covered, see `Controls`.
         """
@@ -64,7 +65,8 @@ class MediaPlaces:
         return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
 
     def place(self, ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
-        """The prompt with each item's placeholders where the template's token for its kind stood.
+        """Return the prompt with each item's placeholders where the template's token for its kind
+        stood.
 
         Raises:
             RequestError: the template has left an item out.
@@ -96,5 +98,5 @@ class MediaPlaces:
 
 
 def _bare(parts: Parts) -> bool:
-    """Whether a file is one item without words."""
+    """Return whether a file is one item without words."""
     return len(parts) == 1 and not parts[0].before and not parts[0].after

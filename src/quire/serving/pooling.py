@@ -79,7 +79,7 @@ def read_pooling(folder: Path) -> Pooling:
     if mode not in _OFFERED:
         what = f"pooling by '{mode}' is not supported; offered are {', '.join(_OFFERED)}"
         return Pooling(trained=True, problem=f"This model cannot embed here: {what}.")
-    return Pooling(Embed(_OFFERED[mode], "Normalize" in kinds), True, told)
+    return Pooling(Embed(_OFFERED[mode], "Normalize" in kinds), trained=True, prompts=told)
 
 
 def _mode(config: Any) -> str:

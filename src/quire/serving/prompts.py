@@ -74,19 +74,20 @@ class Prompts:
         """
         limit = self._limit if spec.truncate is None else self._countable
         loaded, prompts = self._prompts(await self.load_media(spec, light=light), limit)
-        begun, anew = "", list[Prompt]()
+        started, anew = "", list[Prompt]()
         if loaded.continue_final and loaded.format is not None and not loaded.tool_choice.forced:
-            begun = self._begun(loaded)
+            started = self._started(loaded)
             if loaded.or_anew:
                 _, anew = self._prompts(loaded.anew, limit)
         for prompt in (*prompts, *anew):
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         return Prepared(
-            loaded.without_prompt, tuple(prompts), not spec.messages, begun, tuple(anew)
+            loaded.without_prompt, tuple(prompts), not spec.messages, started, tuple(anew)
         )
 
     async def load_media(self, spec: Generation, *, light: bool = False) -> Generation:
-        """The generation with its media fetched and read, for those that use it more than once.
+        """Return the generation with its media fetched and read, for those that use it more than
+        once.
 
         Args:
             light: as in `prepare`.
@@ -102,7 +103,7 @@ class Prompts:
         return spec if messages is spec.messages else replace(spec, messages=messages)
 
     async def tokens(self, spec: Generation, *, light: bool = False) -> list[tuple[int, ...]]:
-        """The token ids of each prompt; `light` as in `prepare`.
+        """Return the token ids of each prompt; `light` as in `prepare`.
 
         Raises:
             ContextOverflow: they are more than the context takes, and more than 262,144.
@@ -122,7 +123,7 @@ class Prompts:
         return max(self._limit, _COUNTED)
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """The token ids of a bare text.
+        """Return the token ids of a bare text.
 
         Raises:
             ContextOverflow: as `tokens`.
@@ -131,7 +132,7 @@ class Prompts:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def _prompts(self, spec: Generation, limit: int) -> tuple[Generation, list[Prompt]]:
-        """The encoded prompts, and what they are prompts of: see `Generation.or_anew`.
+        """Return the encoded prompts, and what they are prompts of: see `Generation.or_anew`.
 
         A long text of `limit` tokens or more is refused ahead of encoding it.
         """
@@ -185,7 +186,7 @@ class Prompts:
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
 
     def _conversation(self, spec: Generation, limit: int) -> Prompt:
-        """The prompt of messages whose media has been read."""
+        """Return the prompt of messages whose media has been read."""
         files = files_of(spec.messages)
         rendered = self.media.places.spell(self.render(spec), files)
         self._check_text(self._controls.bare(rendered), spec.names.messages, limit)
@@ -217,14 +218,14 @@ class Prompts:
             return messages
         return [{"role": "system", "content": self._default_system}, *messages]
 
-    def _begun(self, spec: Generation) -> str:
-        """The text of the answer that the last message begins."""
+    def _started(self, spec: Generation) -> str:
+        """Return the text of the answer that the last message starts."""
         content = as_template_reads(spec.messages[-1]).get("content") or ""
         parts = [{"text": content}] if isinstance(content, str) else content
         return self._controls.without_reasoning("".join(part.get("text", "") for part in parts))
 
     def _variables(self, spec: Generation) -> dict[str, Any]:
-        """The template's variables beside messages and tools."""
+        """Return the template's variables beside messages and tools."""
         thinking, variables = spec.thinking, dict(spec.template_kwargs)
         if thinking.enabled is not None:
             for name in THINKING_VARIABLES & self.template.variables:

@@ -20,7 +20,7 @@ _JUDGE = (
 )
 """Qwen3-Reranker's system message: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B."""
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What a model that judges is told where a request names no instruction; the model card's."""
+"""The default instruction of a reranking model, from its model card."""
 
 Method = Literal["judge", "embed"]
 

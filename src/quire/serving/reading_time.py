@@ -18,7 +18,7 @@ class ReadingTime:
     """
 
     def __init__(self) -> None:
-        self._began: tuple[int, float] | None = None
+        self._started: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
         self._chunks = 0
         self._tokens = self._places = self._squares = self._seconds = self._moments = 0.0
@@ -29,7 +29,7 @@ class ReadingTime:
         What is there at first was read at an unknown time; what pre-emption lost is read again.
         """
         if self._last is None or done <= self._last[0]:
-            self._began = self._began or (done, at_s)
+            self._started = self._started or (done, at_s)
             self._last = (done, at_s)
             return
         before, before_s = self._last
@@ -44,10 +44,10 @@ class ReadingTime:
 
     def left_s(self, total: int) -> float | None:
         """Seconds until a prompt of `total` tokens is read; None as long as that is a guess."""
-        if self._began is None or self._last is None or self._chunks < _LEAST_CHUNKS:
+        if self._started is None or self._last is None or self._chunks < _LEAST_CHUNKS:
             return None
         done, at_s = self._last
-        if at_s - self._began[1] < _LEAST_S:
+        if at_s - self._started[1] < _LEAST_S:
             return None
         token_s, place_s = self._costs()
         return max(0, total - done) * (token_s + place_s * (done + total) / 2)

@@ -19,7 +19,7 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> SamplingParams:
-    """The parameters with the operator's in place of theirs.
+    """Return the parameters with the operator's in place of theirs.
 
     Raises:
         RequestError: one is not what the parameter may be.

@@ -64,7 +64,8 @@ class GrammarSandbox:
         self._kept: LruCache[bytes, AnswerGrammar] = LruCache(_KEPT_CHARACTERS, _characters)
 
     async def build(self, request: GrammarRequest, caller: str = "") -> AnswerGrammar:
-        """The grammar of an answer; its compilation ends when the caller of this is cancelled.
+        """Return the grammar of an answer; its compilation ends when the caller of this is
+        cancelled.
 
         Args:
             caller: the API key that asks; keys take turns.
@@ -97,7 +98,7 @@ class GrammarSandbox:
 
 def _characters(built: AnswerGrammar) -> int:
     """Return the size of a cache entry. A grammar that binds nothing counts as well."""
-    texts = (built.grammar.source, built.grammar.begun) if built.grammar else ()
+    texts = (built.grammar.source, built.grammar.started) if built.grammar else ()
     return 64 + sum(map(len, (*texts, *built.unenforced)))
 
 

@@ -1,6 +1,6 @@
 """One served model, from what a client asked for to a stream of events.
 
-`Service.prepare` makes prompts of a `Generation`, or refuses it; `Service.begin` queues them, and
+`Service.prepare` makes prompts of a `Generation`, or refuses it; `Service.start` queues them, and
 the `GenerationStream` that it gives back yields the events.
 """
 
@@ -68,7 +68,7 @@ class Service:
     async def submit(self, constrained: Constrained) -> GenerationStream:
         return await self.submission.submit(constrained)
 
-    async def begin(self, prepared: Prepared) -> GenerationStream:
+    async def start(self, prepared: Prepared) -> GenerationStream:
         """Compile the grammar, and queue."""
         return await self.submit(await self.constrain(prepared))
 

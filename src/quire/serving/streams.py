@@ -73,7 +73,7 @@ class Times:
 
     Attributes:
         submitted: to the engine.
-        scheduled: the engine began to read the prompt.
+        scheduled: the engine started to read the prompt.
     """
 
     submitted: float
@@ -125,12 +125,12 @@ class ChoiceStream:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache; 0 before the reading began."""
+        """Prompt tokens from the prefix cache; 0 before the reading started."""
         return 0 if self._latest is None else self._latest.cached_tokens
 
     @property
     def reuse(self) -> str | None:
-        """Why no more of the prompt was reused; None before the reading began."""
+        """Why no more of the prompt was reused; None before the reading started."""
         return None if self._latest is None else self._latest.reuse
 
     @property
@@ -138,7 +138,7 @@ class ChoiceStream:
         """How far it has come."""
         queued_s = None if self._latest is None else self._latest.queued_s
         scheduled = None if queued_s is None else self._submitted + queued_s
-        return Times(self._submitted, scheduled, self._first_token, self._ended)
+        return Times(self._submitted, scheduled, self._first_token, ended=self._ended)
 
     async def accepted(self) -> None:
         """Wait until the engine has accepted the request, or said anything else of it."""
@@ -157,7 +157,8 @@ class ChoiceStream:
         self._ticket.abort()
 
     async def batches(self, entries: int = BATCH_ENTRIES) -> AsyncGenerator[list[Event], None]:
-        """The events that are ready at each wake-up; the last batch ends with the terminal one.
+        """Yield the events that are ready at each wake-up; the last batch ends with the terminal
+        one.
 
         The first batch comes with the first token, and is empty if that token says nothing yet.
         What waits while a slow reader holds up its stream is merged, and comes in batches between
@@ -168,14 +169,14 @@ class ChoiceStream:
         """
         try:
             async for output in self._ticket:
-                begun = self._first_token is not None
+                started = self._first_token is not None
                 events = self._feed(output)
                 for waiting in self._ticket.take(entries - output.entries):
                     if self._end is None:
                         events += self._feed(waiting)
                 if len(events) > 1:
                     events = merge(events)
-                if events or (not begun and self._first_token is not None):
+                if events or (not started and self._first_token is not None):
                     yield events
                 if self._end is not None:
                     return
@@ -209,7 +210,9 @@ class ChoiceStream:
     def _progress(self, output: Output, read: int) -> PromptRead:
         seconds = time.perf_counter() - self._submitted
         left_s = self._reading.left_s(output.prompt_tokens)
-        return PromptRead(read, output.prompt_tokens, output.cached_tokens, seconds, left_s)
+        return PromptRead(
+            read, output.prompt_tokens, output.cached_tokens, seconds=seconds, left_s=left_s
+        )
 
     def _observe(self, output: Output) -> None:
         self._latest = output
@@ -282,7 +285,7 @@ class GenerationStream:
 
     @property
     def reuse(self) -> str | None:
-        """Why no more of the first prompt was reused; None before the reading began."""
+        """Why no more of the first prompt was reused; None before the reading started."""
         return self.choices[0].reuse
 
     @property
@@ -340,7 +343,7 @@ class GenerationStream:
         ready: asyncio.Queue[list[ChoiceEvent] | None] = asyncio.Queue(count)
         entries = max(1, BATCH_ENTRIES // count)
         pumps = [
-            asyncio.create_task(_pump(index, choice, entries, ready))
+            asyncio.create_task(_pump(index, choice, entries, ready=ready))
             for index, choice in enumerate(self.choices)
         ]
         try:
@@ -367,7 +370,7 @@ class GenerationStream:
 
 
 def _up_to_failure(batch: list[ChoiceEvent]) -> list[ChoiceEvent]:
-    """A batch without what follows the first failure in it."""
+    """Return a batch without what follows the first failure in it."""
     for number, (_, event) in enumerate(batch, start=1):
         if isinstance(event, Failed):
             return batch[:number]

@@ -142,7 +142,7 @@ class Submission:
         )
 
     def _request(self, prepared: Prepared, prompt: Prompt, grammar: GrammarSpec | None) -> Request:
-        """The request of a prompt's first choice."""
+        """Return the request of a prompt's first choice."""
         spec, tokens = prepared.spec, prompt.tokens
         room = self._client.info.context_length - len(tokens)
         asked = spec.max_tokens if spec.max_tokens is not None else self._default_max_tokens
@@ -155,7 +155,7 @@ class Submission:
             )
         eos = self._tokenizer.eos_ids
         message_ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
-        constraints = self._constraints.for_prompt(prepared, tokens, grammar, max_tokens)
+        constraints = self._constraints.for_prompt(prepared, tokens, grammar, max_tokens=max_tokens)
         return Request(
             id="",
             prompt=tokens,
@@ -177,7 +177,7 @@ class Submission:
 
 
 def _choice_of(request: Request, index: int) -> Request:
-    """The same request for choice `index`."""
+    """Return the same request for choice `index`."""
     sampling = request.sampling
     if index:
         sampling = replace(sampling, seed=derived_seed(sampling.seed, index))
@@ -185,5 +185,5 @@ def _choice_of(request: Request, index: int) -> Request:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """The seed of a generation's choice `index`; the first one's is the seed itself."""
+    """Return the seed of a generation's choice `index`; the first one's is the seed itself."""
     return (seed + index * 0x9E3779B97F4A7C15) % 2**63

@@ -49,14 +49,14 @@ class Debts:
         return max(0.0, ready_at - now)
 
     def caused(self, askers: Iterable[str], took_s: float, now: float) -> None:
-        """Note a swap that took so long, for those who asked for it."""
+        """Record the duration of a swap for the API keys that asked for it."""
         for each in askers:
             self._ready_at[each] = now + min(REST * took_s, _LONGEST_REST_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """A loading that has to wait: until `ready`, or so many seconds, or until nobody wants it."""
+    """A postponed loading: retry when `ready`, after some seconds, or give up when unwanted."""
 
     model: Model
     seconds: float
@@ -79,7 +79,7 @@ class Evictions:
         self._unload = unload
         self._debts = Debts()
         self._swaps: dict[str, tuple[set[str], float]] = {}
-        """Who asked for the swap that makes room for a model, and when it began."""
+        """By model: the API keys that asked for its swap, and the time when it started."""
 
     async def make_room(self, model: Model, lacking: NoRoom, attempt: int) -> Postponed | None:
         """Unloads the model that was used least recently.
@@ -101,26 +101,26 @@ class Evictions:
         clock = asyncio.get_running_loop().time
         if (rest_s := self._debts.wait_s(model.asked, oldest.callers, clock())) > 0:
             return Postponed(model, rest_s, lambda: False)
-        began = clock()
+        started = clock()
         if oldest.users and (attempt == 0 or not await _empties(oldest, model)):
             check_wanted(model)
             return Postponed(model, _open_s(attempt), lambda: not oldest.users)
         check_wanted(model)
         log.info("%s makes room for %s: %s", oldest.name, model.name, lacking)
         if set(oldest.callers) - set(model.asked):
-            self._swaps[model.name] = (set(model.asked), began)
+            self._swaps[model.name] = (set(model.asked), started)
         await self._unload(oldest)
         return None
 
     def ended(self, model: Model) -> None:
-        """The loading of `model` is over: whoever asked for a swap owes what it took."""
+        """Charge a finished swap to the API keys that asked for `model`."""
         if (swap := self._swaps.pop(model.name, None)) is not None:
             now = asyncio.get_running_loop().time()
             self._debts.caused(swap[0], now - swap[1], now)
 
 
 def check_wanted(model: Model) -> None:
-    """Raises `LoadingStopped` if nobody waits for the model."""
+    """Raise `LoadingStopped` if no request waits for the model."""
     if not model.waiting:
         raise LoadingStopped(f"Nobody waits for '{model.name}' any more.")
 
@@ -130,7 +130,7 @@ def _open_s(attempt: int) -> float:
 
 
 async def _empties(leaving: Model, model: Model) -> bool:
-    """Takes no requests in for a while; whether nobody holds the model then."""
+    """Close the model to new requests for a while. Return whether it is unused then."""
     leaving.leaving = True
     try:
         await _until(lambda: not (leaving.users and model.waiting), CLOSED_S)

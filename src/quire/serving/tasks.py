@@ -1,4 +1,4 @@
-"""Tasks that end with whoever started them."""
+"""Structured cancellation: tasks do not outlive their owner."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Ticket:
         finish: FinishReason | None = None,
         error: Failure | None = None,
     ) -> Output:
-        """An output that says of the prompt what the one before said."""
+        """Return an output that says of the prompt what the one before said."""
         last = self._last or Output(self._id)
         return Output(
             self._id,

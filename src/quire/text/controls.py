@@ -42,7 +42,7 @@ _BRACKETS = 2  # characters that a template may write around a name, as in `<|na
 
 
 def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
-    """The tokens that structure a conversation rather than spell text.
+    """Return the tokens that structure a conversation rather than spell text.
 
     Those that the tokenizer marks as special, those that the template's source writes, and those
     that look like it (`<|...|>`). The others that are matched whole (runs of blanks, HTML tags)
@@ -65,7 +65,7 @@ class Controls:
     Args:
         texts: of the control tokens that outside text must not become; and others that it must not
             spell in a rendered template, where media takes their place.
-        reasoning: the tokens around reasoning. Where a client sends back an answer that begins with
+        reasoning: the tokens around reasoning. Where a client sends back an answer that starts with
             reasoning, they keep their meaning: templates look for them there.
     """
 
@@ -97,7 +97,7 @@ class Controls:
         return _covered(value, self._spelled)
 
     def cover_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with sentinels where they are needed."""
+        """Return a message with sentinels where they are needed."""
         covered: dict[str, Any] = self.cover(message)
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str):
@@ -120,7 +120,7 @@ class Controls:
         return end + len(closing) if end >= 0 else start + len(opening)
 
     def without_reasoning(self, answer: str) -> str:
-        """An answer without the reasoning that it begins with; nothing if that is open."""
+        """Return an answer without the reasoning that it starts with; nothing if that is open."""
         size = self._reasoning_length(answer)
         if not size:
             return answer
@@ -129,11 +129,11 @@ class Controls:
         return answer[size:].lstrip() if closed else ""
 
     def bare(self, rendered: str) -> str:
-        """A rendered template without its sentinels."""
+        """Return a rendered template without its sentinels."""
         return rendered.replace(SENTINEL, "")
 
     def encode(self, rendered: str) -> list[int]:
-        """Token ids of a rendered template whose outside texts were covered."""
+        """Return the token ids of a rendered template in which clients' texts were covered."""
         pieces = rendered.split(SENTINEL)
         text = "".join(pieces)
         cuts = list(accumulate(len(piece) for piece in pieces))[:-1]
@@ -146,7 +146,7 @@ class Controls:
         return self._encode_apart(text, own)
 
     def _encode_apart(self, text: str, own: list[tuple[int, int]]) -> list[int]:
-        """The template's control tokens, and what lies between them as text."""
+        """Return the template's control tokens, and what lies between them as text."""
         ids: list[int] = []
         ends = [(0, 0), *own, (len(text), len(text))]
         for (start, end), (following, last) in pairwise(ends):
@@ -184,14 +184,14 @@ class Controls:
 
 
 def _unknown_of(tokenizer: Tokenizer) -> int | None:
-    """The id of what the vocabulary has no token for, which any text may hold."""
+    """Return the id of what the vocabulary has no token for, which any text may hold."""
     return tokenizer.token_id(tokenizer.special_tokens.get("unk_token", ""))
 
 
 def _without(
     tokenizer: Tokenizer, texts: Collection[str], anchor: str
 ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-    """The tokenizer without some of its added tokens, and what ids of the others become."""
+    """Return the tokenizer without some of its added tokens, and what ids of the others become."""
     whole = tokenizer.backend
     plain = tokenizers.Tokenizer(whole.model)  # shared, not copied
     if whole.normalizer is not None:
@@ -207,7 +207,7 @@ def _without(
 
 
 class _Spelled:
-    """Finds texts, their proper beginnings and ends, and what brackets would complete to one."""
+    """Finds texts, their proper starts and ends, and what brackets would complete to one."""
 
     def __init__(self, texts: Collection[str]) -> None:
         self._pattern = re.compile(_any_of(texts)) if texts else None
@@ -260,7 +260,7 @@ def _covered(value: Any, spelled: _Spelled) -> Any:
 
 
 def _cut(span: tuple[int, int], cuts: list[int]) -> bool:
-    """Whether one of `cuts`, in ascending order, lies within a span."""
+    """Return whether one of `cuts`, in ascending order, lies within a span."""
     at = bisect_right(cuts, span[0])
     return at < len(cuts) and cuts[at] < span[1]
 
@@ -276,7 +276,7 @@ def _bracketed(texts: Collection[str]) -> Iterable[str]:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern of any of the texts, the longest first, that looks at each character once."""
+    """Return a pattern that matches any of the texts, the longest first, in linear time."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie

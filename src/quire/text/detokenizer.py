@@ -27,7 +27,7 @@ class Detokenizer:
     Args:
         skip_special: leave out tokens that are marked special.
         after: the last tokens of what the text goes on from, such as a prompt to complete. Without
-            any, the text begins here, and SentencePiece-like tokenizers drop its leading space.
+            any, the text starts here, and SentencePiece-like tokenizers drop its leading space.
     """
 
     __slots__ = ("_decoder", "_pieces", "_settled")
@@ -40,12 +40,12 @@ class Detokenizer:
         self._decoder: _Table | _Window = (
             _Window(tokenizer.backend, skip_special, after)
             if table is None
-            else _Table(table, begins=not after)
+            else _Table(table, starts=not after)
         )
         self._settled = self._decoder.settled
 
     def add(self, token_id: int) -> str:
-        """The text that this token completes; often all of its own, sometimes none."""
+        """Return the text that this token completes; possibly none."""
         if self._settled:
             piece = self._pieces[token_id]
             if type(piece) is str:
@@ -60,21 +60,21 @@ class Detokenizer:
 
 
 class _Table:
-    """Follows a piece table through characters cut between tokens and the text's beginning."""
+    """Follows a piece table through characters cut between tokens and the text's start."""
 
     __slots__ = ("_first", "_pieces", "_strip_left", "_utf8")
 
-    def __init__(self, pieces: PieceTable, *, begins: bool) -> None:
+    def __init__(self, pieces: PieceTable, *, starts: bool) -> None:
         self._pieces = pieces
-        self._first = begins
-        self._strip_left = pieces.rule.strip_count if begins else 0
+        self._first = starts
+        self._strip_left = pieces.rule.strip_count if starts else 0
         self._utf8 = _UTF8("replace")
 
     @property
     def settled(self) -> bool:
         """Whether a next token of whole characters adds just what the table says."""
-        begun = not (self._first and self._pieces.rule.marker) and not self._strip_left
-        return begun and not self._utf8.getstate()[0]
+        started = not (self._first and self._pieces.rule.marker) and not self._strip_left
+        return started and not self._utf8.getstate()[0]
 
     def add(self, token_id: int) -> str:
         piece = self._pieces[token_id]

@@ -9,8 +9,9 @@ from quire.core.request import Failure, FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of reasoning. `logprobs` belongs to the tokens of the reasoning, its marks included, if
-    asked for; those that completed no text come with an empty one."""
+    """Reasoning text. `logprobs`, if asked for, holds the tokens of the reasoning, marks included.
+    Those that completed no text come with an empty text.
+    """
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -18,16 +19,16 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of the answer. `logprobs` belongs to the tokens that completed it, if asked for, and to
-    those of calls before it. Of many tokens without text, and behind the last text, they come with
-    an empty one."""
+    """Answer text. `logprobs`, if asked for, holds the tokens that completed it and those of calls
+    before it. Tokens that complete no text, or follow the last, come with an empty text.
+    """
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallBegun:
+class ToolCallStarted:
     """A call's name is known. `index` counts the calls of this answer from 0."""
 
     index: int
@@ -52,7 +53,7 @@ class ToolCallEnded:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBroken:
-    """A call that was begun cannot be completed. The answer ends here: what was sent of the call
+    """A call that was started cannot be completed. The answer ends here: what was sent of the call
     cannot be taken back, and nothing may follow that makes it look whole. `OutputStream` turns it
     into the end of the answer."""
 
@@ -110,6 +111,6 @@ class PromptRead:
     left_s: float | None = None
 
 
-Content = Reasoning | Text | ToolCallBegun | ToolCallArguments | ToolCallEnded
+Content = Reasoning | Text | ToolCallStarted | ToolCallArguments | ToolCallEnded
 Delta = Content | ToolCallBroken
 Event = PromptRead | Content | Finished | Failed

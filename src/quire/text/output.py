@@ -1,4 +1,4 @@
-"""From what the engine says about one request to the events that every protocol renders."""
+"""Turns the engine's outputs for a request into the events that every protocol renders."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallBroken,
     ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 from quire.text.stops import StopMatcher
 
 _HELD = 32
-"""Tokens whose log-probabilities wait for text; more go ahead with an empty one."""
+"""Tokens whose log-probabilities wait for text at most. Beyond it they are sent with an empty text.
+"""
 
 
 class OutputStream:
     """Turns the outputs of one request into events, the last of which is the only terminal one.
 
     Stop strings are looked for in the answer's text alone: not in reasoning, not in tool calls.
-    Where one matches, the one call is complete or a call that has begun turns out to be none, the
+    Where one matches, the one call is complete or a call that has started turns out to be none, the
     answer ends at once, `stopped` says so, and whoever feeds this stream aborts the engine's
     request; what the engine still says is ignored.
 
@@ -119,7 +120,7 @@ class OutputStream:
         return taken
 
     def feed(self, output: Output) -> list[Event]:
-        """The events that one output of the engine completes. After the end there are none."""
+        """Return the events that an output of the engine completes; none after the end."""
         if self._ended:
             return []
         self._last = output
@@ -241,7 +242,7 @@ class OutputStream:
         self._logprobs += _taken(self._header)
         if self._stop is None:
             self._flush_logprobs(events)
-        events.append(Finished(reason, self.usage, self._stop, self._calls))
+        events.append(Finished(reason, self.usage, self._stop, tool_calls=self._calls))
 
     def _fail(self, error: Failure | None) -> Failed:
         self._ended = True
@@ -257,7 +258,7 @@ def _taken(entries: list[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a folded answer. `arguments` is the text of one JSON object, or its beginning."""
+    """A call of a folded answer. `arguments` is the text of one JSON object, or its start."""
 
     id: str
     name: str
@@ -301,7 +302,7 @@ class Fold:
             case Reasoning(text, logprobs):
                 self._reasoning.append(text)
                 self._answer.reasoning_logprobs.extend(logprobs)
-            case ToolCallBegun(index, id, name):
+            case ToolCallStarted(index, id, name):
                 self._open[index] = ToolCall(id, name), []
             case ToolCallArguments(index, piece):
                 self._open[index][1].append(piece)
@@ -323,7 +324,7 @@ class Fold:
 
 
 def fold(events: Iterable[Event]) -> Answer:
-    """The whole answer that a stream of events spells."""
+    """Return the whole answer that a stream of events spells."""
     folding = Fold()
     for event in events:
         folding.add(event)

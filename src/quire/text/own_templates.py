@@ -161,7 +161,7 @@ _OWN = {
 
 
 def own_template(config: Mapping[str, Any]) -> str | None:
-    """The template of a model by its `config.json`; None where models publish their own."""
+    """Return the template of a model by its `config.json`; None where models publish their own."""
     name = str(config.get("model_type"))
     if name == "multi_modality" and config.get("gen_vision_config") is not None:
         return _JANUS

@@ -2,7 +2,7 @@
 
 The decoders of byte-level and SentencePiece-like tokenizers work token by token: a token's spelling
 becomes bytes, the bytes are joined, and the joined bytes are UTF-8. So a table from token id to
-bytes replaces the decoder. Only the beginning of a text may be treated in a way of its own.
+bytes replaces the decoder. Only the start of a text may be treated in a way of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PieceRule:
         byte_fallback: a spelling such as `<0x0A>` is that byte.
         replacements: (old, new) pairs applied to the spelling in this order.
         marker: the first token of a text loses this character wherever it has it; "" for none.
-        strip: the text loses up to `strip_count` of this character at its beginning.
+        strip: the text loses up to `strip_count` of this character at its start.
     """
 
     byte_level: bool = False
@@ -39,7 +39,7 @@ class PieceRule:
     strip_count: int = 0
 
     def to_bytes(self, spelling: str) -> bytes:
-        """The bytes that a token of this spelling adds."""
+        """Return the bytes that a token of this spelling adds."""
         if self.byte_level:
             try:
                 return bytes([BYTE_OF[character] for character in spelling])
@@ -52,12 +52,12 @@ class PieceRule:
         return spelling.encode()
 
     def to_bytes_first(self, spelling: str) -> bytes:
-        """The same for the first token of a text, before `strip`."""
+        """Like `to_bytes`, for the first token of a text, before `strip`."""
         return self.to_bytes(spelling.replace(self.marker, "") if self.marker else spelling)
 
 
 def rule_of(backend: tokenizers.Tokenizer) -> PieceRule | None:
-    """The rule of a tokenizer's decoder; None if it does not work token by token."""
+    """Return the rule of a tokenizer's decoder; None if it does not work token by token."""
     if backend.decoder is None:
         return None
     config: dict[str, Any] = json.loads(backend.decoder.__getstate__())

@@ -14,11 +14,11 @@ MAX_CHARACTERS = 4096
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """A node of the automaton: some beginning of a stop string, the longest that the text ends in.
+    """A node of the automaton: some start of a stop string, the longest that the text ends in.
 
     Attributes:
-        depth: characters of that beginning, all of which are held back.
-        fallback: the longest beginning that this one ends in; the root's is none.
+        depth: characters of that start, all of which are held back.
+        fallback: the longest start that this one ends in; the root's is none.
         stop: the longest stop string that ends here.
         next: where each character leads that goes on with a stop string.
     """
@@ -105,7 +105,7 @@ class StopMatcher:
         self._matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be sent now, and the stop string if one is complete.
+        """Return the text that may be sent now, and the stop string if one is complete.
 
         After a match nothing is sent any more.
         """

@@ -135,7 +135,7 @@ class ChatTemplate:
         return self._forms[key]
 
     def _shows_text(self, role: str, content: Any, tools: bool) -> bool:
-        """Whether a text comes out in full that is, or is in, a message's content."""
+        """Return whether a text comes out in full that is, or is in, a message's content."""
         messages: list[Message] = [{"role": role, "content": content}]
         if role != "user":
             messages.insert(1 if role in _SYSTEM_ROLES else 0, self._probe("user", tools))
@@ -146,7 +146,7 @@ class ChatTemplate:
             return False
 
     def _probe(self, role: str, tools: bool) -> Message:
-        """A message that the template can read."""
+        """Return a message that the template can read."""
         text = self.content_forms(role, tools=tools).text
         return {"role": role, "content": "?" if text else [_text_part("?")]}
 
@@ -154,7 +154,7 @@ class ChatTemplate:
         return self._render(messages, tools=tools)
 
     def _with_calls(self, message: Message, tools: bool) -> list[Message]:
-        """A message with its calls in the form in which the template shows them."""
+        """Return a message with its calls in the form in which the template shows them."""
         if not message.get("tool_calls"):
             return [message]
         key = "content" not in message, tools
@@ -166,14 +166,16 @@ class ChatTemplate:
     def _with_tools(
         self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[Message]:
-        """The messages with the tools in the system message, if the template reads them there."""
+        """Return the messages with the tools in the system message, if the template reads them
+        there.
+        """
         if not tools:
             return messages
         if self._tools_form is None:
             user, system = self._probe("user", tools=True), self._probe("system", tools=True)
             self._tools_form = tools_form(self._try, user, system)
         text = self.content_forms("system", tools=True).text
-        return with_tools(messages, tools, self._tools_form, "" if text else [])
+        return with_tools(messages, tools, self._tools_form, content="" if text else [])
 
     def _media_text(self, kind: str, mark: str) -> str | None:
         """Return the text that the template renders for one media item, including `mark`.
@@ -197,7 +199,7 @@ class ChatTemplate:
         marks: Mapping[str, str] = _NO_MARKS,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text.
+        """Return the prompt's text.
 
         Args:
             messages: OpenAI-shaped messages, plain JSON values. Keys that hold None are left out.
@@ -222,19 +224,19 @@ class ChatTemplate:
         ]
         conversation = self._with_tools(conversation, tools)
         if continue_final:
-            return self._render_begun(conversation, tools=tools, **kwargs)
+            return self._render_started(conversation, tools=tools, **kwargs)
         kwargs |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
         return self._render(conversation, **kwargs)
 
-    def _render_begun(self, conversation: list[Message], **kwargs: Any) -> str:
-        """The prompt's text up to the end of the last message's.
+    def _render_started(self, conversation: list[Message], **kwargs: Any) -> str:
+        """Return the prompt's text up to the end of the last message's.
 
         A template may read a text and leave its end out, such as reasoning that is not closed. The
-        whole text then stands where the template begins to write one.
+        whole text then stands where the template starts to write one.
         """
         *before, last = conversation
-        begun = _text_to_continue(last)
-        for shown, added in ((begun + _CONTINUE, ""), (_CONTINUE, begun)):
+        started = _text_to_continue(last)
+        for shown, added in ((started + _CONTINUE, ""), (_CONTINUE, started)):
             messages = [*before, _with_text(last, shown)]
             text = self._render(messages, add_generation_prompt=False, **kwargs)
             if _CONTINUE in text:
@@ -249,7 +251,7 @@ class ChatTemplate:
     def _readable(
         self, message: dict[str, Any], tools: bool, marks: Mapping[str, str]
     ) -> dict[str, Any]:
-        """A message with its content in a form that the template reads."""
+        """Return a message with its content in a form that the template reads."""
         content = message.get("content")
         read = self.content_forms(str(message.get("role")), tools=tools)
         if isinstance(content, str) and not read.text:
@@ -322,7 +324,7 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message without its nulls, its reasoning under each name that templates read."""
+    """Return the message without its nulls, its reasoning under each name that templates read."""
     seen = {key: value for key, value in message.items() if value is not None}
     for name in _REASONING_NAMES:
         if name in seen:
@@ -331,7 +333,7 @@ def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_to_continue(message: Mapping[str, Any]) -> str:
-    """The text of a message, or the last one of its parts'."""
+    """Return the text of a message, or the last one of its parts'."""
     content = message.get("content")
     parts = [_text_part(content)] if isinstance(content, str) else content or ()
     for part in reversed(parts):
@@ -341,7 +343,7 @@ def _text_to_continue(message: Mapping[str, Any]) -> str:
 
 
 def _with_text(message: dict[str, Any], text: str) -> dict[str, Any]:
-    """The message with another `_text_to_continue`."""
+    """Return the message with another `_text_to_continue`."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": text}

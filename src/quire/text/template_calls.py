@@ -46,7 +46,7 @@ class CallForm:
     apart: bool = False
 
     def written(self, message: Message) -> list[Message]:
-        """The message in this form."""
+        """Return the message in this form."""
         calls = [self._call(call) for call in message["tool_calls"]]
         if not message.get("content"):
             return [self._without_content(message, calls)]
@@ -73,7 +73,7 @@ class CallForm:
 
 
 def call_form(render: Render, user: Message, *, absent: bool, tools: bool) -> CallForm:
-    """The form in which a template shows a call.
+    """Return the form in which a template shows a call.
 
     Args:
         user: a message that the template takes from the user.
@@ -87,17 +87,17 @@ def call_form(render: Render, user: Message, *, absent: bool, tools: bool) -> Ca
     for text in (False, True):
         for content in contents:
             form = CallForm(content, text)
-            if shown is None and _shows(render, user, form, "", tools):
+            if shown is None and _shows(render, user, form, said="", tools=tools):
                 shown = form
     if shown is None:
         return CallForm(contents[0])
-    together = _shows(render, user, shown, _SAID, tools)
+    together = _shows(render, user, shown, said=_SAID, tools=tools)
     apart = CallForm(shown.content, shown.text, apart=True)
-    return apart if not together and _shows(render, user, apart, _SAID, tools) else shown
+    return apart if not together and _shows(render, user, apart, said=_SAID, tools=tools) else shown
 
 
 def _shows(render: Render, user: Message, form: CallForm, said: str, tools: bool) -> bool:
-    """Whether a call comes out with its name and, not as Python writes them, its arguments."""
+    """Return whether a call is rendered with its name and its arguments, not as Python's text."""
     call = {
         "id": _ID,
         "type": "function",
@@ -128,7 +128,7 @@ def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
     places: tuple[ToolsForm, ...] = ("variable", "list", "text")
     for form in places:
         try:
-            text = render(with_tools([system, user], [_TOOL], form, ""), [_TOOL])
+            text = render(with_tools([system, user], [_TOOL], form, content=""), [_TOOL])
         except RequestError:
             continue
         if _NAME in text and str(_ARGUMENTS) not in text and f"'name': '{_NAME}'" not in text:
@@ -139,7 +139,8 @@ def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
 def with_tools(
     messages: list[Message], tools: Sequence[Mapping[str, Any]], form: ToolsForm, content: Any
 ) -> list[Message]:
-    """The messages with the tools in the system message, where the template reads them there.
+    """Return the messages with the tools in the system message, where the template reads them
+    there.
 
     Args:
         content: an empty content, for a system message where there is none.

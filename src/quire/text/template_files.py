@@ -49,7 +49,7 @@ def template_sources(folder: Path) -> dict[str, str]:
 
 
 def _sources_in(value: Any, path: Path) -> dict[str, str]:
-    """The `chat_template` entry of a configuration: nothing, one text, or a list with names."""
+    """Return the templates of a `chat_template` entry: none, one text, or a list with names."""
     match value:
         case None:
             return {}

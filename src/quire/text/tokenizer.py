@@ -1,7 +1,7 @@
 """Text to token ids and back, from a model folder, with the `tokenizers` library alone.
 
 Follows what `AutoTokenizer` of transformers 5 does with the same files, so that ids and texts
-agree: `tokenizer.json` is the tokenizer, beginning and end tokens are added as its post-processor
+agree: `tokenizer.json` is the tokenizer, start and end tokens are added as its post-processor
 says, and `tokenizer_config.json` (or, where that lists no added tokens, `special_tokens_map.json`)
 may name or add special tokens.
 """
@@ -95,7 +95,7 @@ class Tokenizer:
         named = _named_tokens(config)
         _add_tokens(backend, config, named)
         special_tokens = {name: _content(token) for name, token in named.items()}
-        return cls(folder, backend, special_tokens, end_token_ids(folder))
+        return cls(folder, backend, special_tokens, eos_ids=end_token_ids(folder))
 
     @property
     def eos_id(self) -> int | None:
@@ -115,7 +115,7 @@ class Tokenizer:
         JSON can spell but UTF-8 cannot, is read as U+FFFD.
 
         Args:
-            add_special_tokens: add what the tokenizer's post-processor adds, such as a beginning
+            add_special_tokens: add what the tokenizer's post-processor adds, such as a start
                 token. Not for rendered chat templates, which hold theirs already.
         """
         if not text.isascii():
@@ -125,7 +125,7 @@ class Tokenizer:
         return batch[0].ids
 
     def count_at_least(self, text: str, enough: int) -> int:
-        """A number of tokens that a text has at least, in memory that does not grow with it.
+        """Return a number of tokens that a text has at least, in memory that does not grow with it.
 
         Encodes piece by piece, and stops where the pieces have more than `enough` tokens. Up to
         there the number falls short of the exact one by at most some tokens a piece.
@@ -139,19 +139,19 @@ class Tokenizer:
         return count
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of a whole sequence. For tokens that still come, use a `Detokenizer`."""
+        """Return the text of a whole sequence. For tokens that still come, use a `Detokenizer`."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling in the vocabulary, if it is there."""
+        """Return the id of a token by its spelling in the vocabulary, if it is there."""
         return self.backend.token_to_id(token)
 
     def token_text(self, token_id: int) -> str | None:
-        """A token's spelling in the vocabulary (not its text), if it is there."""
+        """Return a token's spelling in the vocabulary (not its text), if it is there."""
         return self.backend.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds within a text; empty for an id that is not there."""
+        """Return the bytes that a token adds within a text; empty for an id that is not there."""
         if self._all is None:
             return self.backend.decode([token_id], skip_special_tokens=False).encode()
         piece = self._all[token_id]
@@ -197,7 +197,7 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str | dict[str, Any]]:
-    """The tokens that the configuration names: the usual ones, then the model's own."""
+    """Return the tokens that the configuration names: the usual ones, then the model's own."""
     own = {
         name: token
         for name, token in config.items()
@@ -233,7 +233,7 @@ def _add_tokens(
 
 
 def _added_token(entry: str | dict[str, Any], *, special: bool) -> tokenizers.AddedToken:
-    """An entry as the library wants it; `special` marks it so even if the entry does not."""
+    """Return an entry as the library wants it; `special` marks it so even if the entry does not."""
     if isinstance(entry, str):
         return tokenizers.AddedToken(entry, special=special)
     flags = {

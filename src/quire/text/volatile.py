@@ -37,7 +37,7 @@ Content = str | Sequence[Block]
 
 
 def drop_from_system(system: Content) -> str | list[Block]:
-    """A system prompt, as one text or as blocks, without header and countdown.
+    """Return a system prompt, as one text or as blocks, without header and countdown.
 
     Blocks of which nothing is left are gone from the list.
     """
@@ -56,7 +56,7 @@ def drop_from_system(system: Content) -> str | list[Block]:
 
 
 def drop_from_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages without header and countdown; those left untouched are the same objects.
+    """Return the messages without header and countdown. Unchanged messages are the same objects.
 
     A message that was nothing but a countdown is gone, unless it is the first: it then is what the
     user asks about.
@@ -114,7 +114,7 @@ def _clean_blocks(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _text_of(block: Block) -> str | None:
-    """The text of a text block; None for blocks of other kinds."""
+    """Return the text of a text block; None for blocks of other kinds."""
     text = block.get("text")
     return text if block.get("type") == "text" and isinstance(text, str) else None
 

@@ -102,7 +102,7 @@ def test_usage_so_far_comes_with_every_chunk(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_headers_tell_what_was_reused(serve: Serve, stream: bool) -> None:
+def test_headers_report_reused_tokens(serve: Serve, stream: bool) -> None:
     served = serve(lambda _: Script((5, 6), cached_tokens=3, reuse="first difference at token 3"))
     answer = HTTP.post(
         f"{served.url}/v1/chat/completions", json={"messages": ASK, "stream": stream}

@@ -1,4 +1,4 @@
-"""Answers that the last message begins, and what they have to meet."""
+"""Answers that the last message starts, and what they have to meet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXPLICIT = {"continue_final_message": True}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def ask(served: Served, begun: Any, **more: Any) -> httpx.Response:
-    messages = [ASKED, {"role": "assistant", "content": begun}]
+def ask(served: Served, started: Any, **more: Any) -> httpx.Response:
+    messages = [ASKED, {"role": "assistant", "content": started}]
     body = {"model": "quire-demo", "messages": messages, **more}
     return HTTP.post(f"{served.url}/v1/chat/completions", json=body)
 
@@ -36,7 +36,7 @@ def last(served: Served) -> tuple[str, GrammarSpec]:
 
 @pytest.mark.parametrize("named", [{}, EXPLICIT])
 @pytest.mark.parametrize(
-    ("fields", "begun", "rest"),
+    ("fields", "started", "rest"),
     [
         (SCHEMA, '{"na', 'me": "Bo"}'),
         (SCHEMA, '{\n  "name": "B', 'o"}'),
@@ -51,66 +51,66 @@ def last(served: Served) -> tuple[str, GrammarSpec]:
     ],
 )
 def test_the_whole_answer_is_bound(
-    serve: Serve, fields: dict[str, Any], begun: str, rest: str, named: dict[str, Any]
+    serve: Serve, fields: dict[str, Any], started: str, rest: str, named: dict[str, Any]
 ) -> None:
     served = serve(rest)
-    answer = ask(served, begun, **fields, **named)
+    answer = ask(served, started, **fields, **named)
     assert answer.json()["choices"][0]["message"]["content"] == rest
     prompt, grammar = last(served)
-    assert prompt.endswith(begun)
+    assert prompt.endswith(started)
     assert meets(grammar, rest)
-    assert not meets(grammar, begun + rest)
+    assert not meets(grammar, started + rest)
 
 
-@pytest.mark.parametrize("begun", ["Here it is: ", '{"nome', '{"name": 1', '["'])
-def test_text_that_no_bound_answer_begins_with(serve: Serve, begun: str) -> None:
+@pytest.mark.parametrize("started", ["Here it is: ", '{"nome', '{"name": 1', '["'])
+def test_text_that_no_bound_answer_starts_with(serve: Serve, started: str) -> None:
     """Unless a format was requested by name, such text is an answer, and the next one is bound
     whole.
     """
     served = serve('{"name": "Bo"}')
-    assert ask(served, begun, **SCHEMA).status_code == 200
+    assert ask(served, started, **SCHEMA).status_code == 200
     prompt, grammar = last(served)
     assert prompt.endswith("<turn|>\n<|turn>model\n")
-    assert grammar.begun == ""
-    refused = error(ask(served, begun, **SCHEMA, **EXPLICIT))
+    assert grammar.started == ""
+    refused = error(ask(served, started, **SCHEMA, **EXPLICIT))
     assert (refused["param"], refused["code"]) == ("response_format", "invalid_beginning")
     assert "last message" in refused["message"]
     assert len(served.engine.requests) == 1
 
 
-def test_who_asks_and_what_is_shared_are_the_same_anew(serve: Serve) -> None:
+def test_a_continued_request_keeps_salt_seed_and_limit(serve: Serve) -> None:
     served = serve("{}", config=ServerConfig())
     ask(served, "Hm.", format="json", cache_salt="mine", seed=3, max_tokens=9)
     (request,) = served.engine.requests
     assert (request.cache_salt, request.sampling.seed, request.max_tokens) == ("mine", 3, 9)
 
 
-def test_calls_that_are_forced_follow_what_was_said(serve: Serve) -> None:
+def test_forced_calls_follow_a_started_answer(serve: Serve) -> None:
     served = serve()
     ask(served, "Wait.", tools=[TOOL], tool_choice="required", **SCHEMA)
     prompt, grammar = last(served)
     assert prompt.endswith("Wait.")
-    assert grammar.begun == ""
+    assert grammar.started == ""
 
 
-@pytest.mark.parametrize("begun", ["Hm. ", '{"name": "'])
-def test_a_long_beginning_is_read_elsewhere(serve: Serve, begun: str) -> None:
+@pytest.mark.parametrize("started", ["Hm. ", '{"name": "'])
+def test_a_long_start_is_read_elsewhere(serve: Serve, started: str) -> None:
     served = serve("x", config=ServerConfig(), context_length=1 << 16)
-    begun += "a word " * 3000
-    assert ask(served, begun, **SCHEMA).status_code == 200
+    started += "a word " * 3000
+    assert ask(served, started, **SCHEMA).status_code == 200
     prompt, grammar = last(served)
-    assert (begun.rstrip() in prompt, prompt.endswith(begun)) == (True, begun[0] == "{")
-    assert grammar.begun == (begun if begun[0] == "{" else "")
+    assert (started.rstrip() in prompt, prompt.endswith(started)) == (True, started[0] == "{")
+    assert grammar.started == (started if started[0] == "{" else "")
 
 
-def test_what_anthropics_protocol_begins(serve: Serve) -> None:
-    """There a last message of the assistant is a beginning by definition."""
+def test_what_anthropics_protocol_starts(serve: Serve) -> None:
+    """There a last message of the assistant is a start by definition."""
     served = serve('me": "Bo"}')
-    for begun, status in (('{"na', 200), ("Here: ", 400)):
+    for started, status in (('{"na', 200), ("Here: ", 400)):
         body = {
             "model": "quire-demo",
             "max_tokens": 50,
-            "messages": [ASKED, {"role": "assistant", "content": begun}],
+            "messages": [ASKED, {"role": "assistant", "content": started}],
             "output_config": {"format": {"type": "json_schema", "schema": OBJECT}},
         }
         answer = HTTP.post(f"{served.url}/v1/messages", json=body)

@@ -141,13 +141,13 @@ def test_what_is_answered_anew(serve: Serve, last: dict[str, Any], more: dict[st
     assert prompt(served).endswith("<|turn>model\n")
 
 
-def test_a_call_is_no_beginning_of_an_answer(serve: Serve) -> None:
+def test_a_call_is_no_start_of_an_answer(serve: Serve) -> None:
     served = serve()
     assert passed(ask(served, ASKED, CALL)) == []
     assert prompt(served).endswith("<tool_call|>")
 
 
-def test_no_answer_begins_without_its_opening(serve: Serve) -> None:
+def test_no_answer_starts_without_its_opening(serve: Serve) -> None:
     assert passed(ask(serve(), ASKED, add_generation_prompt=False)) == ["add_generation_prompt"]
 
 

@@ -85,7 +85,7 @@ def test_whole_and_streamed_messages_are_equal(serve: Serve, text: str, display:
         assert whole.stop_reason == "end_turn"
 
 
-def test_usage_counts_what_was_read_from_the_cache(serve: Serve) -> None:
+def test_usage_counts_cached_tokens(serve: Serve) -> None:
     tokens = serve().ids(f"{THOUGHT}Yes.")
     served = serve(lambda _: Script(tokens, cached_tokens=5))
     for message in (create(served), streamed(served)):
@@ -267,7 +267,7 @@ def test_a_signing_key_outlives_the_server(serve: Serve) -> None:
     assert "I need the weather." not in prompt_of(other)
 
 
-def test_clearing_thoughts_keeps_those_of_the_last_turns(serve: Serve) -> None:
+def test_clearing_reasoning_keeps_the_last_turns(serve: Serve) -> None:
     served = serve(THOUGHT + CALL)
     messages = _answered(served, THINK)
     again = _answered(serve("<|channel>thought\nOnce more.<channel|>" + CALL), THINK)
@@ -382,7 +382,7 @@ def test_an_answer_that_must_meet_a_schema(serve: Serve) -> None:
     assert json.loads(grammar.source) == schema | {"additionalProperties": False}
 
 
-def test_an_answer_goes_on_from_its_beginning(serve: Serve) -> None:
+def test_an_answer_goes_on_from_its_start(serve: Serve) -> None:
     served = serve(" four.")
     create(served, messages=[*ASK, {"role": "assistant", "content": "It is "}])
     assert prompt_of(served).endswith("<|turn>model\nIt is ")

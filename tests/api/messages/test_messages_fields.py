@@ -182,7 +182,7 @@ def test_a_model_that_is_not_served_is_a_404(serve: Serve) -> None:
         ("sistem", "Be brief.", "Unknown parameter: 'sistem'. Did you mean 'system'?"),
     ],
 )
-def test_counting_takes_what_makes_the_prompt(
+def test_count_tokens_takes_prompt_fields(
     serve: Serve, name: str, value: object, said: str
 ) -> None:
     body = {"model": "quire-demo", "messages": ASK, name: value}

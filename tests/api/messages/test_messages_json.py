@@ -83,7 +83,7 @@ VALUES = st.recursive(
 
 @settings(deadline=None)
 @given(VALUES, st.booleans())
-def test_valid_json_means_what_it_says(value: Any, ascii_only: bool) -> None:
+def test_valid_json_is_read_unchanged(value: Any, ascii_only: bool) -> None:
     assert parse_lenient(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 

@@ -131,13 +131,13 @@ def test_pings_keep_a_silent_stream_open(serve: Serve, monkeypatch: Any) -> None
     served, go_on = serve(), threading.Event()
     call = served.ids(ANSWER[ANSWER.index("<|tool_call>") :])
     served.engine.reset(lambda _: Script(call, group=8, held=go_on, held_at=1))
-    # One follows the first block's beginning, and would without a silence.
+    # One follows the first block's start, and would without a silence.
     names = outline(events_of(served, sets(go_on, "event: ping", 3)))
     assert names[0] == "message_start"
     assert names[-1] == "message_stop"
 
 
-def test_a_stream_that_waits_for_its_first_token_begins_with_the_message(
+def test_a_stream_that_waits_for_its_first_token_starts_with_the_message(
     serve: Serve, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.02)

@@ -50,7 +50,7 @@ def test_the_model_is_told_of_tools_that_the_client_runs(
     assert forced.status_code == 200, forced.text
 
 
-def test_versions_differ_in_what_they_can() -> None:
+def test_tool_versions_differ_in_their_commands() -> None:
     def schema(tool: Any) -> str:
         return json.dumps(tool.to_template())
 

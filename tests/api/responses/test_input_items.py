@@ -82,7 +82,7 @@ def test_every_parameter_of_the_official_sdk_is_known() -> None:
     assert set(InputItemListParams.__annotations__) == set(ItemsQuery.model_fields)
 
 
-def test_items_of_every_kind_are_what_the_sdk_takes(serve: Serve) -> None:
+def test_items_of_every_kind_are_valid_for_the_sdk(serve: Serve) -> None:
     served = serve("Hello.")
     response = answered(served, input=[item for _, item in OF_EVERY_KIND], store=True)
     url = f"{served.url}/v1/responses/{response.id}/input_items?order=asc"

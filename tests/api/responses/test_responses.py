@@ -115,7 +115,7 @@ def test_usage(serve: Serve) -> None:
         assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
-def test_a_response_says_what_was_asked(serve: Serve) -> None:
+def test_a_response_repeats_its_request(serve: Serve) -> None:
     response = create(
         serve("x"),
         instructions="Be brief.",
@@ -232,7 +232,7 @@ def test_sealed_thoughts_come_back(serve: Serve) -> None:
     }
     first = create(served, **fields)
     thought, call = first.output
-    sealed = thought.encrypted_content
+    signed = thought.encrypted_content
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
 
     def back(**changes: Any) -> Any:
@@ -240,10 +240,10 @@ def test_sealed_thoughts_come_back(serve: Serve) -> None:
         conversation = [{"role": "user", "content": "Hi."}, item, call, output]
         return create(served, **fields, input=conversation)
 
-    response = back(encrypted_content=sealed)
+    response = back(encrypted_content=signed)
     assert "thought\nI need the weather." in prompt_of(served)
     assert "input_transformations" not in response.to_dict()
-    response = back(encrypted_content="gAAAAABo" + sealed)
+    response = back(encrypted_content="gAAAAABo" + signed)
     assert "I need the weather." not in prompt_of(served)
     (removed,) = response.to_dict()["input_transformations"]
     assert (removed["id"], removed["action"]) == (thought.id, "removed")
@@ -327,7 +327,7 @@ def test_logprobs(serve: Serve, stream: bool) -> None:
     assert [len(entry.top_logprobs) for entry in logprobs] == [2] * len(logprobs)
 
 
-def test_system_messages_at_the_beginning_are_one(serve: Serve) -> None:
+def test_system_messages_at_the_start_are_one(serve: Serve) -> None:
     served = serve("x")
     items = [
         {"type": "message", "role": "developer", "content": [_text("Be polite.")]},

@@ -104,7 +104,7 @@ ITEMS: list[dict[str, Any]] = [
 ]
 
 
-def test_hosted_tools_and_what_they_did_are_left_out_and_named(serve: Serve) -> None:
+def test_hosted_tools_and_their_items_are_left_out_and_named(serve: Serve) -> None:
     served = serve("Yes.")
     answer = post(
         served,
@@ -140,6 +140,6 @@ def test_unknown_tools_and_items_are_refused(serve: Serve) -> None:
 
 def test_sealed_reasoning_of_another_server_is_named_in_the_header(serve: Serve) -> None:
     served = serve("Yes.")
-    sealed = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "gAAAAABo"}
-    answer = post(served, input=[USER, sealed, {"role": "assistant", "content": "Ok."}, USER])
+    signed = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "gAAAAABo"}
+    answer = post(served, input=[USER, signed, {"role": "assistant", "content": "Ok."}, USER])
     assert answer.headers[IGNORED] == "input[1]"

@@ -363,9 +363,9 @@ def test_the_chunks_of_a_chat(serve: Serve, answer: str) -> None:
     assert reasons[:-1] == [None] * (len(chunks) - 1)
     assert reasons[-1] == ("tool_calls" if SHELL in answer else "stop")
     if SHELL in answer:
-        begun, *rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
-        assert (begun["index"], begun["function"]["name"]) == (0, "shell")
-        assert "".join(piece["function"]["arguments"] for piece in (begun, *rest)) == (
+        started, *rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
+        assert (started["index"], started["function"]["name"]) == (0, "shell")
+        assert "".join(piece["function"]["arguments"] for piece in (started, *rest)) == (
             '{"command": ["ls"]}'
         )
         assert all(set(piece) == {"index", "function"} for piece in rest)

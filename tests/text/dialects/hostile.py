@@ -13,8 +13,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallBroken,
+    ToolCallStarted,
 )
 from tests.text.dialects.scripts import MARKERS, encode, vocabulary
 from tests.text.dialects.test_properties import FRAGMENTS, THOUGHTS, WRITERS
@@ -152,7 +152,7 @@ def joined(deltas: Iterable[Delta]) -> list[tuple[str, str]]:
         match delta:
             case Text(text) | Reasoning(text):
                 pass
-            case ToolCallBegun(_, _, text):
+            case ToolCallStarted(_, _, text):
                 pass
             case ToolCallArguments(_, text):
                 pass

@@ -13,8 +13,8 @@ from quire.text.dialects import Tool
 from quire.text.events import (
     Finished,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
 )
 from quire.text.output import fold
 from tests.text.dialects.scripts import answer, encode, events
@@ -33,7 +33,7 @@ SHORT = [
 @pytest.mark.parametrize(("dialect", "text"), SHORT)
 def test_a_short_call_that_breaks_off_is_text(dialect: str, text: str) -> None:
     found = events(dialect, encode(dialect, [text]), tools=[ADD])
-    assert not any(isinstance(event, ToolCallBegun) for event in found)
+    assert not any(isinstance(event, ToolCallStarted) for event in found)
     whole = fold(found)
     assert (whole.text, whole.tool_calls, whole.unfinished) == (text, [], None)
 
@@ -59,7 +59,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("dialect", "text"), BROKEN)
-def test_an_answer_ends_at_a_call_that_breaks_off_once_begun(dialect: str, text: str) -> None:
+def test_an_answer_ends_at_a_call_that_breaks_off_once_started(dialect: str, text: str) -> None:
     found = events(dialect, encode(dialect, ["pre " + text + " post"]))
     assert not any(isinstance(event, ToolCallEnded) for event in found)
     last = found[-1]
@@ -83,11 +83,11 @@ CUT_OFF = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "text", "begun"), CUT_OFF)
-def test_the_part_of_a_call_that_is_there_is_given(dialect: str, text: str, begun: str) -> None:
+@pytest.mark.parametrize(("dialect", "text", "started"), CUT_OFF)
+def test_the_part_of_a_call_that_is_there_is_given(dialect: str, text: str, started: str) -> None:
     found = fold(events(dialect, encode(dialect, [text]), finish=FinishReason.LENGTH))
     assert found.unfinished is not None
-    assert (found.unfinished.name, found.unfinished.arguments) == ("get_weather", begun)
+    assert (found.unfinished.name, found.unfinished.arguments) == ("get_weather", started)
     assert (found.text, found.tool_calls) == ("", [])
 
 

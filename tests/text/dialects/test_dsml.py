@@ -88,7 +88,7 @@ def test_a_call_that_is_cut_off_is_none() -> None:
     assert answer("dsml", cut, finish=FinishReason.LENGTH).tool_calls == []
 
 
-def test_the_mark_is_what_binds_strict_calls() -> None:
+def test_the_mark_starts_strict_calls() -> None:
     assert DIALECTS["dsml"].opener(vocabulary("dsml")) == encode("dsml", [MARK])[0]
     found = fold(events("dsml", spelled("dsml", block(invoke("now")))))
     assert [call.name for call in found.tool_calls] == ["now"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire.core.request import FinishReason
-from quire.text.events import ToolCallArguments, ToolCallBegun, ToolCallEnded
+from quire.text.events import ToolCallArguments, ToolCallEnded, ToolCallStarted
 from quire.text.output import fold
 from tests.text.dialects.scripts import encode, events
 
@@ -93,10 +93,10 @@ def test_arguments_come_as_they_are_written(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", CALLS)
-def test_a_call_that_is_cut_off_begins_and_never_ends(dialect: str) -> None:
+def test_a_call_that_is_cut_off_starts_and_never_ends(dialect: str) -> None:
     ids = encode(dialect, [CALLS[dialect]])
     found = events(dialect, ids[: len(ids) // 2], finish=FinishReason.LENGTH)
-    assert sum(isinstance(event, ToolCallBegun) for event in found) == 1
+    assert sum(isinstance(event, ToolCallStarted) for event in found) == 1
     assert not any(isinstance(event, ToolCallEnded) for event in found)
     assert fold(found).tool_calls == []
     assert fold(found).text == ""
@@ -131,4 +131,4 @@ def test_a_closing_tag_that_is_written_twice_closes_the_flow_once() -> None:
         found = events("qwen3_coder", encode("qwen3_coder", [text]))
         pieces = [event.json for event in found if isinstance(event, ToolCallArguments)]
         assert json.loads("".join(pieces)) == ARGUMENTS
-        assert sum(isinstance(event, ToolCallBegun) for event in found) == 1
+        assert sum(isinstance(event, ToolCallStarted) for event in found) == 1

@@ -20,9 +20,9 @@ TURN = f"Hi<think>{STOP_TOKEN}user: a </think>b <think>{STOP_TOKEN}assistant\n"
 @pytest.mark.parametrize("name", THINKING)
 def test_prompt_opens_reasoning(name: str, with_ids: bool) -> None:
     opening, closing = THINKING[name]
-    for begun in ("", "\n", "\nBut"):
+    for started in ("", "\n", "\nBut"):
         found = answer(
-            name, f"Hm.{closing}\n\nFour.", prompt=TURN + opening + begun, with_ids=with_ids
+            name, f"Hm.{closing}\n\nFour.", prompt=TURN + opening + started, with_ids=with_ids
         )
         assert (found.reasoning, found.text) == ("Hm.", "Four.")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.dialects.deepseek import END
-from quire.text.dialects.machine import Machine
+from quire.text.dialects.marker_parser import MarkerParser
 from quire.text.events import Event, Reasoning, Text
 from quire.text.output import Answer, fold
 from tests.text.dialects.scripts import MARKERS, TOOLS, cut, encode, events, vocabulary
@@ -319,7 +319,7 @@ def headers(dialect: str) -> bool:
 def bare_of(dialect: str, text: str) -> str:
     """The text without white space, and without the markers that are never text."""
     parser = DIALECTS[dialect].parser([], TOOLS, vocabulary(dialect))
-    assert isinstance(parser, Machine)
+    assert isinstance(parser, MarkerParser)
     layout = parser.layout
     turns = set(MARKERS[dialect]) - layout.markers()  # special tokens are not shown
     structure = frozenset(turns).union(*layout.reasoning, *layout.answer, layout.quiet)

@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.text.dialects import DIALECTS, choose_dialect
-from quire.text.dialects.machine import Machine
+from quire.text.dialects.marker_parser import MarkerParser
 from tests.text.dialects.scripts import encode, vocabulary
 
 
@@ -68,9 +68,9 @@ def test_override() -> None:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_no_marker_begins_another(name: str) -> None:
+def test_no_marker_starts_another(name: str) -> None:
     parser = DIALECTS[name].parser([], [], vocabulary(name))
-    assert isinstance(parser, Machine)
+    assert isinstance(parser, MarkerParser)
     markers = sorted(parser.layout.markers())
     assert not any(b.startswith(a) for a, b in pairwise(markers))
 

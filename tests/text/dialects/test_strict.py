@@ -88,7 +88,7 @@ def test_calls_are_bound_and_all_else_is_free(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", FORCING)
-def test_a_tool_that_is_not_strict_takes_what_it_likes(dialect: str) -> None:
+def test_a_tool_that_is_not_strict_takes_any_arguments(dialect: str) -> None:
     call = GOOD[dialect].replace("get_weather", "get_rain").replace("city", "town")
     assert lets_through(dialect, call)
 

@@ -20,7 +20,7 @@ class Published:
         tools: marks that it writes where there are tools.
         ends: tokens that end an answer; the first is the tokenizer's own.
         marks: further added tokens.
-        thinks: the template opens reasoning, so that an answer begins within it.
+        thinks: the template opens reasoning, so that an answer starts within it.
     """
 
     model_types: tuple[str, ...]

@@ -60,8 +60,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
 )
 from quire.text.output import Answer
 
@@ -137,7 +137,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             note_ignored(scope, ["add_generation_prompt"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
-            messages=without_unsupported_media(service, scope, messages, last),
+            messages=without_unsupported_media(service, scope, messages, newest=last),
             tools=tools.templates,
             strict_tools=tools.strict,
             tool_choice=tools.choice,
@@ -162,7 +162,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
 
 
 class ChatChunks:
-    """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
+    """Renders a stream's chunks. The constant parts of a choice's chunks are rendered once."""
 
     def __init__(
         self,
@@ -179,20 +179,20 @@ class ChatChunks:
         self._heads = ChunkHeads(self._constant, run, b"delta", token_ids=token_ids)
         self._prompt = compact({"prompt_token_ids": run.prompts[0]})[1:-1] if token_ids else b""
         self._ends = ChunkEnds(run, usage)
-        self._begun = [False] * len(run.choices)
+        self._started = [False] * len(run.choices)
         self._tokenizer = tokenizer
         self._tools = tools
         self._inputs: dict[tuple[int, int], list[str]] = {}  # of custom calls that are not whole
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
-        """The chunks of a batch of events."""
+        """Yield the chunks of a batch of events."""
         self._ends.update()
         for index, event in batch:
             if isinstance(event, PromptRead):
                 yield self._progress(index, event)
                 continue
-            if not self._begun[index]:
-                self._begun[index] = True
+            if not self._started[index]:
+                self._started[index] = True
                 yield self._opening(index)
             yield self._chunk(index, event)
 
@@ -219,7 +219,7 @@ class ChatChunks:
                     shown = chat_logprobs(self._tokenizer, entries)
                     logprobs = {"content": [], "reasoning_content": shown}
                     return self._with_logprobs(index, delta, logprobs)
-            case ToolCallBegun(number, call_id, name):
+            case ToolCallStarted(number, call_id, name):
                 call = opening_call(self._tools, call_id, name)
                 if call["type"] == "custom":
                     self._inputs[index, number] = []
@@ -241,7 +241,7 @@ class ChatChunks:
         return self._heads.of(index) + delta + self._ends.tail
 
     def _with_logprobs(self, index: int, delta: bytes, logprobs: dict[str, Any]) -> bytes:
-        """A chunk with the log-probabilities of the tokens that it brings."""
+        """Return a chunk with the log-probabilities of the tokens that it brings."""
         middle = delta + b',"logprobs":' + compact(logprobs) + b',"finish_reason":null}'
         return self._heads.of(index) + middle + self._ends.after
 
@@ -257,7 +257,7 @@ class ChatChunks:
         return b"".join(self._input(*key) for key in cut_off) + self._closing(index, end)
 
     def _input(self, index: int, number: int) -> bytes:
-        """The text of a custom call, of which all that will come is there."""
+        """Return the text of a custom call, of which all that will come is there."""
         text = custom_input("".join(self._inputs.pop((index, number))))
         delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
         return self._heads.of(index) + delta + self._ends.tail
@@ -268,7 +268,7 @@ class ChatChunks:
         return self._heads.of(index) + closing + self._ends.after
 
     def end(self) -> bytes:
-        """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        """Return the usage, if it was asked for, and the mark that ends OpenAI's streams."""
         return self._ends.last(self._constant)
 
 
@@ -278,7 +278,7 @@ def _choice(
     """One choice of a whole answer; `ids` are its tokens, if they were asked for."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     said = [*answer.tool_calls, *filter(None, [answer.unfinished])]
-    calls = [whole_call(tools, call.id, call.name, call.arguments) for call in said]
+    calls = [whole_call(tools, call.id, call.name, arguments=call.arguments) for call in said]
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text or (None if calls else ""),
@@ -333,7 +333,7 @@ class Chat:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         context, asked = await self._server.read(request, _read)
-        run = await context.begin(request, asked.prepared)
+        run = await context.start(request, asked.prepared)
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -343,13 +343,13 @@ class Chat:
         token_ids = asked.prepared.spec.token_ids
         if asked.stream:
             chunks = ChatChunks(
-                identity, run, names, asked.tools, usage=asked.usage, token_ids=token_ids
+                identity, run, names, tools=asked.tools, usage=asked.usage, token_ids=token_ids
             )
             return EventStream(run, chunks)
         logprobs: list[Logprobs] = [
             ChatLogprobs(names) if asked.logprobs else NoLogprobs() for _ in run.choices
         ]
-        answers = await collect(request, run, logprobs, self._server.slots)
+        answers = await collect(request, run, logprobs, slots=self._server.slots)
         choices = (
             _choice(
                 index,

@@ -108,7 +108,7 @@ ChatChoice = Annotated[
 
 
 def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) -> Toolbox:
-    """The tools of a request, and the choice among them.
+    """Return the tools of a request, and the choice among them.
 
     Raises:
         RequestError: a choice that names none of them.
@@ -145,14 +145,14 @@ def _choice(choice: ChatChoice | None) -> shared.Choice:
 
 
 def opening_call(tools: Toolbox, call_id: str, name: str) -> dict[str, Any]:
-    """A call whose arguments are still to come, as a stream begins it."""
+    """Return the first delta of a streamed call, without arguments."""
     if tools.client_name(name).kind == "custom":
         return {"id": call_id, "type": "custom", "custom": {"name": name, "input": ""}}
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 def whole_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call with all that there is of its arguments, or of the text of a custom tool."""
+    """Return a call with all that there is of its arguments, or of the text of a custom tool."""
     call = opening_call(tools, call_id, name)
     if call["type"] == "custom":
         call["custom"]["input"] = custom_input(arguments)

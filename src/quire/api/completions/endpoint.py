@@ -97,12 +97,12 @@ class CompletionRequest(GenerationFields, FormatFields):
         )
 
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The prompts, as text or as token ids."""
+        """Return the prompts, as text or as token ids."""
         return prompts_of(self.prompt)
 
 
 class LogprobsWriter:
-    """Writes one choice's `logprobs`, whose offsets count on through a stream's chunks."""
+    """Writes one choice's `logprobs`. Text offsets continue through a stream's chunks."""
 
     def __init__(self, tokenizer: TokenNames) -> None:
         self._tokenizer = tokenizer
@@ -147,7 +147,7 @@ class CompletionLogprobs:
 
 
 class CompletionChunks:
-    """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
+    """Renders a stream's chunks. The constant parts of a choice's chunks are rendered once."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class CompletionChunks:
         self._logprobs = [LogprobsWriter(tokenizer) for _ in run.choices]
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
-        """The chunks of a batch of events."""
+        """Yield the chunks of a batch of events."""
         self._ends.update()
         for index, event in batch:
             if self._echoes is not None and not self._echoed[index]:
@@ -177,7 +177,7 @@ class CompletionChunks:
             yield self._chunk(index, event)
 
     def _head(self, index: int) -> bytes:
-        """Return how a chunk begins; a choice's first one holds its prompt's ids, if wanted."""
+        """Return how a chunk starts; a choice's first one holds its prompt's ids, if wanted."""
         head, prompt = self._heads.of(index), self._prompts[index]
         if prompt is not None:
             self._prompts[index] = None
@@ -202,7 +202,7 @@ class CompletionChunks:
                 return b""
 
     def end(self) -> bytes:
-        """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        """Return the usage, if it was asked for, and the mark that ends OpenAI's streams."""
         return self._ends.last(self._constant)
 
 
@@ -263,7 +263,7 @@ class Completions:
         """`POST /v1/completions`."""
         context, asked = await self._server.read(request, _read)
         service, echoes = context.service, asked.echoes
-        run = await context.begin(request, asked.prepared)
+        run = await context.start(request, asked.prepared)
         identity = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -280,7 +280,7 @@ class Completions:
         logprobs: list[Logprobs] = [
             CompletionLogprobs(names) if asked.logprobs else NoLogprobs() for _ in run.choices
         ]
-        answers = await collect(request, run, logprobs, self._server.slots)
+        answers = await collect(request, run, logprobs, slots=self._server.slots)
         choices = (
             _choice(index, answer, echoes[index] if echoes is not None else "", written)
             for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
@@ -296,7 +296,7 @@ class Completions:
 
 
 def _echoes(service: Service, fields: CompletionRequest) -> list[str]:
-    """The text of each choice's prompt."""
+    """Return the text of each choice's prompt."""
     texts = [
         prompt
         if isinstance(prompt, str)

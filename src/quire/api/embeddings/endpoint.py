@@ -45,7 +45,7 @@ class EmbeddingRequest(VectorFields):
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read."""
+    """A prepared request and the settings of its answer."""
 
     prepared: Prepared
     task: Embed

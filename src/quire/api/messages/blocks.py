@@ -66,16 +66,16 @@ class ImageTransformations(History):
 
 
 class MediaBlock(ContentBlock):
-    """A file of a kind of media. Anthropic has images; the other kinds' blocks are made alike."""
+    """A block with a file. Anthropic defines images; blocks of other media kinds look alike."""
 
     type: str
     source: Base64Source | UrlSource
     transformations: ImageTransformations | None = None
 
     def to_template(self, param: str) -> dict[str, Any]:
-        """The block as the service takes it; `param` is its path."""
+        """Return the block as the service takes it; `param` is its path."""
         kind, url = BLOCKS.kinds()[self.type], self.source.location
-        return media_part(kind, url, f"{param}.source", self.type, self)
+        return media_part(kind, url, f"{param}.source", named=self.type, options=self)
 
 
 @cache
@@ -169,7 +169,7 @@ class ToolReferenceBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """Earlier reasoning, or none but its signature, in which it is then sealed.
+    """Earlier reasoning, or only its signature, which then contains the text.
 
     Servers that sign nothing leave the signature out: what they thought does not verify here.
     """
@@ -187,7 +187,7 @@ class RedactedThinkingBlock(ContentBlock):
 
 
 class Caller(History):
-    """Who made a call: always the model itself."""
+    """The caller of a tool: always the model."""
 
     type: Literal["direct"]
 
@@ -248,7 +248,7 @@ _HOSTED = frozenset({"@server_tool_use", "@mcp_tool_use", "@mcp_tool_result", "@
 
 
 def _or_hosted(tag: str | None) -> str | None:
-    """The tag of hosted tools' blocks for each of their kinds, any other tag as it is."""
+    """Return one shared tag for all blocks of hosted tools, and other tags unchanged."""
     result = tag is not None and tag != "@tool_result" and tag.endswith("_tool_result")
     return "@hosted" if result or tag in _HOSTED else tag
 

@@ -77,8 +77,8 @@ class _ReadRequest:
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
-    fields = _parse(context, request, body, MessagesRequest)
-    said = conversation(fields, context.seal)
+    fields = _parse(context, request, body, schema=MessagesRequest)
+    said = conversation(fields, context.signer)
     return _ReadRequest(
         await context.prepare(_generation(context, fields, said, request)),
         stream=fields.stream is True,
@@ -90,9 +90,9 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
-    fields = _parse(context, request, body, CountRequest)
-    said = conversation(fields, context.seal)
-    (prompt,) = await context.tokens(_prompt(context, fields, said, request.scope))
+    fields = _parse(context, request, body, schema=CountRequest)
+    said = conversation(fields, context.signer)
+    (prompt,) = await context.tokens(_prompt(context, fields, said, scope=request.scope))
     counted: WireEvent = {"input_tokens": len(prompt)}
     if fields.context_management is not None:
         counted["context_management"] = {"original_input_tokens": len(prompt)}
@@ -126,7 +126,7 @@ class Messages:
         context, asked = await self._server.read(request, _read)
         if asked.dropped:
             note(request.scope, {"dropped_thoughts": len(asked.dropped)})
-        run = await context.begin(request, asked.prepared)
+        run = await context.start(request, asked.prepared)
         answering = MessageSettings(
             id=f"msg_{uuid.uuid4().hex}",
             model=context.service.name,
@@ -135,27 +135,27 @@ class Messages:
             dropped=asked.dropped,
             edits=asked.edits,
         )
-        events = MessageEvents(answering, run, context.seal)
+        events = MessageEvents(answering, run, context.signer)
         if asked.stream:
             chunks = MessageChunks(events)
             return EventStream(run, chunks, keepalive=chunks.waiting)
         folding = MessageFold()
 
         def take(_: int, event: Event) -> None:
-            for each in (*events.begin(), *events.feed(event)):
+            for each in (*events.start(), *events.feed(event)):
                 folding.add(each)
 
         await consume(request, run, take)
         return await whole(pieces(folding.message()), run_headers(run))
 
     async def count_tokens(self, request: Request) -> Response:
-        """`POST /v1/messages/count_tokens`: through the same template, hence exact."""
+        """`POST /v1/messages/count_tokens`. The count is exact: it uses the chat template."""
         _, counted = await self._server.read(request, _count)
         return JSONResponse(counted)
 
 
 def _no_threads() -> RequestError:
-    """The refusal on which SDKs send whole conversations instead, which are cached here."""
+    """Return the refusal on which SDKs send whole conversations instead, which are cached here."""
     return RequestError(
         "'thread' is not offered by this server; send the whole conversation.",
         param="thread",
@@ -164,7 +164,7 @@ def _no_threads() -> RequestError:
 
 
 def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: Scope) -> Generation:
-    """The part of a generation that shapes its prompt.
+    """Return the part of a generation that shapes its prompt.
 
     Raises:
         RequestError: a tool choice without the name that it needs.
@@ -174,7 +174,7 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: S
     last = newest("messages", fields.messages)
     note_ignored(scope, [*without_effect(fields), *said.left_out])
     return Generation(
-        messages=without_unsupported_media(context.service, scope, said.messages, last),
+        messages=without_unsupported_media(context.service, scope, said.messages, newest=last),
         tools=tuple(tool.to_template() for tool in tools),
         strict_tools=frozenset(tool.name for tool in tools if tool.strict),
         tool_choice=_tool_choice(choice),
@@ -193,7 +193,7 @@ def _generation(
     Raises:
         RequestError: fields that contradict each other or this server's limits.
     """
-    prompt = _prompt(context, fields, said, request.scope)
+    prompt = _prompt(context, fields, said, scope=request.scope)
     return replace(
         prompt,
         max_tokens=fields.max_tokens,
@@ -219,20 +219,20 @@ def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
 
 
 def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
-    """Whether to think first. A model that has no reasoning keeps within any budget."""
+    """Return whether to think first. A model that has no reasoning keeps within any budget."""
     effort = fields.output_config.effort if fields.output_config is not None else None
     match fields.thinking:
         case ThinkingDisabled():
-            return Thinking(False, effort=effort)
+            return Thinking(enabled=False, effort=effort)
         case ThinkingEnabled() | ThinkingAdaptive():
-            asked = Thinking(True, effort=effort)
+            asked = Thinking(enabled=True, effort=effort)
             return offered(context.service, scope, asked, "thinking")
         case _:
             return Thinking(effort=effort)
 
 
 def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> Thinking:
-    """The limit on reasoning; without one, some of the tokens are still left for the answer.
+    """Return the limit on reasoning; without one, some of the tokens are still left for the answer.
 
     Raises:
         RequestError: a budget that leaves nothing for the answer, or that cannot be kept.

@@ -43,7 +43,7 @@ from quire.api.messages.schema import (
 )
 from quire.api.messages.tools import ClientTool, HostedTool, searches
 from quire.api.shared.content import document_parts, function_call
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
 
@@ -65,14 +65,14 @@ class Conversation:
     left_out: tuple[str, ...] = ()
 
 
-def conversation(fields: CountRequest, seal: Seal) -> Conversation:
-    """The whole conversation, its system prompt first.
+def conversation(fields: CountRequest, signer: Signer) -> Conversation:
+    """Return the whole conversation, its system prompt first.
 
     Raises:
         RequestError: a tool result without its call, or at the end a call without its result; a
             reasoning that does not verify, if the request says that this is an error.
     """
-    translator = _Translator(fields, seal)
+    translator = _Translator(fields, signer)
     messages: list[TemplateMessage] = []
     if fields.system:
         messages.append({"role": "system", "content": _system(fields.system)})
@@ -89,7 +89,7 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
 
 
 def without_effect(fields: CountRequest) -> list[str]:
-    """Paths of the tools that nobody runs here, and of the edits that are not made."""
+    """Paths of hosted tools and of context edits, which have no effect here."""
     tools = enumerate(fields.tools or ())
     named = [f"tools[{index}]" for index, tool in tools if isinstance(tool, HostedTool)]
     if fields.mcp_servers:
@@ -103,7 +103,7 @@ def without_effect(fields: CountRequest) -> list[str]:
 
 
 def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
-    """The tools that the model is told of: all but those that no search has found yet.
+    """Return the tools shown to the model: all except deferred ones that no search has found.
 
     The search of Anthropic's servers finds nothing here, so that with it all are told.
     """
@@ -127,15 +127,15 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Whether the last message is the beginning of the answer that is asked for."""
+    """Return whether the last message is the start of the answer that is asked for."""
     return isinstance(messages[-1], AssistantMessage)
 
 
 class _Translator:
     """Translates one request's messages in order; knows the calls that were made so far."""
 
-    def __init__(self, fields: CountRequest, seal: Seal) -> None:
-        self._seal = seal
+    def __init__(self, fields: CountRequest, signer: Signer) -> None:
+        self._signer = signer
         self._names: dict[str, str] = {}
         self._cleared_reasoning = _cleared_reasoning(fields)
         thinking = fields.thinking
@@ -226,12 +226,12 @@ class _Translator:
     ) -> str | None:
         """Earlier reasoning; what was not made here is left out, or refused if asked for."""
         if isinstance(block, RedactedThinkingBlock):
-            reasoning = self._seal.open(block.data)
+            reasoning = self._signer.open(block.data)
         elif block.thinking:
-            known = self._seal.verifies(block.thinking, block.signature)
+            known = self._signer.verifies(block.thinking, block.signature)
             reasoning = block.thinking if known else None
         else:
-            reasoning = self._seal.open(block.signature)
+            reasoning = self._signer.open(block.signature)
         if reasoning is None:
             name = f"messages[{index}].content[{number}]"
             self.left_out.append(name)
@@ -246,7 +246,7 @@ class _Translator:
 
 
 def _cleared_reasoning(fields: CountRequest) -> frozenset[int]:
-    """Numbers of the messages whose reasoning the request asks to clear."""
+    """Return the indices of the messages whose reasoning the request asks to clear."""
     kept = [_kept_turns(edit) for edit in _edits(fields) if isinstance(edit, ClearThinking)]
     limits = [limit for limit in kept if limit is not None]
     if not limits:
@@ -266,7 +266,7 @@ def _edits(fields: CountRequest) -> Sequence[ClearThinking | OtherEdit]:
 
 
 def _kept_turns(edit: ClearThinking) -> int | None:
-    """How many turns keep their reasoning; None for all. Anthropic's default is one."""
+    """Return how many turns keep their reasoning; None for all. Anthropic's default is one."""
     match edit.keep:
         case "all" | KeptTurns(type="all"):
             return None
@@ -277,7 +277,7 @@ def _kept_turns(edit: ClearThinking) -> int | None:
 
 
 def _clears(message: Message) -> bool:
-    """Whether a message is for the turn that it precedes alone."""
+    """Return whether a message is for the turn that it precedes alone."""
     return isinstance(message, SystemMessage) and message.clear_at == "next_user_message"
 
 
@@ -290,7 +290,7 @@ def _system(system: SystemText) -> str | list[dict[str, str]]:
 
 def _document(block: DocumentBlock, param: str) -> list[dict[str, Any]]:
     if isinstance(block.source, ContentSource):
-        return _split_document(block.source, block.title, block.context, f"{param}.source")
+        return _split_document(block.source, block.title, block.context, param=f"{param}.source")
     if isinstance(block.source, TextSource):
         lines = (block.title, block.context, block.source.data)
         return [{"type": "text", "text": "\n".join(line for line in lines if line)}]
@@ -309,14 +309,14 @@ def _split_document(
 
 
 def _parts_of(block: ResultPart, param: str) -> list[dict[str, Any]]:
-    """A block as the parts of a message."""
+    """Return a block as the parts of a message."""
     return _document(block, param) if isinstance(block, DocumentBlock) else [_part(block, param)]
 
 
 def _part(
     block: TextBlock | MediaBlock | SearchResultBlock | ToolReferenceBlock, param: str
 ) -> dict[str, Any]:
-    """A block as text, or as media."""
+    """Return a block as text, or as media."""
     lines: list[str | None]
     match block:
         case MediaBlock():
@@ -331,7 +331,7 @@ def _part(
 
 
 def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """A result that says in words that the tool failed, since templates have no flag for it."""
+    """Return a result whose text says that the tool failed: templates have no flag for it."""
     if isinstance(content, str):
         return content if _names_an_error(content) else _FAILED + content
     texts = [part["text"] for part in content if part["type"] == "text"]

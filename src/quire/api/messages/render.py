@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from quire.api.shared.errors import anthropic_body
 from quire.api.shared.pieces import Array, compact
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.core.request import FinishReason
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
@@ -21,8 +21,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 
@@ -52,7 +52,7 @@ class MessageSettings:
     edits: bool = False
 
     def message(self, usage: WireEvent) -> WireEvent:
-        """The message as a stream begins it."""
+        """Return the message as a stream starts it."""
         body: WireEvent = {
             "id": self.id,
             "type": "message",
@@ -75,7 +75,7 @@ class MessageSettings:
 
 
 def usage_body(usage: Usage) -> WireEvent:
-    """Anthropic's `usage`, where `input_tokens` are those that were not read from the cache.
+    """Return Anthropic's `usage`. Its `input_tokens` exclude tokens from the cache.
 
     Nothing is ever written to the cache at a price of its own, so `cache_creation` counts nothing.
     """
@@ -113,32 +113,33 @@ class _OpenBlock:
 class MessageEvents:
     """Turns events into Anthropic's, which count and nest the blocks of the content."""
 
-    def __init__(self, answering: MessageSettings, run: GenerationStream, seal: Seal) -> None:
+    def __init__(self, answering: MessageSettings, run: GenerationStream, signer: Signer) -> None:
         self._settings = answering
         self._run = run
-        self._seal = seal
-        self._begun = False
+        self._signer = signer
+        self._started = False
         self._index = -1
         self._block: _OpenBlock | None = None
 
-    def begin(self) -> Iterator[WireEvent]:
-        """The opening of the message, with what the engine has told so far of its cache; the end
-        tells it for good."""
-        if not self._begun:
-            self._begun = True
+    def start(self) -> Iterator[WireEvent]:
+        """Yield the opening of the message with the cache counts known so far. The end has the
+        final ones.
+        """
+        if not self._started:
+            self._started = True
             run = self._run
-            usage = Usage(run.prompt_tokens, 0, 0, run.cached_tokens)
+            usage = Usage(run.prompt_tokens, 0, 0, cached_tokens=run.cached_tokens)
             message = self._settings.message(usage_body(usage))
             yield {"type": "message_start", "message": message}
 
     def feed(self, event: Event) -> Iterator[WireEvent]:
-        """The wire's events for one of ours."""
+        """Yield the wire's events for one of ours."""
         match event:
             case Text(text) if text:
                 yield from self._grow("text", {"type": "text", "text": ""}, text)
             case Reasoning(reasoning):
                 yield from self._think(reasoning)
-            case ToolCallBegun(_, call_id, name):
+            case ToolCallStarted(_, call_id, name):
                 tool = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 yield from self._open("tool_use", tool)
             case ToolCallArguments(_, piece):
@@ -183,23 +184,23 @@ class MessageEvents:
         if block.kind == "hidden":
             yield from self._hidden("".join(block.text))
         if block.kind == "thinking":
-            signature = self._seal.sign("".join(block.text))
+            signature = self._signer.sign("".join(block.text))
             yield self._delta({"type": "signature_delta", "signature": signature})
         yield {"type": "content_block_stop", "index": self._index}
 
     def _hidden(self, reasoning: str) -> Iterator[WireEvent]:
         """Reasoning that is not shown, whole, up to its end."""
-        sealed = self._seal.seal(reasoning)
+        signed = self._signer.pack(reasoning)
         omitted = self._settings.reasoning == "omitted"
         block = (
             {"type": "thinking", "thinking": "", "signature": ""}
             if omitted
-            else {"type": "redacted_thinking", "data": sealed}
+            else {"type": "redacted_thinking", "data": signed}
         )
         self._index += 1
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
         if omitted:
-            yield self._delta({"type": "signature_delta", "signature": sealed})
+            yield self._delta({"type": "signature_delta", "signature": signed})
 
     def _delta(self, delta: WireEvent) -> WireEvent:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
@@ -219,14 +220,14 @@ class MessageChunks:
         self._pinged = False
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
-        """The events of a batch, the opening of the message before the first of them."""
-        yield from map(self._written, self._events.begin())
+        """Yield the events of a batch, the opening of the message before the first of them."""
+        yield from map(self._written, self._events.start())
         for _, event in batch:
             yield from map(self._written, self._events.feed(event))
 
     def waiting(self) -> bytes:
-        """A ping, behind the opening of the message: clients take nothing before that."""
-        return b"".join(map(self._written, self._events.begin())) + PING
+        """Return a ping, behind the opening of the message: clients take nothing before that."""
+        return b"".join(map(self._written, self._events.start())) + PING
 
     def end(self) -> bytes:
         """Nothing: `message_stop` is the end."""

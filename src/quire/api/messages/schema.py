@@ -40,7 +40,7 @@ class UserMessage(History):
 
 
 class AssistantMessage(History):
-    """An earlier answer, or at the end the beginning of the one that is asked for."""
+    """An earlier answer, or at the end the start of the one that is asked for."""
 
     role: Literal["assistant"]
     content: TextOrList[AssistantBlock]
@@ -171,7 +171,7 @@ class ContextManagement(Wire):
 
 
 class Metadata(History):
-    """Who asks; not read."""
+    """Information about the user. It is accepted and ignored."""
 
     user_id: str | None = None
 
@@ -179,7 +179,7 @@ class Metadata(History):
 class CountRequest(Wire):
     """Fields that shape the prompt; the body of `count_tokens`.
 
-    A `thread` stands for the beginning of a conversation.
+    A `thread` stands for the start of a conversation.
     """
 
     model: str | None = None

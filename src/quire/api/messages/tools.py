@@ -1,4 +1,4 @@
-"""The tools of Anthropic's messages: those that a client defines, and Anthropic's own.
+"""Tools of Anthropic's messages: client-defined ones and Anthropic's own.
 
 Of Anthropic's own, a client runs the shell, the editor, the memory and the computer: the model is
 given their published arguments. Those that Anthropic's servers run have no effect here.
@@ -33,7 +33,7 @@ class ClientTool(ContentBlock):
     allowed_callers: list[Literal["direct"]] | None = None
 
     def to_template(self) -> dict[str, Any]:
-        """The shape that chat templates read."""
+        """Return the shape that chat templates read."""
         description, schema = self.function()
         if self.input_examples:
             schema.setdefault("examples", self.input_examples)
@@ -62,7 +62,7 @@ class BashTool(ClientTool):
     type: str = Field(pattern=r"^bash_\d{8}$")
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """A command to run, or a restart."""
+        """Return a command to run, or a restart."""
         restart = {"type": "boolean", "description": "Restart the shell instead of a command."}
         command = {**_TEXT, "description": "The command to run."}
         return (
@@ -78,7 +78,7 @@ class EditorTool(ClientTool):
     max_characters: Integer | None = Field(default=None, ge=1)
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """A command, the file that it is for, and what the command needs."""
+        """Return a command, the file that it is for, and what the command needs."""
         undo = ("undo_edit",) if self.type < "text_editor_20250429" else ()
         written = "new_str" if undo else "insert_text"
         return (
@@ -109,7 +109,7 @@ class MemoryTool(ClientTool):
     type: str = Field(pattern=r"^memory_\d{8}$")
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """A command, and what it needs."""
+        """Return a command, and what it needs."""
         texts = ("path", "file_text", "old_str", "new_str", "insert_text", "old_path", "new_path")
         commands = ("view", "create", "str_replace", "insert", "delete", "rename")
         return (
@@ -137,7 +137,7 @@ class ComputerTool(ClientTool):
     enable_zoom: bool | None = None
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """An action, and what it needs."""
+        """Return an action, and what it needs."""
         actions = ["key", "type", "mouse_move", "left_click", "left_click_drag", "right_click"]
         actions += ["middle_click", "double_click", "screenshot", "cursor_position"]
         more: dict[str, Any] = {}
@@ -201,7 +201,7 @@ Tool = Annotated[
 
 
 def searches(tool: ClientTool | HostedTool) -> bool:
-    """Whether a tool is the search of Anthropic's servers, which finds nothing here."""
+    """Return whether a tool is the search of Anthropic's servers, which finds nothing here."""
     return isinstance(tool, HostedTool) and tool.type.startswith("tool_search_tool_")
 
 

@@ -74,7 +74,7 @@ class _File:
 
 
 class PageFiles:
-    """Middleware that answers with the page's files: `/` for who reads HTML, `/docs`, `/page/...`.
+    """Middleware that serves the page: `/` to clients that accept HTML, `/docs`, `/page/...`.
 
     Everything else goes on, `/` for clients that do not ask for HTML too.
     """
@@ -83,7 +83,7 @@ class PageFiles:
         Route(path, lambda request: Response(), name=path)
         for path in ("/docs", "/page/{file:path}")
     )
-    """For the access log and its metrics, which name a path by its route."""
+    """Routes of the page, by which the access log and metrics name its paths."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -84,7 +84,7 @@ class ScoreRequest(VectorFields):
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read.
+    """A prepared request and the settings of its answer.
 
     Attributes:
         documents: their texts, if they are to be returned.

@@ -80,5 +80,5 @@ def _told(tool: Any) -> WireEvent:
 
 
 def _dump(value: Any) -> Any:
-    """A part of the request as the client spelled it."""
+    """Return a part of the request as the client spelled it."""
     return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_unset=True)

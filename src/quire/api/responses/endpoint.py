@@ -56,11 +56,11 @@ class _ReadRequest:
 
     Attributes:
         id: the response's.
-        constant: the part of the response that stays as it begins, as JSON.
+        constant: the part of the response that stays as it starts, as JSON.
         items: everything that was said so far.
         store: whether to keep the response.
         summary: whether the client sees reasoning.
-        sealed: whether it gets them to carry.
+        signed: whether the client gets packed reasoning to carry.
         prewarms: whether nothing is answered.
     """
 
@@ -72,7 +72,7 @@ class _ReadRequest:
     tools: Toolbox
     stream: bool
     summary: bool
-    sealed: bool
+    signed: bool
     prewarms: bool
     numbered: bool
 
@@ -101,7 +101,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     spec = replace(said.prompt, **_generation(context, fields, request))
     if fields.truncation == "auto":
         spec = await _truncated(context, spec)
-    constant = constant_part(context.service.name, fields, spec.sampling, said.dropped)
+    constant = constant_part(context.service.name, fields, spec.sampling, dropped=said.dropped)
     return _ReadRequest(
         await context.prepare(spec),
         constant["id"],
@@ -111,7 +111,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         replace(said.tools, templates=()),
         stream=fields.stream is True,
         summary=asked_summary(fields.reasoning) is not None,
-        sealed=_includes(fields, "reasoning.encrypted_content"),
+        signed=_includes(fields, "reasoning.encrypted_content"),
         prewarms=_prewarms(fields),
         numbered=fields.return_tokens_as_token_ids is True,
     )
@@ -139,7 +139,7 @@ class Responses:
         """`POST /v1/responses`."""
         store = self._stores.of(request)
         context, asked = await self._server.read(request, _read, _answers(store))
-        run = await context.begin(request, asked.prepared)
+        run = await context.start(request, asked.prepared)
 
         def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
             if asked.store:
@@ -151,7 +151,7 @@ class Responses:
                 asked.tools,
                 token_names(context.service.tokenizer, numbered=asked.numbered),
                 summary=asked.summary,
-                seal=context.seal if asked.sealed else None,
+                signer=context.signer if asked.signed else None,
                 keep=keep,
                 prewarms=asked.prewarms,
             )
@@ -170,7 +170,7 @@ class Responses:
         return await whole(pieces(last["response"]), run_headers(run))
 
     async def count_tokens(self, request: Request) -> Response:
-        """`POST /v1/responses/input_tokens`: through the same template, hence exact."""
+        """`POST /v1/responses/input_tokens`. The count is exact: it uses the chat template."""
         answers = _answers(self._stores.of(request))
         _, counted = await self._server.read(request, _count, answers)
         return JSONResponse(counted)
@@ -204,7 +204,7 @@ class Responses:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     def _kept(self, request: Request) -> Stored:
-        """The response that a path names."""
+        """Return the response that a path names."""
         response_id = request.path_params["id"]
         stored = self._stores.of(request).get(response_id)
         if stored is None:
@@ -230,7 +230,7 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     conversation = (*previous, *new)
     check_count(len(conversation), context.config.max_messages, "input")
     items = [each.read() for each in conversation]
-    tools, translator = toolbox(fields, items), Translator(context.seal)
+    tools, translator = toolbox(fields, items), Translator(context.signer)
     note_ignored(request.scope, tools.left_out)
     if fields.text is not None:
         note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
@@ -238,7 +238,7 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     note_ignored(request.scope, translator.left_out)
     last = newest("input", items, len(new) - len(items))
     prompt = Generation(
-        messages=without_unsupported_media(context.service, request.scope, messages, last),
+        messages=without_unsupported_media(context.service, request.scope, messages, newest=last),
         tools=tools.templates,
         strict_tools=tools.strict,
         tool_choice=tools.choice,
@@ -247,13 +247,13 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
         thinking=_thinking(context, fields, request.scope),
         names=_NAMES,
     )
-    return _Said(prompt, conversation, tools, translator.dropped)
+    return _Said(prompt, conversation, tools, dropped=translator.dropped)
 
 
 def _previous(
     fields: PromptFields, stored: StoredConversations[StoredItem]
 ) -> Sequence[StoredItem]:
-    """The conversation up to the response that this request goes on from."""
+    """Return the conversation up to the response that this request goes on from."""
     if fields.previous_response_id is None:
         return ()
     conversation = stored.conversation(fields.previous_response_id)
@@ -270,7 +270,7 @@ def _previous(
 def _new_items(
     fields: PromptFields, stored: StoredConversations[StoredItem], taken: set[str]
 ) -> list[StoredItem]:
-    """The request's own items, with references to stored ones resolved.
+    """Return the request's own items, with references to stored ones resolved.
 
     Args:
         taken: ids of the items before them; theirs are added.
@@ -291,7 +291,7 @@ def _new_items(
 
 
 def _generation(context: Context, fields: ResponsesRequest, request: Request) -> dict[str, Any]:
-    """The parts of a `Generation` that do not shape its prompt.
+    """Return the parts of a `Generation` that do not shape its prompt.
 
     Raises:
         RequestError: fields that contradict each other or this server's limits.
@@ -311,7 +311,7 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
 
 
 def _prewarms(fields: ResponsesRequest) -> bool:
-    """Whether the prompt is to be read and not answered."""
+    """Return whether the prompt is to be read and not answered."""
     return fields.prompt_cache_options is not None and fields.prompt_cache_options.prewarm is True
 
 
@@ -332,7 +332,7 @@ def _format(fields: PromptFields) -> AnswerFormat | None:
                     code="missing_required_parameter",
                 )
             source = compact(schema).decode()
-            return AnswerFormat("json_schema", source, "text.format", strict is True)
+            return AnswerFormat("json_schema", source, "text.format", strict=strict is True)
         case _:
             return None
 
@@ -344,13 +344,13 @@ def _thinking(context: Context, fields: PromptFields, scope: Scope) -> Thinking:
         case None:
             return Thinking()
         case "none":
-            return Thinking(False)
+            return Thinking(enabled=False)
         case _:
-            return offered(context.service, scope, Thinking(True, effort=effort), param)
+            return offered(context.service, scope, Thinking(enabled=True, effort=effort), param)
 
 
 async def _truncated(context: Context, spec: Generation) -> Generation:
-    """The generation without the messages at its beginning for which the context has no room.
+    """Return the generation without the messages at its start for which the context has no room.
 
     What is cut ends before a turn of the user's; the system prompt stays. If even the last such
     turn is too long, nothing is cut, and the service refuses it all.

@@ -14,7 +14,7 @@ from quire.api.responses.own_tools import OWN_TOOLS
 from quire.api.shared.content import custom_input, read_arguments
 from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import TokenNames, chat_logprobs
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.api.shared.toolbox import ClientTool
 from quire.core.request import TokenLogprobs
 
@@ -27,19 +27,19 @@ class OpenItem(Protocol):
     id: str
 
     def open(self) -> Iterator[WireEvent]:
-        """The events that begin it."""
+        """Yield the events that start it."""
         ...
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The events that end it, with `completed` or `incomplete`."""
+        """Yield the events that end it, with `completed` or `incomplete`."""
         ...
 
     def body(self, status: str) -> WireEvent:
-        """The item as it is now."""
+        """Return the item in its present state."""
         ...
 
     def stored(self, status: str) -> WireEvent:
-        """The item as later requests read it."""
+        """Return the item as later requests read it."""
         ...
 
 
@@ -67,7 +67,7 @@ class _Item:
         return {"type": "response.output_item.done", "output_index": self._index, "item": item}
 
     def _event(self, kind: str, **more: Any) -> WireEvent:
-        """An event inside the item."""
+        """Return an event inside the item."""
         return {
             "type": f"response.{kind}",
             "item_id": self.id,
@@ -86,12 +86,12 @@ class MessageItem(_Item):
         self._tokenizer = tokenizer
         self._text: list[str] = []
         self._logprobs: list[bytes] = []
-        self._begun = False
+        self._started = False
 
     def open(self) -> Iterator[WireEvent]:
-        """The message, and its only part."""
+        """Yield the message, and its only part."""
         yield self._added()
-        self._begun = True
+        self._started = True
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield self._event("content_part.added", content_index=0, part=part)
 
@@ -104,7 +104,7 @@ class MessageItem(_Item):
         yield self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The whole text, the part, and the message."""
+        """Yield the whole text, the part, and the message."""
         part = self._part()
         yield self._event(
             "output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"]
@@ -113,11 +113,11 @@ class MessageItem(_Item):
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
-        """The message."""
-        return self._body(status, [self._part()] if self._begun else [])
+        """Return the message."""
+        return self._body(status, [self._part()] if self._started else [])
 
     def stored(self, status: str) -> WireEvent:
-        """The message without log-probabilities, which no model reads."""
+        """Return the message without log-probabilities, which no model reads."""
         return self._body(status, [{**self._part(), "logprobs": []}])
 
     def _body(self, status: str, content: list[WireEvent]) -> WireEvent:
@@ -134,19 +134,19 @@ class MessageItem(_Item):
 
 
 class ReasoningItem(_Item):
-    """Reasoning: in the open, or as its own summary, for there is nobody to sum it up.
+    """An item of reasoning, either as content or, unabridged, as its summary.
 
     Args:
-        seal: seals the reasoning for clients that carry it; None where they did not ask for it.
+        signer: packs the reasoning for clients that carry it; None if not asked for.
     """
 
     prefix = "rs"
 
-    def __init__(self, index: int, *, summary: bool, seal: Seal | None) -> None:
+    def __init__(self, index: int, *, summary: bool, signer: Signer | None) -> None:
         super().__init__(index)
         self._summary = summary
-        self._seal = seal
-        self._sealed: str | None = None
+        self._signer = signer
+        self._signed: str | None = None
         self._text: list[str] = []
         self._part_type = "summary_text" if summary else "reasoning_text"
         self._place = {"summary_index": 0} if summary else {"content_index": 0}
@@ -154,7 +154,7 @@ class ReasoningItem(_Item):
         self._text_events = "reasoning_summary_text" if summary else "reasoning_text"
 
     def open(self) -> Iterator[WireEvent]:
-        """The reasoning, and its only part."""
+        """Yield the reasoning, and its only part."""
         yield self._added()
         part = {"type": self._part_type, "text": ""}
         yield self._event(f"{self._part_events}.added", **self._place, part=part)
@@ -165,23 +165,23 @@ class ReasoningItem(_Item):
         yield self._event(f"{self._text_events}.delta", **self._place, delta=text)
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The whole text, the part, and the item."""
+        """Yield the whole text, the part, and the item."""
         (part,) = self._parts()
         yield self._event(f"{self._text_events}.done", **self._place, text=part["text"])
         yield self._event(f"{self._part_events}.done", **self._place, part=part)
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
-        """The reasoning; its parts are empty until it has text."""
+        """Return the reasoning; its parts are empty until it has text."""
         parts = self._parts() if self._text else []
         item: WireEvent = {"id": self.id, "type": "reasoning", "status": status}
         item["summary"] = parts if self._summary else []
         if not self._summary:
             item["content"] = parts
-        if self._seal is not None and self._text:
-            if self._sealed is None:  # an item is shown with text once it is whole
-                self._sealed = self._seal.seal("".join(self._text))
-            item["encrypted_content"] = self._sealed
+        if self._signer is not None and self._text:
+            if self._signed is None:  # an item is shown with text once it is whole
+                self._signed = self._signer.pack("".join(self._text))
+            item["encrypted_content"] = self._signed
         return item
 
     def _parts(self) -> list[WireEvent]:
@@ -200,16 +200,16 @@ class CallItem(_Item):
         self._arguments: list[str] = []
 
     def open(self) -> Iterator[WireEvent]:
-        """The call, without arguments."""
+        """Yield the call, without arguments."""
         yield self._added()
 
     def add(self, json_text: str) -> Iterator[WireEvent]:
-        """A piece of the arguments' JSON; kinds that give their arguments as a whole wait."""
+        """Yield a piece of the arguments' JSON; kinds that give their arguments as a whole wait."""
         self._arguments.append(json_text)
         yield from ()
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The arguments, and the call."""
+        """Yield the arguments, and the call."""
         yield self._done(status)
 
     def _body(self, status: str, **said: str) -> WireEvent:
@@ -229,12 +229,12 @@ class FunctionCallItem(CallItem):
     prefix, kind = "fc", "function_call"
 
     def add(self, json_text: str) -> Iterator[WireEvent]:
-        """A piece of the arguments' JSON."""
+        """Yield a piece of the arguments' JSON."""
         self._arguments.append(json_text)
         yield self._event("function_call_arguments.delta", delta=json_text)
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The whole arguments, and the call; those of a call that was cut off are never done."""
+        """Yield the whole arguments and the call. A call that was cut off is never done."""
         if status == "completed":
             yield self._event(
                 "function_call_arguments.done", name=self._named.name, arguments=self._joined()
@@ -242,7 +242,7 @@ class FunctionCallItem(CallItem):
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
-        """The call."""
+        """Return the call."""
         return self._body(status, arguments=self._joined())
 
 
@@ -252,7 +252,7 @@ class SearchCallItem(CallItem):
     prefix, kind = "tsc", "tool_search_call"
 
     def body(self, status: str) -> WireEvent:
-        """The call."""
+        """Return the call."""
         joined = self._joined()
         body = {"id": self.id, "type": self.kind, "status": status, "call_id": self._call_id}
         try:
@@ -268,7 +268,7 @@ class OwnCallItem(CallItem):
     prefix = "call"
 
     def body(self, status: str) -> WireEvent:
-        """The call, with as much of its action as is written."""
+        """Return the call, with as much of its action as is written."""
         own = OWN_TOOLS[self._named.kind]
         written = read_arguments(self._joined())
         action = {**own.given, **{key: written[key] for key in own.properties if key in written}}
@@ -282,7 +282,7 @@ class CustomCallItem(CallItem):
     prefix, kind = "ctc", "custom_tool_call"
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """The text, and the call."""
+        """Yield the text, and the call."""
         text = custom_input(self._joined())
         yield self._event("custom_tool_call_input.delta", delta=text)
         if status == "completed":
@@ -290,5 +290,5 @@ class CustomCallItem(CallItem):
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
-        """The call."""
+        """Return the call."""
         return self._body(status, input=custom_input(self._joined()))

@@ -27,7 +27,7 @@ class ItemsQuery(Wire):
 
 
 def read_query(request: Request) -> ItemsQuery:
-    """The page that a URL asks for.
+    """Return the page that a URL asks for.
 
     Raises:
         RequestError: a parameter has a value that it cannot have.
@@ -42,30 +42,30 @@ def read_query(request: Request) -> ItemsQuery:
 
 
 def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:
-    """A page of a conversation, for `pieces` to write.
+    """Return a page of a conversation, for `pieces` to write.
 
     Raises:
         NotFound: `after` is none of the items.
     """
     ordered = items if query.order == "asc" else items[::-1]
-    begin = 0
+    start = 0
     if query.after:
         ids = [each.id for each in ordered]
         if query.after not in ids:
             raise missing("item", query.after, "after")
-        begin = ids.index(query.after) + 1
-    page = ordered[begin : begin + query.limit]
+        start = ids.index(query.after) + 1
+    page = ordered[start : start + query.limit]
     return {
         "object": "list",
         "data": Array(page),
         "first_id": page[0].id if page else None,
         "last_id": page[-1].id if page else None,
-        "has_more": begin + len(page) < len(ordered),
+        "has_more": start + len(page) < len(ordered),
     }
 
 
 def missing(what: str, missing_id: str, param: str) -> NotFound:
-    """The error for a response or an item that is not kept."""
+    """Return the error for a response or an item that is not kept."""
     return NotFound(
         f"There is no {what} '{missing_id[:80]}' here; those used last are kept.",
         param=param,

@@ -1,4 +1,5 @@
-"""OpenAI's own tools: shells and patches, which a client runs, and those that nobody runs here.
+"""OpenAI's own tools: shells and patches, which clients run, and hosted tools, which nobody runs
+here.
 
 To the model, a tool that the client runs is a function whose arguments are the call's action.
 """
@@ -55,9 +56,9 @@ OWN_TOOLS: Mapping[str, OwnTool] = {
             "working_directory": _TEXT,
         },
         ("command",),
-        "local_shell_call",
-        "action",
-        {"type": "exec", "command": [], "env": {}},
+        call="local_shell_call",
+        action="action",
+        given={"type": "exec", "command": [], "env": {}},
     ),
     "shell": OwnTool(
         "Runs shell commands on the user's machine, one after the other.",
@@ -67,9 +68,9 @@ OWN_TOOLS: Mapping[str, OwnTool] = {
             "max_output_length": {**_NUMBER, "description": "Characters of output to return."},
         },
         ("commands",),
-        "shell_call",
-        "action",
-        {"commands": [], "timeout_ms": None, "max_output_length": None},
+        call="shell_call",
+        action="action",
+        given={"commands": [], "timeout_ms": None, "max_output_length": None},
     ),
     "apply_patch": OwnTool(
         "Creates, updates or deletes one file of the user's workspace.",
@@ -79,9 +80,9 @@ OWN_TOOLS: Mapping[str, OwnTool] = {
             "diff": {**_TEXT, "description": "The changes; none for a file to delete."},
         },
         ("type", "path"),
-        "apply_patch_call",
-        "operation",
-        {"type": "update_file", "path": ""},
+        call="apply_patch_call",
+        action="operation",
+        given={"type": "update_file", "path": ""},
     ),
 }
 
@@ -181,7 +182,7 @@ _HOSTED_ITEMS = frozenset(
 
 
 def tag_tool(value: object) -> str | None:
-    """The union tag of a tool; those that nobody runs here share one."""
+    """Return the union tag of a tool. All hosted tools share one."""
     tag = tag_by_type(value)
     if tag is None:
         return None
@@ -194,5 +195,5 @@ def tag_tool(value: object) -> str | None:
 
 
 def tag_hosted_item(tag: str | None) -> str | None:
-    """The tag of hosted tools' items for each of their kinds, any other tag as it is."""
+    """Return one shared tag for all items of hosted tools, and other tags unchanged."""
     return "@hosted" if tag is not None and tag[1:] in _HOSTED_ITEMS else tag

@@ -35,7 +35,7 @@ from quire.api.shared.content import (
     read_arguments,
 )
 from quire.api.shared.media_parts import media_part
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.api.shared.toolbox import SEARCH, model_name
 from quire.core.errors import RequestError
@@ -45,12 +45,12 @@ class Translator:
     """Translates the items of one conversation in order; knows the calls that were made so far.
 
     Attributes:
-        dropped: ids of reasoning items that were sealed elsewhere.
+        dropped: ids of reasoning items that another server signed.
         left_out: paths of these and of what hosted tools did, in the request's own items.
     """
 
-    def __init__(self, seal: Seal) -> None:
-        self._seal = seal
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
         self._names: dict[str, str] = {}
         self._calls: dict[str, str] = {}  # ids of calls by those of their items
         self.dropped: list[str] = []
@@ -59,7 +59,7 @@ class Translator:
     def messages(
         self, instructions: str | None, items: Sequence[Item], new: int
     ) -> tuple[TemplateMessage, ...]:
-        """The conversation, its instructions first.
+        """Return the conversation, its instructions first.
 
         Args:
             new: how many of the items are the request's own; errors count from these.
@@ -136,8 +136,8 @@ class Translator:
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
 
     def _reasoning(self, item: ReasoningItem, param: str) -> str:
-        """The text of earlier reasoning; empty if the item holds none that can be read."""
-        opened = self._seal.open(item.encrypted_content) if item.encrypted_content else None
+        """Return the text of earlier reasoning; empty if the item holds none that can be read."""
+        opened = self._signer.open(item.encrypted_content) if item.encrypted_content else None
         if opened is not None:
             return opened
         parts = item.content or item.summary or []
@@ -183,7 +183,9 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
                 parts += _document(part, f"{param}[{index}]")
             case ImagePart():
                 name = f"{param}[{index}].image_url"
-                parts.append(media_part("image", part.image_url, name, part.type, part))
+                parts.append(
+                    media_part("image", part.image_url, name, named=part.type, options=part)
+                )
             case _:
                 parts.append(part.to_template(f"{param}[{index}]"))
     return parts

@@ -22,7 +22,7 @@ from quire.api.responses.own_tools import OWN_TOOLS
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.pieces import Merged, pieces
 from quire.api.shared.render import TokenNames
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.api.shared.toolbox import Toolbox
 from quire.core.request import Failure
 from quire.serving.streams import ChoiceEvent
@@ -33,8 +33,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 
@@ -51,8 +51,8 @@ class ResponseSettings:
     """Fields of a response besides its output.
 
     Attributes:
-        constant: the part of the response that stays as it begins, as JSON.
-        seal: seals reasoning, if the request asks for `reasoning.encrypted_content`.
+        constant: the part of the response that stays as it starts, as JSON.
+        signer: packs reasoning, if the request asks for `reasoning.encrypted_content`.
         keep: told of the response in pieces, and of its items, when it has ended well.
         prewarms: nothing is answered, as was asked for.
     """
@@ -61,14 +61,14 @@ class ResponseSettings:
     tools: Toolbox
     tokenizer: TokenNames
     summary: bool
-    seal: Seal | None
+    signer: Signer | None
     keep: Callable[[Sequence[bytes], Sequence[StoredItem]], None]
     prewarms: bool = False
 
     def body(self, status: str, **changed: Any) -> Merged:
-        """The whole response."""
-        begun = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
-        return Merged(self.constant, {"status": status, "output": [], **begun, **changed})
+        """Return the whole response."""
+        started = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        return Merged(self.constant, {"status": status, "output": [], **started, **changed})
 
 
 def usage_body(usage: Usage) -> WireEvent:
@@ -94,14 +94,14 @@ class ResponseEvents:
         self._spoken = False
         self._whole = True
 
-    def begin(self) -> Iterator[WireEvent]:
-        """The opening of the response; nothing once it has begun."""
+    def start(self) -> Iterator[WireEvent]:
+        """Yield the opening of the response; nothing once it has started."""
         if not self._sent:
             for kind in ("created", "in_progress"):
                 yield self._number(self._lifecycle(kind, self._responding.body("in_progress")))
 
     def feed(self, event: Event) -> Iterator[WireEvent]:
-        """The wire's events for one of ours."""
+        """Yield the wire's events for one of ours."""
         for each in self._events(event):
             yield self._number(each)
 
@@ -133,7 +133,7 @@ class ResponseEvents:
                     yield from self._open(self._reasoning)
                 assert isinstance(self._item, ReasoningItem)
                 yield from self._item.add(text)
-            case ToolCallBegun():
+            case ToolCallStarted():
                 self._whole = False
                 yield from self._open(lambda index: self._call(index, event))
             case ToolCallArguments(_, piece):
@@ -149,11 +149,11 @@ class ResponseEvents:
 
     def _reasoning(self, index: int) -> ReasoningItem:
         responding = self._responding
-        return ReasoningItem(index, summary=responding.summary, seal=responding.seal)
+        return ReasoningItem(index, summary=responding.summary, signer=responding.signer)
 
-    def _call(self, index: int, begun: ToolCallBegun) -> OpenItem:
-        named = self._responding.tools.client_name(begun.name)
-        return _CALLS[named.kind](index, begun.id, named)
+    def _call(self, index: int, started: ToolCallStarted) -> OpenItem:
+        named = self._responding.tools.client_name(started.name)
+        return _CALLS[named.kind](index, started.id, named)
 
     def _message(self, index: int) -> MessageItem:
         return MessageItem(index, self._responding.tokenizer)
@@ -175,7 +175,7 @@ class ResponseEvents:
             self._stored.append(StoredItem.of_answer(item.stored(status)))
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
-        """The end; an answer that said nothing says so in an empty message."""
+        """Yield the end; an answer that said nothing says so in an empty message."""
         silent = self._responding.prewarms
         cut_off = end.reason.is_cut_off and not silent
         status = "incomplete" if cut_off else "completed"
@@ -204,8 +204,8 @@ class ResponseChunks:
         self._events = events
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
-        """The events of a batch, the opening of the response before the first of them."""
-        for opening in self._events.begin():
+        """Yield the events of a batch, the opening of the response before the first of them."""
+        for opening in self._events.start():
             yield from _written(opening)
         for _, event in batch:
             for each in self._events.feed(event):
@@ -213,7 +213,7 @@ class ResponseChunks:
 
     def waiting(self) -> bytes:
         """Says that there is more to come; Codex counts events, not comments, as signs of life."""
-        events = [*self._events.begin()] or [*self._events.waiting()]
+        events = [*self._events.start()] or [*self._events.waiting()]
         return b"".join(piece for each in events for piece in _written(each))
 
     def end(self) -> bytes:

@@ -95,7 +95,7 @@ Content = TextOrList[Part]
 
 
 class Caller(History):
-    """Who made a call: always the model itself."""
+    """The caller of a tool: always the model."""
 
     type: Literal["direct"]
 
@@ -164,7 +164,7 @@ class SearchCallItem(History):
 
 
 class ReasoningItem(History):
-    """Earlier reasoning: in the open, summed up, or sealed."""
+    """Earlier reasoning: readable, summarised, or packed and signed."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -255,7 +255,7 @@ Tool = Annotated[
 
 
 class AdditionalToolsItem(History):
-    """Tools that join those of the request."""
+    """An item with tools in addition to those of the request."""
 
     type: Literal["additional_tools"]
     role: Literal["developer"]
@@ -275,7 +275,7 @@ class SearchOutputItem(History):
 
 
 def _tag_item(value: object) -> str | None:
-    """A message may go without a type; so may a reference, which is an id alone."""
+    """Return the union tag of an item. Messages and references may lack a type."""
     tag = tag_hosted_item(tag_by_type(value))
     if tag is not None or not isinstance(value, dict):
         return tag

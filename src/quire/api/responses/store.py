@@ -55,7 +55,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._stored: OrderedDict[str, Stored] = OrderedDict()
         self._items: dict[str, dict[str, StoredItem]] = {}
-        """By their id, then by the id of the response, the newest last."""
+        """Items by id, then by the id of their response, the newest last."""
         self.size = 0
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class ResponseStore:
         """Keeps a response; what was not used for longest goes. One too large is not kept."""
         items = (*said, *output)
         size = sum(map(len, body)) + sum(len(each.written) + _OBJECTS for each in items)
-        self._stored[response_id] = Stored(body, said, output, size)
+        self._stored[response_id] = Stored(body, said, output, size=size)
         self.size += size
         for item in items:
             self._items.setdefault(item.id, {})[response_id] = item
@@ -79,14 +79,14 @@ class ResponseStore:
             self.remove(next(iter(self._stored)))
 
     def get(self, response_id: str) -> Stored | None:
-        """A kept response, used now; None if there is none of this id."""
+        """Return a kept response, used now; None if there is none of this id."""
         stored = self._stored.get(response_id)
         if stored is not None:
             self._stored.move_to_end(response_id)
         return stored
 
     def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
-        """The whole conversation that a kept response ends."""
+        """Return the whole conversation that a kept response ends."""
         stored = self.get(response_id)
         return None if stored is None else stored.items
 
@@ -104,7 +104,7 @@ class ResponseStore:
         return True
 
     def item(self, item_id: str) -> StoredItem | None:
-        """An item of a kept conversation, by its id."""
+        """Return an item of a kept conversation, by its id."""
         holders = self._items.get(item_id)
         return next(reversed(holders.values())) if holders else None
 
@@ -137,7 +137,7 @@ class LightReading:
 
 
 class CallerStores:
-    """A store for each caller, so that nobody knows of another's responses.
+    """One store per API key, so that keys cannot read each other's responses.
 
     Args:
         callers: of the API keys; without any there is one store, for everyone.
@@ -148,9 +148,9 @@ class CallerStores:
         self._stores = {each: ResponseStore(max_count, max_bytes // len(who)) for each in who}
 
     def of(self, request: Request) -> ResponseStore:
-        """The responses of whoever asks."""
+        """Return the store of the request's caller."""
         return self._stores[caller_of(request.scope)]
 
     def reading(self, request: Request, light: bool) -> StoredConversations[StoredItem]:
-        """The same for who reads the request; `light` if that is on the event loop."""
+        """Return the caller's store for a reader; bounded if `light`, on the event loop."""
         return LightReading(self.of(request)) if light else self.of(request)

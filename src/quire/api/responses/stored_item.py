@@ -1,4 +1,4 @@
-"""An item of a conversation as it is kept: whole, as OpenAI's API lists items."""
+"""Stored conversation items, complete as OpenAI's API lists them."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ class StoredItem:
         return cls(body["id"], body["type"], written)
 
     def beside(self, taken: Collection[str]) -> StoredItem:
-        """This item, with an id of its own if others have taken its."""
+        """Return this item, with a new id if another item has the same."""
         return replace(self, id=_new_id(self.kind)) if self.id in taken else self
 
     def read(self) -> Item:
-        """The item."""
+        """Return the item."""
         return _ITEM.validate_json(self.written).model_copy(update={"id": self.id})
 
     def pieces(self) -> Iterator[bytes]:
-        """The item's JSON, as `Written` wants it."""
+        """Yield the item's JSON, as `Written` wants it."""
         return Merged(self.written, {"id": self.id}).pieces()
 
 

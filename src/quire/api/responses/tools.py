@@ -28,7 +28,7 @@ from quire.api.shared.toolbox import (
 
 
 def toolbox(fields: PromptFields, items: Sequence[Item]) -> Toolbox:
-    """The tools of a request and of its conversation, and the choice among them.
+    """Return the tools of a request and of its conversation, and the choice among them.
 
     Raises:
         RequestError: two tools of the request with one name, a tool that only a search could find
@@ -73,9 +73,9 @@ def _add(
             )
         case NamespaceTool():
             for each in tool.tools:
-                _add_own(builder, each, tool.name, param, unique=unique, loaded=loaded)
+                _add_own(builder, each, tool.name, param=param, unique=unique, loaded=loaded)
         case _:
-            _add_own(builder, tool, None, param, unique=unique, loaded=loaded)
+            _add_own(builder, tool, namespace=None, param=param, unique=unique, loaded=loaded)
 
 
 def _add_own(

@@ -33,7 +33,7 @@ _MOST_IGNORED = 64
 _POLLED = frozenset({"/metrics", "/health", "/page/{file}"})
 """Routes that are asked without end; their lines are logged at debug level where all is well."""
 _WATCHED = frozenset({"/v1/models", "/v1/models/{name:path}"})
-"""Routes for which the same holds while the page, or a command that waits, follows a model."""
+"""Routes logged at debug level while the page or a waiting command polls a model."""
 _HEAD = frozenset({"method", "path", "status", "ms", "id"})
 """Fields with a fixed position in a readable log line."""
 
@@ -61,7 +61,7 @@ def ignored_fields(scope: Scope) -> list[str]:
 
 
 def note_run(scope: Scope, run: GenerationStream) -> None:
-    """Adds what the log says of a run that is over, and keeps its times for who traces."""
+    """Add a finished run to the access log line, and keep its times for tracing."""
     note(scope, run.summary())
     scope[_TIMES] = run.times
 
@@ -98,7 +98,9 @@ class Access:
         if self.times is not None or self.polled or guessed or left or "error" not in line:
             return None
         message = line["error"]["message"]
-        return Refusal(line["path"][:_LONGEST_PATH], line.get("model"), line["status"], message)
+        return Refusal(
+            line["path"][:_LONGEST_PATH], line.get("model"), line["status"], message=message
+        )
 
 
 class AccessLog:
@@ -149,10 +151,10 @@ class AccessLog:
             status = 500
             raise
         finally:
-            self._report(scope, request_id, status, started)
+            self._report(scope, request_id, status, started=started)
 
     def _report(self, scope: Scope, request_id: str, status: int, started: float) -> None:
-        """Logs a request that is over, and tells who observes."""
+        """Log a finished request, and pass it to the observers."""
         ended, route = time.perf_counter(), self._label(scope["path"])
         line = {
             "id": request_id,
@@ -170,11 +172,11 @@ class AccessLog:
             caller_of(scope),
             route,
             polled,
-            started,
-            ended,
-            scope["headers"],
-            line,
-            scope.get(_TIMES),
+            started=started,
+            ended=ended,
+            headers=scope["headers"],
+            line=line,
+            times=scope.get(_TIMES),
         )
         self._observe(access)
         if self._trace is not None:
@@ -190,7 +192,7 @@ def _is_polled(route: str, scope: Scope) -> bool:
 
 
 def readable(line: Mapping[str, Any]) -> str:
-    """A request's line for people: `GET /v1/models 200 1 ms`, then the rest as `name=value`.
+    """Return a request's line for people: `GET /v1/models 200 1 ms`, then the rest as `name=value`.
 
     What is unknown or empty is left out. The formatter for machines takes the fields themselves.
     """
@@ -211,6 +213,6 @@ def _flat(line: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]
 
 
 def _word(text: str) -> str:
-    """In quotation marks where its end would not be seen."""
+    """Quote a value whose end would not be visible in the log line."""
     bare = text.isprintable() and not any(each in text for each in ' "=')
     return text if bare else json.dumps(text)

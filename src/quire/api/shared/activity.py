@@ -1,4 +1,4 @@
-"""Tokens read and written in each of the last seconds, for who looks only now."""
+"""Token counts for each of the last seconds, for views opened later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Second:
 
 
 class Activity:
-    """Counts by the second. What nobody adds to costs nothing.
+    """Counts tokens by the second. Idle time costs nothing.
 
     Args:
         clock: in seconds.
@@ -38,7 +38,7 @@ class Activity:
         self._seconds[-1].written += written
 
     def view(self) -> dict[str, Any]:
-        """For JSON: the last `SECONDS` whole seconds, oldest first."""
+        """Return the last `SECONDS` whole seconds for JSON, oldest first."""
         first = int(self._clock()) - SECONDS
         read, written = [0] * SECONDS, [0] * SECONDS
         for each in self._seconds:

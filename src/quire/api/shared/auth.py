@@ -1,4 +1,4 @@
-"""API keys: who asks, and the rule that a server which others can reach has one."""
+"""API keys: the caller of a request, and the rule that an exposed server needs one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from quire.core.errors import AuthenticationError, QuireError
 OPEN_PATHS = frozenset({"/health"})
 METRICS_PATH = "/metrics"
 EVERYONE = ""
-"""The caller of a server on which nobody is told apart."""
+"""The caller on a server without several API keys."""
 
 _CALLER = "quire.caller"
 
 
 def caller_of(scope: Scope) -> str:
-    """Who asks: a word for the API key that was given, the same whenever the server runs.
+    """Return the caller's name: a digest of its API key that is the same after a restart.
 
     `EVERYONE` where there is at most one key, on open paths, and for the metrics of all.
     """
@@ -31,7 +31,7 @@ def caller_of(scope: Scope) -> str:
 
 
 def callers(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The word for each key: a digest, since it goes where the key must not."""
+    """Return the word for each key: a digest, since it goes where the key must not."""
     if len(set(keys)) < 2:
         return (EVERYONE,) * len(keys)
     return tuple(hashlib.sha256(b"quire caller " + key.encode()).hexdigest()[:32] for key in keys)
@@ -69,7 +69,7 @@ class ApiKeys:
         await error_response(scope, failure_of(error), headers)(scope, receive, send)
 
     def _caller(self, request: Request) -> str | None:
-        """Who asks; None is nobody known.
+        """Return the caller of a request; None if its key is unknown.
 
         Compares with every key, whichever matches first, so that time tells nothing.
         """
@@ -108,7 +108,7 @@ def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host to bind can be reached from this machine only."""
+    """Return whether a host to bind can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

@@ -22,15 +22,15 @@ def _zstd(body: bytes) -> Iterator[bytes]:
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     frame = decompressor.decompressobj()
-    begun = False
+    started = False
     for start in range(0, len(body), _SLICE):
         data = body[start : start + _SLICE]
         while data:
             yield frame.decompress(data)
-            begun, data = not frame.eof, frame.unused_data
+            started, data = not frame.eof, frame.unused_data
             if frame.eof:
                 frame = decompressor.decompressobj()
-    if begun:
+    if started:
         raise EOFError("it ends within a frame")
 
 

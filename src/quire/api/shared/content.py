@@ -58,8 +58,10 @@ class AudioPart(History):
     input_audio: InputAudio
 
     def to_template(self, param: str) -> dict[str, Any]:
-        """The part as the service takes it; `param` is its path."""
-        return media_part("audio", self.input_audio.url, f"{param}.input_audio.data", self.type)
+        """Return the part as the service takes it; `param` is its path."""
+        return media_part(
+            "audio", self.input_audio.url, f"{param}.input_audio.data", named=self.type
+        )
 
 
 class File(History):
@@ -142,7 +144,7 @@ class FunctionCall(History):
         return self.function.name
 
     def to_template(self) -> dict[str, Any]:
-        """The shape that chat templates read."""
+        """Return the shape that chat templates read."""
         return function_call(self.id, self.name, read_arguments(self.function.arguments))
 
 
@@ -167,7 +169,7 @@ class CustomCall(History):
         return self.custom.name
 
     def to_template(self) -> dict[str, Any]:
-        """The shape that chat templates read."""
+        """Return the shape that chat templates read."""
         return function_call(self.id, self.name, {INPUT: self.custom.input})
 
 
@@ -240,7 +242,7 @@ class Tool(History):
 def function_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """A function in the shape that chat templates read."""
+    """Return a function in the shape that chat templates read."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
@@ -250,8 +252,8 @@ def function_tool(
     return {"type": "function", "function": function}
 
 
-def begins_answer(messages: Sequence[Message]) -> bool:
-    """Whether the last message is the beginning of the answer, for the model to go on with.
+def starts_answer(messages: Sequence[Message]) -> bool:
+    """Return whether the last message is the start of the answer, for the model to go on with.
 
     llama.cpp, Ollama and Anthropic take a last message of the assistant so.
     """
@@ -260,17 +262,17 @@ def begins_answer(messages: Sequence[Message]) -> bool:
 
 
 def continues_last(
-    messages: Sequence[Message], continues: bool | None, begins: bool | None
+    messages: Sequence[Message], continues: bool | None, starts: bool | None
 ) -> bool:
     """Return whether the model goes on with the last message.
 
     Args:
         continues: the request's `continue_final_message`, which decides if it is given.
-        begins: the request's `add_generation_prompt`; true begins an answer.
+        starts: the request's `add_generation_prompt`; true starts an answer.
     """
     if continues is not None:
         return continues
-    return begins is not True and begins_answer(messages)
+    return starts is not True and starts_answer(messages)
 
 
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
@@ -326,31 +328,32 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
 
 
 def pdf_url(data: str | None) -> str:
-    """A document in the request itself as a `data:` URL, as which most clients send it already."""
+    """Return a document of the request as a `data:` URL, the form that most clients use."""
     if not data or data.startswith("data:"):
         return data or ""
     return f"data:application/pdf;base64,{data}"
 
 
 def document_parts(url: str, param: str, named: str, *about: str | None) -> list[dict[str, Any]]:
-    """A document as the service takes it, behind what is said about it.
+    """Return a document as the service takes it, behind what is said about it.
 
     Args:
         url: empty for one that nobody can read, such as an uploaded file's id: it is refused, or
             left out of a conversation's history, before anybody looks at it.
     """
     texts = [{"type": "text", "text": text} for text in about if text and url]
-    return [*texts, media_part(DOCUMENT, url, param, named)]
+    return [*texts, media_part(DOCUMENT, url, param, named=named)]
 
 
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A call that the assistant made, in the shape that chat templates read."""
+    """Return a call that the assistant made, in the shape that chat templates read."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
 def read_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
-    """A call's arguments as an object, whatever the model wrote: the conversation has to go on.
+    """Return a call's arguments as an object, whatever the model wrote: the conversation has to go
+    on.
 
     Of an object that was cut off, what there is of it; an empty text is an empty object. What is
     none stays as the text of a single argument, so that the model sees its mistake.
@@ -366,21 +369,21 @@ def read_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     return read if isinstance(read, dict) else {MALFORMED: arguments}
 
 
-def _begun_input(arguments: str) -> str:
+def _started_input(arguments: str) -> str:
     try:
-        begun = from_json(arguments, allow_partial="trailing-strings")
+        started = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         return ""  # cut off behind half of a pair of escapes
-    return str(begun.get(INPUT, "")) if isinstance(begun, dict) else ""
+    return str(started.get(INPUT, "")) if isinstance(started, dict) else ""
 
 
 def custom_input(arguments: str) -> str:
-    """The text in a call of a custom tool, for which the model wrote a function's arguments.
+    """Return the text in a call of a custom tool, for which the model wrote a function's arguments.
 
     Of a call that was cut off, the part of the text that is there.
     """
     try:
         text = json.loads(arguments).get(INPUT) if arguments else ""
     except ValueError:
-        return _begun_input(arguments)
+        return _started_input(arguments)
     return text if isinstance(text, str) else arguments

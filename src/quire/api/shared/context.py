@@ -28,7 +28,7 @@ from quire.api.shared.schema import (
     check_stream_options,
     parse,
 )
-from quire.api.shared.seal import Seal
+from quire.api.shared.signing import Signer
 from quire.api.shared.stored import StoredConversations
 from quire.core.config import ServerConfig
 from quire.core.errors import RequestError
@@ -47,7 +47,7 @@ from quire.serving.tasks import cancel_and_wait
 
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
-"""For clients whose SDK drops fields that it does not know."""
+"""A header for the KV scheme, for clients whose SDK drops unknown fields."""
 
 Parsed = TypeVar("Parsed", bound=Wire)
 Result = TypeVar("Result")
@@ -72,7 +72,7 @@ class ServerContext:
     config: ServerConfig
     slots: Slots
     metrics: CallerMetrics
-    seal: Seal
+    signer: Signer
     stored: Callable[[Request, bool], StoredConversations[Any]]
 
     async def read(
@@ -81,7 +81,7 @@ class ServerContext:
         reader: Reader[Result],
         answers: Mapping[str, Callable[..., object]] | None = None,
     ) -> tuple[Context, Result]:
-        """The request's model, and what `reader` makes of the request's body and headers.
+        """Return the request's model, and what `reader` makes of the request's body and headers.
 
         Takes the request's slot once its body is there. A model that is not loaded is waited for.
 
@@ -101,7 +101,8 @@ class ServerContext:
             return context, await context.read(request, body, reader, answers)
 
     async def _of_model(self, request: Request, body: bytes) -> Context:
-        """The context of the model that a request names; the request holds the model from now on.
+        """Return the context of the model that a request names; the request holds the model from
+        now on.
 
         A lone model that is loaded is not looked for: its name is checked when the body is read.
         """
@@ -123,7 +124,15 @@ class ServerContext:
             return self.stored(request, light)
 
         media = loaded.service.prompts.media.for_job()
-        return Context(loaded.service, serving, self.seal, stored, media, loaded.jobs, lease)
+        return Context(
+            loaded.service,
+            serving,
+            self.signer,
+            stored=stored,
+            job_media=media,
+            jobs=loaded.jobs,
+            lease=lease,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +149,14 @@ class Context:
 
     service: Service
     config: ServerConfig
-    seal: Seal
+    signer: Signer
     stored: Callable[[Request], StoredConversations[Any]]
     job_media: JobMedia
     jobs: Jobs | None = None
     lease: Lease | None = None
 
-    async def begin(self, request: Request, prepared: Prepared) -> GenerationStream:
-        """Queues a generation for whoever asks.
+    async def start(self, request: Request, prepared: Prepared) -> GenerationStream:
+        """Queue a generation for the request's caller.
 
         Raises:
             RequestError: it cannot be served; nothing has been queued.
@@ -225,7 +234,7 @@ class Context:
         decode: Callable[[bytes], object] = parse_json,
         generating: Generating | None = None,
     ) -> Parsed:
-        """A body, validated; `decode` reads its JSON, `generating` is as in `schema.parse`.
+        """Return a body, validated; `decode` reads its JSON, `generating` is as in `schema.parse`.
 
         The client is told of fields that pass without effect.
 
@@ -255,7 +264,7 @@ class Context:
     def kv_format(
         self, bits: float | str | None, scheme: str | None, headers: Mapping[str, str]
     ) -> KVFormat | None:
-        """The KV format that a request asks for, by its fields or else by its headers.
+        """Return the KV format that a request asks for, by its fields or else by its headers.
 
         Raises:
             RequestError: it is not offered.
@@ -284,7 +293,7 @@ def _job_scope(request: Request) -> Scope:
 
 
 async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled when the client leaves.
+    """Return the result of `work`, which is cancelled when the client leaves.
 
     Raises:
         ClientDisconnect: it left.
@@ -311,7 +320,7 @@ def common_fields(
     *,
     logprobs: int | None,
 ) -> dict[str, Any]:
-    """The parts of a `Generation` that OpenAI's two generating endpoints spell alike.
+    """Return the parts of a `Generation` that OpenAI's two generating endpoints spell alike.
 
     Raises:
         RequestError: a value that only this server's model or settings rule out.
@@ -333,7 +342,7 @@ def decoding(
     *,
     logprobs: int | None = None,
 ) -> dict[str, Any]:
-    """The parts of a `Generation` that every endpoint spells alike.
+    """Return the parts of a `Generation` that every endpoint spells alike.
 
     Raises:
         RequestError: a value that only this server's model or settings rule out.
@@ -360,7 +369,7 @@ def decoding(
 def _token_rules(fields: DecodingFields, service: Service) -> TokenRules:
     """Return the tokens that a request allows or bans.
 
-    A banned word is meant at the beginning of an answer and behind a blank.
+    A banned word is meant at the start of an answer and behind a blank.
 
     Raises:
         RequestError: a token id is none of this model's.
@@ -373,7 +382,7 @@ def _token_rules(fields: DecodingFields, service: Service) -> TokenRules:
 
 
 def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) -> SamplingParams:
-    """Sampling parameters; what is left out has the server's default, and a seed of its own.
+    """Return sampling parameters, with the server's defaults and a random seed where absent.
 
     Raises:
         RequestError: a bias is for no token.

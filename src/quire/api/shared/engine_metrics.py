@@ -29,7 +29,9 @@ class _Figure:
     counts: bool = False
 
     def family(self, engines: Mapping[str, EngineStats], by_model: tuple[str, ...]) -> Metric:
-        """The samples of all engines; `by_model` is the label that tells them apart, or nothing."""
+        """Return the samples of all engines; `by_model` is the label that tells them apart, or
+        nothing.
+        """
         kind = CounterMetricFamily if self.counts else GaugeMetricFamily
         family = kind(self.name, self.text, labels=(*by_model, *self.labels))
         for model, stats in engines.items():
@@ -103,30 +105,33 @@ _FIGURES = (
         "quire_prefix_misses",
         "Requests by why no more was reused",
         _by_name(lambda stats: stats.reuse_misses),
-        ("reason",),
+        labels=("reason",),
         counts=True,
     ),
     _Figure(
         "quire_sequences_finished",
         "Sequences by how they ended",
         _by_name(lambda stats: stats.finished),
-        ("reason",),
+        labels=("reason",),
         counts=True,
     ),
     _Figure(
-        "quire_kv_bytes", "Bytes of KV pages by group and format", _kv_bytes, ("pool", "state")
+        "quire_kv_bytes",
+        "Bytes of KV pages by group and format",
+        _kv_bytes,
+        labels=("pool", "state"),
     ),
     _Figure(
         "quire_kv_block_bytes",
         "Bytes of one KV page by group and format",
         _by_name(lambda stats: stats.kv_block_bytes),
-        ("pool",),
+        labels=("pool",),
     ),
     _Figure(
         "quire_memory_bytes",
         "Memory of the engine's process and its device",
         _by_name(lambda stats: stats.memory),
-        ("what",),
+        labels=("what",),
     ),
 )
 _OF_DISK = (
@@ -135,7 +140,7 @@ _OF_DISK = (
         "quire_disk_pages",
         "Pages of the disk tier by what became of them",
         _disk_pages,
-        ("what",),
+        labels=("what",),
         counts=True,
     ),
 )
@@ -146,7 +151,7 @@ def engine_families(
     states: Mapping[str, str],
     in_flight: int,
 ) -> Iterator[Metric]:
-    """The figures of all engines.
+    """Yield the figures of all engines.
 
     The label `model` is there where more than one model is served.
 

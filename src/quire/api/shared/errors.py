@@ -47,7 +47,9 @@ _ANTHROPIC_TYPES = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """The fields of an error as they go over the wire; what is no `QuireError` tells no details."""
+    """Return the fields of an error as they go over the wire; what is no `QuireError` tells no
+    details.
+    """
     match error:
         case RequestError():
             return Failure.of(error)
@@ -100,19 +102,19 @@ def anthropic_body(failure: Failure) -> dict[str, Any]:
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's protocol."""
+    """Return whether a path belongs to Anthropic's protocol."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def body_for(path: str, failure: Failure) -> dict[str, Any]:
-    """The error's body in the shape of the protocol that `path` belongs to."""
+    """Return the error's body in the shape of the protocol that `path` belongs to."""
     return anthropic_body(failure) if speaks_anthropic(path) else openai_body(failure)
 
 
 def error_response(
     scope: Scope, failure: Failure, headers: dict[str, str] | None = None
 ) -> Response:
-    """A whole response for a request that failed before anything of its answer was sent.
+    """Return a whole response for a request that failed before anything of its answer was sent.
 
     Its log line says why.
 
@@ -130,7 +132,7 @@ def error_response(
 
 
 class ErrorMiddleware:
-    """Middleware that answers what nobody expected, so that the connection lives on.
+    """Middleware that answers unexpected exceptions, so that the connection survives.
 
     An error that leaves the application ends its connection, with answers that wait on it.
     """
@@ -139,17 +141,17 @@ class ErrorMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
         async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         except Exception as error:  # whatever a bug raises: only this answer ends
-            if begun or scope["type"] != "http":
+            if started or scope["type"] != "http":
                 raise
             log.exception("%s %s", scope["method"], scope["path"])
             response = error_response(scope, failure_of(error))
@@ -157,8 +159,9 @@ class ErrorMiddleware:
 
 
 def _unknown_url(request: Request) -> str:
-    """Most who ask for no route have a base URL with `/v1` that their client adds, or without, or
-    one with a slash at its end."""
+    """Return the message for an unknown URL. Most come from a base URL with a surplus or missing
+    `/v1`, or a final slash.
+    """
     path = re.sub("/{2,}", "/", request.scope["path"])
     if path.rstrip("/") == "/v1":
         return _BASE_URL
@@ -171,7 +174,7 @@ def _unknown_url(request: Request) -> str:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Starlette's handler for every class of error; the server logs those nobody expected."""
+    """Starlette's handler for all exceptions. Unexpected ones are logged."""
     failure = failure_of(error)
     if failure.code == "unknown_url":
         failure = replace(failure, message=_unknown_url(request))

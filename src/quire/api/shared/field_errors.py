@@ -18,7 +18,7 @@ from quire.media.kinds import Protocols, kinds_by
 
 _LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
 REGISTERED = "@registered."
-"""Begins the tag of members that the registry of media makes; a field of `MediaInput` follows."""
+"""Starts the tag of members that the registry of media makes; a field of `MediaInput` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Generating:
 
 
 def first_of(error: ValidationError) -> ErrorDetails:
-    """The first error, but a missing field's only if there is no other.
+    """Return the first error, but a missing field's only if there is no other.
 
     What was sent in its place says what to do.
     """
@@ -45,7 +45,7 @@ def first_of(error: ValidationError) -> ErrorDetails:
 def unknown_field(
     model: type[BaseModel], path: str, generating: Generating | None, *, generates: bool
 ) -> RequestError:
-    """The refusal of a field that the schema has not and that no other server honours.
+    """Return the refusal of a field that the schema has not and that no other server honours.
 
     Args:
         generates: whether the endpoint generates.
@@ -71,7 +71,9 @@ def binding_field(path: str) -> RequestError:
 
 
 def _of_generating(generating: Generating, name: str) -> RequestError | None:
-    """The refusal of a field that the generating endpoint has; None if that has it not either."""
+    """Return the refusal of a field that the generating endpoint has; None if that has it not
+    either.
+    """
     fields = generating.schema.model_fields
     own = next(iter(foreign.renamed({name: True}, fields)), name)
     if own not in fields:
@@ -86,7 +88,7 @@ def _of_generating(generating: Generating, name: str) -> RequestError | None:
 
 
 def _not_offered(model: type[BaseModel], loc: tuple[int | str, ...], param: str) -> RequestError:
-    """The refusal of a field that stands in the schema as one of type `None`."""
+    """Return the refusal of a field that stands in the schema as one of type `None`."""
     return RequestError(
         f"'{param}' is not offered by this server{_hint(model, loc)}.",
         param=param,
@@ -113,7 +115,7 @@ _CODES = {
 
 
 def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
-    """One validation error as one sentence that begins with the field's name.
+    """One validation error as one sentence that starts with the field's name.
 
     Args:
         names: what the client calls fields that it does not call by their own names.
@@ -157,7 +159,9 @@ def _types(tags: str) -> Iterator[str]:
 
 
 def _tag_field(context: dict[str, Any]) -> str:
-    """The field that tells a union's members apart, from the name of the function that reads it."""
+    """Return the field that tells a union's members apart, from the name of the function that reads
+    it.
+    """
     return "role" if "role" in str(context["discriminator"]) else "type"
 
 
@@ -168,7 +172,7 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
 
 
 def _in_words_of_json(sentence: str) -> str:
-    """A sentence of pydantic's, which speaks of Python's objects."""
+    """Return a sentence of pydantic's, which speaks of Python's objects."""
     sentence = sentence[:1].lower() + sentence[1:]
     for python, json in (("dictionary", "object"), ("False", "false"), (" after validation", "")):
         sentence = sentence.replace(python, json)

@@ -17,5 +17,5 @@ def field_name(loc: tuple[int | str, ...]) -> str:
 
 
 def _is_branch(part: str) -> bool:
-    """Whether pydantic named a member of a union here, not a field."""
+    """Return whether pydantic named a member of a union here, not a field."""
     return part in _BRANCHES or "[" in part

@@ -1,4 +1,4 @@
-"""Answers that are not streamed: the same events as a stream's, folded."""
+"""Answers that are not streamed: folds of the events that a stream would send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.text.output import Answer, Fold
 async def collect(
     request: Request, run: GenerationStream, logprobs: Sequence[Logprobs], slots: Slots
 ) -> list[Answer]:
-    """The answers of a run, by choice; see `consume`.
+    """Return the answers of a run, by choice; see `consume`.
 
     Args:
         logprobs: each choice's, which are written here and are no part of the answers.

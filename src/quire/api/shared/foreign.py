@@ -96,7 +96,8 @@ DEFAULTS: dict[str, object] = {
     "watermarking": False,
     "xtc_probability": 0,
 }
-"""Fields with the value by which they ask for what happens here in any case; others do not hold."""
+"""Foreign fields with the value that equals this server's behaviour. Other values have no effect.
+"""
 
 _OTHERS = """
 adapter_id adapters add_bos_token additional_drop_params allowed_openai_params api_base api_key
@@ -136,27 +137,27 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def asks_for_default(path: str, value: object) -> bool:
-    """Whether a field asks for what happens in any case; null asks for nothing."""
+    """Return whether a field asks for this server's default behaviour. Null asks for nothing."""
     return value is None or (path in DEFAULTS and value == DEFAULTS[path])
 
 
 def is_known(path: str) -> bool:
-    """Whether another server honours the field at `path`."""
+    """Return whether another server honours the field at `path`."""
     return path in _KNOWN or path in DEFAULTS
 
 
 def is_one_of(path: str, fields: Collection[str]) -> bool:
-    """Whether `path` is one of some fields of ours, or another name of one."""
+    """Return whether `path` is one of some fields of ours, or another name of one."""
     return path in fields or any(path in ALIASES.get(each, ()) for each in fields)
 
 
 def binds(path: str, value: object) -> bool:
-    """Whether an answer may not ignore the field at `path`. Empty values ask for nothing."""
+    """Return whether an answer may not ignore the field at `path`. Empty values ask for nothing."""
     return path in _BINDING and bool(value)
 
 
 def nearest(path: str, fields: Collection[str], *, generates: bool) -> str | None:
-    """The name that a client may have meant.
+    """Return the name that a client may have meant.
 
     Args:
         fields: the schema's.
@@ -173,12 +174,12 @@ def nearest(path: str, fields: Collection[str], *, generates: bool) -> str | Non
 
 
 def shown(path: str) -> str:
-    """A name as a header can hold it: a client may have made it up."""
+    """Return a name as a header can hold it: a client may have made it up."""
     return "".join(each if each in _SAFE else "?" for each in path[:_LONGEST])
 
 
 def renamed(payload: dict[str, object], fields: Iterable[str]) -> dict[str, str]:
-    """For each of a schema's fields that `payload` gives by another name, that name."""
+    """Return the schema's name for each field that `payload` gives by another name."""
     own = set(fields)
     return {
         field: other

@@ -191,7 +191,7 @@ class FormatFields(GuidedFields):
             case JsonSchemaFormat(json_schema=named):
                 asked, strict = named.schema_ or {}, named.strict is True
             case _:
-                return self.guided_format(scope, None)
+                return self.guided_format(scope, own=None)
         own = replace(_written("response_format", asked), strict=strict)
         return self.guided_format(scope, own)
 
@@ -218,7 +218,7 @@ def _asked_schema(field: str, schema: JsonSchemaText | None) -> AnswerFormat | N
 
 
 def _schema(field: str, schema: JsonSchemaText) -> AnswerFormat:
-    """A schema, which may be JSON text."""
+    """Return a schema, which may be JSON text."""
     try:
         read = parse_json(schema.encode()) if isinstance(schema, str) else schema
     except RequestError:

@@ -41,7 +41,8 @@ class NotFinite(ValueError):
 
 
 def finite_json(body: bytes) -> object:
-    """The value of a JSON text. `1e400` is JSON too, but no number that an answer could repeat.
+    """Return the value of a JSON text. `1e400` is JSON too, but no number that an answer could
+    repeat.
 
     Raises:
         NotFinite: a number in it is not finite.
@@ -85,7 +86,7 @@ def _members(value: object) -> Iterator[tuple[int | str, object]]:
 
 
 def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
-    """The refusal of a body that `finite_json` does not read.
+    """Return the refusal of a body that `finite_json` does not read.
 
     Args:
         said: what the error says, if it says it of another text than the client's.

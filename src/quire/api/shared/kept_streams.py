@@ -40,10 +40,10 @@ class StreamQuery(Wire):
 
 
 class KeptStream:
-    """One answer: its head, its last events, and who reads it.
+    """One kept answer: its head, its last events and its readers.
 
     Attributes:
-        head: the ASGI message that begins the answer; None until it was sent.
+        head: the ASGI message that starts the answer; None until it was sent.
         dropped: how many of the first events are no longer kept.
         size: bytes of the events that are kept.
         over: whether the answer has ended.
@@ -68,7 +68,7 @@ class KeptStream:
         """The number of the newest event; the first is 1."""
         return self.dropped + len(self._events)
 
-    def begin(self, head: Message) -> None:
+    def start(self, head: Message) -> None:
         """Keep the head of the answer."""
         self.head = head
         self._tell()
@@ -236,7 +236,7 @@ class KeptStreams:
 
 
 class CallerStreams:
-    """The kept streams of each API key, so that nobody reads another's.
+    """Kept streams per API key, so that keys cannot read each other's.
 
     Args:
         callers: of the API keys; without any there is one, everyone.
@@ -249,7 +249,7 @@ class CallerStreams:
         self._of = {each: KeptStreams(grace_s, _BYTES // len(who)) for each in who}
 
     def of(self, scope: Scope) -> KeptStreams:
-        """Return the streams of whoever asks."""
+        """Return the streams of the request's caller."""
         return self._of[caller_of(scope)]
 
     async def resume(self, request: Request) -> Response:
@@ -328,7 +328,7 @@ class KeepsStream:
             return
         streams = self._streams.of(scope)
         stream = streams.open(stream_id)
-        held = _Held(stream, streams, receive, send, stream_id)
+        held = _Held(stream, streams, receive, send=send, stream_id=stream_id)
         stream.attach()
         try:
             await self._app(scope, held.receive, held.send)
@@ -338,7 +338,7 @@ class KeepsStream:
 
 
 class _Held:
-    """The two ends of a request whose answer is kept."""
+    """The ASGI channels of a request whose answer is kept."""
 
     def __init__(
         self, stream: KeptStream, streams: KeptStreams, receive: Receive, send: Send, stream_id: str
@@ -375,7 +375,7 @@ class _Held:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ()), (HEADER.encode(), self._id.encode())]
             message = {**message, "headers": headers}
-            self._stream.begin({**message, "headers": list(headers)})
+            self._stream.start({**message, "headers": list(headers)})
         elif message["type"] == "http.response.body":
             before, ends = self._stream.size, not message.get("more_body")
             shown = self._stream.add(message.get("body", b""))

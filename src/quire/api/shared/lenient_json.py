@@ -2,7 +2,7 @@
 
 Tool schemas hold regular expressions and Windows paths, and clients have been seen to put them into
 a body without doubling their backslashes, and texts without escaping their tabs. What was meant is
-plain, so it is read: a backslash that begins no escape is a backslash, and a control character
+plain, so it is read: a backslash that starts no escape is a backslash, and a control character
 stands for itself. Everything else that is not JSON stays an error.
 """
 
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from quire.api.shared.json_text import finite_json, invalid_json, replace_invalid_utf8
 
-# Python 3.11.0 to 3.11.4 go on behind what a possessive group began and could not end: such a group
-# has only what always ends here. Others cost memory by the repetition, and have a bound.
+# Python 3.11.0 to 3.11.4 continue after a possessive group that failed halfway: here such a group
+# holds only patterns that always match to their end. Other groups cost memory by the repetition,
+# and have a bound.
 # What needs no look: all between strings, and strings without escapes and control characters.
 _CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+"){1,4096}')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"', re.DOTALL)
-# An escape that JSON has, a backslash that begins none, or a raw control character.
+# An escape that JSON has, a backslash that starts none, or a raw control character.
 _SUSPECT = re.compile(rb'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt])|\\|[\x00-\x1f]')
 _POSITION = re.compile(r"line (\d+) column (\d+)")
 _BACKSLASH = b"\\\\"
@@ -50,12 +51,12 @@ def parse_lenient(body: bytes) -> object:
     try:
         return finite_json(repaired)
     except ValueError as error:
-        message = _POSITION.sub(lambda at: _position(at, repaired, body, edits), str(error))
+        message = _POSITION.sub(lambda at: _position(at, repaired, body, edits=edits), str(error))
         raise invalid_json(error, message) from None
 
 
 def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:
-    """The body with its strings made valid, and where it was changed, in order."""
+    """Return the body with its strings made valid, and where it was changed, in order."""
     pieces: list[bytes] = []
     edits: list[_Edit] = []
     done = size = 0
@@ -100,7 +101,7 @@ def _meant(old: bytes, *, loose: bool) -> bytes:
 
 
 def _position(at: re.Match[str], repaired: bytes, body: bytes, edits: list[_Edit]) -> str:
-    """A position in the repaired body as one in the body that was sent."""
+    """Return a position in the repaired body as one in the body that was sent."""
     line, column = int(at[1]), int(at[2])
     offset = len(repaired) - len(repaired.split(b"\n", line - 1)[-1]) + column
     for edit in reversed(edits):

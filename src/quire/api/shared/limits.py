@@ -136,7 +136,7 @@ class Slots:
             )
 
     def enter(self, scope: Scope) -> None:
-        """Takes a slot for a request whose body is there, if its route has one; once.
+        """Take a slot for a request whose body has arrived, once, if its route has slots.
 
         Raises:
             Overloaded: there is none.

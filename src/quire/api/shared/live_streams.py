@@ -1,4 +1,4 @@
-"""Answers one by one, as no gauge with labels shows them: those of now, and the last that ended."""
+"""Running streams, and a bounded history of finished ones, for the live view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Stream:
         self._read, self._cached, self._reuse = max(before, done), cached, reuse
         return self._read - before
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The first token came."""
         self._first = time.perf_counter()
         self.generated = 1
@@ -94,7 +94,7 @@ class Streams:
         self._next = itertools.count(1)
 
     def add(self, stream: Stream) -> None:
-        """One begins."""
+        """One starts."""
         self._streams.add(stream)
         self._numbers[stream] = next(self._next)
 
@@ -109,7 +109,7 @@ class Streams:
         return self._shown(sorted(self._streams, key=self._numbers.__getitem__))
 
     def view_ended(self) -> list[dict[str, Any]]:
-        """The last that ended for JSON, newest first."""
+        """Return the last that ended for JSON, newest first."""
         return self._shown(reversed(self._ended))
 
     def _shown(self, streams: Iterable[Stream]) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ class Registered:
         return kinds_by(self._protocols)
 
     def tag_of(self, value: object) -> str | None:
-        """The tag of a member of the union."""
+        """Return the tag of a member of the union."""
         tag = tag_by_type(value)
         return self.tag if tag is not None and tag[1:] in self.kinds() else tag
 
@@ -86,9 +86,9 @@ class UrlPart(History):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
     def to_template(self, param: str) -> dict[str, Any]:
-        """The part as the service takes it; `param` is its path."""
+        """Return the part as the service takes it; `param` is its path."""
         file, kind = getattr(self, self.type), URL_PARTS.kinds()[self.type]
-        return media_part(kind, file.url, f"{param}.{self.type}.url", self.type, file)
+        return media_part(kind, file.url, f"{param}.{self.type}.url", named=self.type, options=file)
 
 
 @cache
@@ -104,7 +104,7 @@ URL_PARTS = Registered("url_part", lambda kind: _url_part(kind.url_part, kind.op
 
 
 def fields_of(options: tuple[Option, ...]) -> dict[str, Any]:
-    """The fields of these options, for pydantic."""
+    """Return these options as pydantic fields."""
     return {each: _OPTIONS[each] for each in options}
 
 
@@ -116,7 +116,8 @@ def literal(name: str) -> Any:
 def media_part(
     kind: str, url: str, param: str, named: str, options: History | None = None
 ) -> dict[str, Any]:
-    """A file as the service takes it, which fetches it and puts it in its place in the prompt.
+    """Return a file as the service takes it, which fetches it and puts it in its place in the
+    prompt.
 
     Args:
         options: has the fields that say how it is read, of those that its kind has.
@@ -125,4 +126,7 @@ def media_part(
     fineness: ImageDetail | None = getattr(options, "detail", None)
     detail: Detail = soft_tokens or ("high" if fineness == "original" else fineness) or "auto"
     sound = bool(getattr(options, "use_audio_in_video", None))
-    return {"type": kind, "source": MediaSource(url, param, named, detail, kind, sound)}
+    return {
+        "type": kind,
+        "source": MediaSource(url, param, named, detail=detail, kind=kind, sound=sound),
+    }

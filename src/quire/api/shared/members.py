@@ -17,7 +17,7 @@ _AT_ONCE = 2000
 
 
 async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
-    """The members of these names at the top of a JSON object, where they are short and scalar.
+    """Return the top-level members with these names whose values are short scalars.
 
     Of a name that is there twice the last counts, as it does for `json`. What is no JSON may give
     anything; it is refused when it is read whole.
@@ -45,7 +45,7 @@ async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
 
 
 async def _string_end(body: bytes, at: int) -> int:
-    """Behind the quote that ends the string whose first character is at `at`."""
+    """Return the offset after the closing quote of the string whose first character is at `at`."""
     for count in itertools.count(1):
         if count % _AT_ONCE == 0:
             await asyncio.sleep(0)

@@ -45,7 +45,7 @@ class Histogram:
         self._sum += value * count
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
-        """The samples as Prometheus wants them: cumulative."""
+        """Return the samples as Prometheus wants them: cumulative."""
         buckets, total = [], 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -88,7 +88,7 @@ class Metrics:
             self.refusals.add(refusal)
 
     def render(self, engines: Iterable[Metric] = ()) -> bytes:
-        """The text exposition of all counters, with the engines' if they are given."""
+        """Return the text exposition of all counters, with the engines' if they are given."""
         registry = CollectorRegistry()
         registry.register(_Snapshot([*self._families(), *engines]))
         return generate_latest(registry)
@@ -118,7 +118,9 @@ class Metrics:
         for (path, status), count in self.responses.items():
             responses.add_metric([path, status], count)
         yield responses
-        yield counted("quire_answers", "Answers by how they ended", "reason", self.ends.items())
+        yield counted(
+            "quire_answers", "Answers by how they ended", "reason", items=self.ends.items()
+        )
         yield self.request_seconds.family("quire_http_request_seconds", "Whole HTTP requests")
         yield self.time_to_first_token.family(
             "quire_time_to_first_token_seconds", "From the request's submission to its first token"
@@ -169,7 +171,7 @@ class _Watched:
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
         self.read(self._stream.prompt_tokens, cached, reuse, None)
-        self._stream.begin()
+        self._stream.start()
         for place in self._places:
             place.first_token(seconds)
 

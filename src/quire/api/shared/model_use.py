@@ -27,7 +27,7 @@ def use_of(scope: Scope) -> ModelUse:
 class ModelUse:
     """One request's.
 
-    A stream may have to begin while its model is still loaded, so that nobody takes the connection
+    A stream may have to start while its model is still loaded, so that nobody takes the connection
     for dead. What is sent then is only comments; an answer that turns out to be an error is sent
     as that protocol's event.
     """
@@ -35,7 +35,7 @@ class ModelUse:
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
         self._send = send
-        self._begun = False
+        self._started = False
         self._lease: Lease | None = None
         self._released = False
         self._error: bytearray | None = None
@@ -52,13 +52,13 @@ class ModelUse:
         return self._lease
 
     def release(self) -> None:
-        """The answer has been sent, or nobody reads it."""
+        """Release the model: the answer has been sent, or its reader left."""
         self._released = True
         if self._lease is not None:
             self._lease.release()
 
     async def waiting(self, work: Awaitable[Result], *, streams: bool) -> Result:
-        """The result of `work`, while the client of a stream is told that it goes on."""
+        """Return the result of `work`, while the client of a stream is told that it goes on."""
         keeper = asyncio.create_task(self._keep_alive()) if streams else None
         try:
             return await work
@@ -69,8 +69,8 @@ class ModelUse:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEPALIVE_S)
-            if not self._begun:
-                self._begun = True
+            if not self._started:
+                self._started = True
                 headers = [
                     (b"content-type", b"text/event-stream; charset=utf-8"),
                     (b"cache-control", b"no-cache"),
@@ -82,7 +82,7 @@ class ModelUse:
 
     async def send(self, message: Message) -> None:
         """Forward an ASGI message of the application."""
-        if not self._begun:
+        if not self._started:
             await self._send(message)
         elif message["type"] == "http.response.start":
             self._error = None if message["status"] == 200 else bytearray()
@@ -95,7 +95,7 @@ class ModelUse:
                 await self._send(event)
 
     def _error_event(self) -> bytes:
-        """A whole error's body as the last event of a stream."""
+        """Return a whole error's body as the last event of a stream."""
         body: dict[str, Any] = json.loads(self._error or b"{}")
         if speaks_anthropic(self._path):
             return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"

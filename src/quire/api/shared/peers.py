@@ -85,4 +85,4 @@ PEERS = {
     "Ollama": frozenset(_OLLAMA.split()),
     "Anthropic": frozenset(_ANTHROPIC.split()),
 }
-"""Paths of fields, by who takes them; those that every protocol has are not listed."""
+"""Paths of fields by the server that takes them. Fields of our own protocols are not listed."""

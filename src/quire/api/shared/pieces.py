@@ -24,7 +24,7 @@ def quoted(text: str) -> bytes:
 
 
 def compact(value: Any) -> bytes:
-    """A value as JSON without spaces."""
+    """Return a value as JSON without spaces."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -33,12 +33,12 @@ class Written(Protocol):
     """A JSON value that is written piece by piece, anywhere within what `pieces` writes."""
 
     def pieces(self) -> Iterator[bytes]:
-        """The value's JSON."""
+        """Yield the value's JSON."""
         ...
 
 
 class Array:
-    """A list whose items are written one by one; one of type `bytes` is written already.
+    """A list whose items are written one by one. Items of type `bytes` are JSON already.
 
     Args:
         items: read when the array is written. Bytes may be several items with commas between.
@@ -77,7 +77,9 @@ class Merged:
 
 
 def pieces(value: Any) -> Iterator[bytes]:
-    """A value as JSON without spaces; what is `Written` in it is neither built nor copied whole."""
+    """Yield a value as JSON without spaces; what is `Written` in it is neither built nor copied
+    whole.
+    """
     written: list[Written] = []
 
     def place(each: Any) -> str:
@@ -111,7 +113,7 @@ async def writes(written: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def whole(written: Iterable[bytes], headers: Mapping[str, str] | None = None) -> Response:
-    """A response of JSON; one that is long is made while it is sent."""
+    """Return a response of JSON; one that is long is made while it is sent."""
     made = writes(written)
     first = await anext(made)
     if len(first) < WRITE:

@@ -16,7 +16,7 @@ class Refusal:
     """A refused request: what was asked for and why it was refused.
 
     Attributes:
-        path: as the client sent it, its beginning.
+        path: as the client sent it, its start.
         model: None where the request came to none.
         message: of the error.
     """
@@ -28,7 +28,7 @@ class Refusal:
 
 
 class Refusals:
-    """Bounded, and apart from what was answered: a client that errs without end hides nobody.
+    """A bounded list of refused requests, apart from answers, so that a failing client hides none.
 
     Args:
         clock: in seconds.
@@ -46,7 +46,7 @@ class Refusals:
             self._seen.popitem(last=False)
 
     def view(self) -> list[dict[str, Any]]:
-        """For JSON, newest first; `ended_s` is how many seconds ago the last one alike was."""
+        """Return the refusals for JSON, newest first. `ended_s` is the age of the latest one."""
         now = self._clock()
         return [
             {

@@ -27,7 +27,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 class ChunkHeads:
-    """How the chunks of OpenAI's streams begin, up to the member that holds what is said.
+    """How the chunks of OpenAI's streams start, up to the member that holds what is said.
 
     Where token ids were asked for, the first chunk of a choice's batch holds those of the batch.
 
@@ -48,7 +48,7 @@ class ChunkHeads:
         self._token_ids = token_ids
 
     def of(self, index: int) -> bytes:
-        """Return the beginning of the next chunk of a choice."""
+        """Return the start of the next chunk of a choice."""
         if self._token_ids and (ids := self._run.choices[index].take_ids()):
             return self.constant + b'{"index":%d,"token_ids":' % index + compact(ids) + self._member
         return self._heads[index]
@@ -73,7 +73,7 @@ class ChunkEnds:
             self._set(self._counted())
 
     def last(self, constant: bytes) -> bytes:
-        """The chunk of usage, if it was asked for, and the mark that ends the stream.
+        """Return the chunk of usage, if it was asked for, and the mark that ends the stream.
 
         Behind an error there is the mark alone.
 
@@ -111,7 +111,7 @@ def stop_reason(end: Finished) -> str | None:
 
 
 def clamp(logprob: float) -> float:
-    """A logarithm that JSON can say."""
+    """Return a logarithm that JSON can say."""
     return max(logprob, _LOWEST)
 
 
@@ -119,12 +119,12 @@ class TokenNames(Protocol):
     """Says how log-probabilities name tokens."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token's name."""
+        """Return the bytes of a token's name."""
         ...
 
 
 class NumberedTokens:
-    """Names tokens by their ids, as vLLM does on demand: not every token is text of its own."""
+    """Names tokens by their ids, as vLLM can: not every token is text by itself."""
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"token_id:%d" % token_id
@@ -136,7 +136,7 @@ def token_names(tokenizer: Tokenizer, *, numbered: bool | None) -> TokenNames:
 
 
 def token_text(tokenizer: TokenNames, token_id: int) -> str:
-    """A token as text; bytes that are no whole character are spelled `bytes:\\xNN...`."""
+    """Return a token as text; bytes that are no whole character are spelled `bytes:\\xNN...`."""
     raw = tokenizer.token_bytes(token_id)
     try:
         return raw.decode()
@@ -163,7 +163,7 @@ class Logprobs(Protocol):
         ...
 
     def body(self) -> Any:
-        """The choice's `logprobs`, for `pieces`."""
+        """Return the choice's `logprobs`, for `pieces`."""
         ...
 
 

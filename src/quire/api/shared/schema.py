@@ -59,7 +59,7 @@ def _end_at_first_error(schema: Any) -> None:
 class Wire(BaseModel):
     """Base of every request model: strict types. Unknown fields are kept, for `parse` to judge.
 
-    Unions are told apart by tags that begin with `@`, so that they can be left out of the name of
+    Unions are told apart by tags that start with `@`, so that they can be left out of the name of
     the field at fault.
     """
 
@@ -79,7 +79,7 @@ class Wire(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The schema of pydantic, in which a list is read up to its first error.
+        """Return the schema of pydantic, in which a list is read up to its first error.
 
         A body can hold a million faults, and building an error takes far more memory than a fault.
         """
@@ -141,7 +141,7 @@ def parse(
 
 
 def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The body with the schema's own names.
+    """Return the body with the schema's own names.
 
     Args:
         names: for each of the schema's that the body gives by another name, that name.
@@ -162,7 +162,7 @@ def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[s
 
 
 def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
-    """Paths and values of fields that no schema has, but for those within the conversation."""
+    """Return paths and values of unknown fields outside of the conversation."""
     for name, value in (fields.model_extra or {}).items():
         yield f"{prefix}{name}", value
     for name, value in fields.__dict__.items():
@@ -180,19 +180,19 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
 
 
 def tag_by_type(value: object) -> str | None:
-    """The union tag of a part that says its kind in `type`."""
+    """Return the union tag of a part that says its kind in `type`."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"@{kind}" if isinstance(kind, str) else None
 
 
 def tag_by_role(value: object) -> str | None:
-    """The union tag of a message."""
+    """Return the union tag of a message."""
     role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
     return f"@{role}" if isinstance(role, str) else None
 
 
 def tag_text_or_list(value: object) -> str:
-    """The union tag of a field that may be one string or a list."""
+    """Return the union tag of a field that may be one string or a list."""
     return "@list" if isinstance(value, list) else "@text"
 
 
@@ -348,7 +348,7 @@ class GenerationFields(DecodingFields):
     user: str | None = None
 
     def stops(self) -> tuple[str, ...]:
-        """The stop strings; an empty one never matches and is left out."""
+        """Return the stop strings; an empty one never matches and is left out."""
         stop = self.stop
         if stop is None or stop == "":
             return ()
@@ -363,4 +363,4 @@ class GenerationFields(DecodingFields):
 
 
 _GENERATING = frozenset(GenerationFields.model_fields)
-"""Fields that have no meaning where nothing is generated, whoever else takes them."""
+"""Fields without meaning on endpoints that generate nothing."""

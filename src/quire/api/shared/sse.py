@@ -32,7 +32,7 @@ class Renderer(Protocol):
     """Renders events as one protocol's chunks."""
 
     def render(self, batch: list[ChoiceEvent]) -> Iterable[bytes]:
-        """All chunks of a batch, in pieces that are made as they are sent."""
+        """Return all chunks of a batch, in pieces that are made as they are sent."""
         ...
 
     def end(self) -> bytes:
@@ -45,8 +45,9 @@ _MAX_TOLD = 1024
 
 
 def run_headers(run: GenerationStream) -> dict[str, str]:
-    """How much of the prompt was read from the prefix cache, and why no more, once that is known;
-    what of the client's schemas is left to the model."""
+    """Return how much of the prompt was read from the prefix cache, and why no more, once that is
+    known; what of the client's schemas is left to the model.
+    """
     headers = {}
     if run.reuse is not None:
         reuse = run.reuse.encode("ascii", "replace").decode()
@@ -141,7 +142,7 @@ class EventStream(Response):
             self._within = False
 
     async def _start(self, send: Send) -> None:
-        """Sends the head, once; who comes second waits until it is sent."""
+        """Send the head once. Concurrent callers wait until it is sent."""
         async with self._head:
             if not self._started:
                 self._started = True
@@ -182,7 +183,7 @@ class EventStream(Response):
 
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:
-    """The failure that a stream begins with, if it does."""
+    """Return the failure that a stream starts with, if it does."""
     match batch[:1]:
         case [(_, Failed() as failed)]:
             return failed

@@ -12,7 +12,7 @@ class StoredConversations(Protocol[Item]):
     """Conversations that are kept for one caller; each method gives None for an id not kept."""
 
     def conversation(self, response_id: str) -> Sequence[Item] | None:
-        """The whole conversation that a response ends."""
+        """Return the whole conversation that a response ends."""
 
     def item(self, item_id: str) -> Item | None:
-        """An item of any conversation."""
+        """Return an item of any conversation."""

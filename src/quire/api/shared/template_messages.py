@@ -12,7 +12,9 @@ TemplateMessage = dict[str, Any]
 
 
 def merge(messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
-    """Joins neighbours of the same role, which many templates refuse; tools' answers stay apart."""
+    """Join adjacent messages of the same role, which many templates refuse. Tool results stay
+    separate.
+    """
     merged: list[TemplateMessage] = []
     for role, neighbours in groupby(messages, key=lambda message: message["role"]):
         alike = list(neighbours)
@@ -24,7 +26,7 @@ def merge(messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
 
 
 def check_answered(messages: Sequence[TemplateMessage], param: str) -> None:
-    """Raises `RequestError` if a conversation ends with calls whose results are not in it."""
+    """Raise `RequestError` if a conversation ends with unanswered tool calls."""
     calls = messages[-1].get("tool_calls") if messages else None
     if calls:
         raise RequestError(

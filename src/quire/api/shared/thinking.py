@@ -87,7 +87,7 @@ def offered(service: Service, scope: Scope, thinking: Thinking, param: str) -> T
 def template_variables(
     service: Service, scope: Scope, given: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Variables for the template; a client is told of those that the template does not read.
+    """Return variables for the template. The client is told of those that the template ignores.
 
     Raises:
         RequestError: one that the server sets.

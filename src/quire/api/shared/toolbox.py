@@ -67,7 +67,7 @@ Choice = Literal["none", "auto", "required"] | ClientTool | AllowedTools | None
 
 
 class ToolboxBuilder:
-    """Collects tools in order. A later one of the same name takes an earlier's place."""
+    """Collects tools in order. A later tool replaces an earlier one of the same name."""
 
     def __init__(self) -> None:
         self._named: dict[str, ClientTool] = {}
@@ -135,7 +135,7 @@ class ToolboxBuilder:
             self._strict.add(tool.model_name)
 
     def leave_out(self, param: str) -> None:
-        """Notes the path of a tool that nobody runs here."""
+        """Note the path of a hosted tool, which nobody runs here."""
         self._left_out.append(param)
 
     def _put(self, tool: ClientTool, unique: str) -> None:
@@ -148,7 +148,7 @@ class ToolboxBuilder:
         self._named[tool.model_name] = tool
 
     def build(self, choice: Choice) -> Toolbox:
-        """All of them, and the choice among them.
+        """Return all of them, and the choice among them.
 
         Raises:
             RequestError: a choice that names none of them, or a deferred tool without a search.
@@ -175,12 +175,12 @@ class ToolboxBuilder:
             self._named,
             tuple(templates.values()),
             frozenset(self._strict),
-            tuple(self._left_out),
-            made,
+            left_out=tuple(self._left_out),
+            choice=made,
         )
 
     def _known(self, tool: ClientTool) -> str:
-        """The model's name of a tool that a choice names."""
+        """Return the model's name of a tool that a choice names."""
         if tool.model_name not in self._named:
             raise RequestError(
                 f"'tool_choice' names '{tool.model_name}', which is not among 'tools'.",

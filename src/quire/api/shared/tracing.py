@@ -97,8 +97,8 @@ class Tracer:
             span.set_attribute("error.type", error)
             span.set_status(StatusCode.ERROR)
         below = set_span_in_context(span)
-        for name, begun, over in _phases(access):
-            child = self._tracer.start_span(name, context=below, start_time=at(begun))
+        for name, started, over in _phases(access):
+            child = self._tracer.start_span(name, context=below, start_time=at(started))
             child.end(at(over))
         span.end(at(access.ended))
 
@@ -155,17 +155,17 @@ def _error(line: Mapping[str, Any]) -> str | None:
 
 
 def _phases(access: Access) -> Iterator[tuple[str, float, float]]:
-    """Name, beginning and end of each phase that was reached; the last may have been cut off."""
+    """Name, start and end of each phase that was reached; the last may have been cut off."""
     times = access.times
     if times is None:
         return
     ended = access.ended if times.ended is None else times.ended
-    begun = [
+    started = [
         ("queue", times.submitted),
         ("prefill", times.scheduled),
         ("decode", times.first_token),
     ]
-    reached = [(name, since) for name, since in begun if since is not None]
+    reached = [(name, since) for name, since in started if since is not None]
     ends = [since for _, since in reached[1:]] + [ended]
     for (name, since), over in zip(reached, ends, strict=True):
         yield name, since, over

@@ -2,7 +2,7 @@
 
 It is left out, so that conversations go on.
 
-A conversation may have begun with another model, and agents' tools answer with screenshots. Only
+A conversation may have started with another model, and agents' tools answer with screenshots. Only
 what is in the newest message of the user's is refused, since it is what the question is about.
 """
 
@@ -23,7 +23,7 @@ _LEFT_OUT = 4
 
 
 def newest(name: str, said: Sequence[object], first: int = 0) -> str:
-    """The path of the newest message of the user's, e.g. `messages[3]`.
+    """Return the path of the newest message of the user's, e.g. `messages[3]`.
 
     Args:
         name: of the field that holds what was said.
@@ -36,7 +36,7 @@ def newest(name: str, said: Sequence[object], first: int = 0) -> str:
 def without_unsupported_media(
     service: Service, scope: Scope, messages: Sequence[TemplateMessage], newest: str
 ) -> tuple[TemplateMessage, ...]:
-    """The messages with words in the place of media whose kind the served model does not take.
+    """Return the messages with a text in place of media that the served model does not take.
 
     The client is told of each by its path. What stays is the service's to refuse.
 
@@ -45,19 +45,21 @@ def without_unsupported_media(
     """
     known = inputs()
     unseen = {kind: known[kind].left_out for kind in known.keys() - set(service.modalities)}
-    readable = tuple(_readable(scope, message, newest, unseen) for message in messages)
+    readable = tuple(_readable(scope, message, newest, unseen=unseen) for message in messages)
     for kind in known.keys() & set(service.modalities):
-        readable = _without_oldest(scope, readable, newest, kind, service.prompts.media.most(kind))
+        readable = _without_oldest(
+            scope, readable, newest, kind=kind, most=service.prompts.media.most(kind)
+        )
     return readable
 
 
 def _without_oldest(
     scope: Scope, messages: Sequence[TemplateMessage], newest: str, kind: str, most: int
 ) -> tuple[TemplateMessage, ...]:
-    """The messages without the oldest items of a kind, if they hold more than a request may.
+    """Return the messages without the oldest items of a kind, if they hold more than a request may.
 
     A quarter of what a request may hold goes at once, so that the prompt of an agent's next turns
-    begins as this one and is found in the cache. The newest message of the user's keeps its own.
+    starts as this one and is found in the cache. The newest message of the user's keeps its own.
     """
     paths = [
         part["source"].param
@@ -73,11 +75,11 @@ def _without_oldest(
     old = [path for path in paths if not path.startswith(f"{newest}.")][:count]
     note_ignored(scope, old)
     words = f"[{inputs()[kind].noun.capitalize()} left out: this conversation holds too many.]"
-    return tuple(_replaced(message, kind, set(old), words) for message in messages)
+    return tuple(_replaced(message, kind, set(old), words=words) for message in messages)
 
 
 def _replaced(message: TemplateMessage, kind: str, old: set[str], words: str) -> TemplateMessage:
-    """A message with words in the place of its items of a kind at some paths."""
+    """Return a message with words in the place of its items of a kind at some paths."""
     if isinstance(message["content"], str):
         return message
     parts = [

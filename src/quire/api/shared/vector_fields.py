@@ -1,4 +1,4 @@
-"""What the endpoints share that compute vectors: fields, and the steps to a result."""
+"""Common fields and steps of the endpoints that compute vectors."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ VIDEOS_BESIDE_PICTURES: dict[str, Open] = {
 
 
 def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProcessor]:
-    """The processors of a model folder, of these kinds as far as they are known.
+    """Return the processors of a model folder, of these kinds as far as they are known.
 
     Raises:
         ModelError: a file cannot be understood, or holds a value that is not supported.

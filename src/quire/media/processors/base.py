@@ -53,7 +53,7 @@ class PartStore(Protocol):
     def get(self, key: FileKey) -> Parts | None: ...
 
     def put(self, key: FileKey, value: Parts) -> Parts:
-        """The parts to go on with: these, or equal ones."""
+        """Return the parts to go on with: these, or equal ones."""
         ...
 
 
@@ -76,7 +76,7 @@ class Placeholders:
 
 
 class MediaProcessor(ABC):
-    """From a file's bytes to what the encoder of one kind takes. Any thread may call it.
+    """Turns a file's bytes into one kind of encoder's input. Thread-safe.
 
     Attributes:
         kind: of media.
@@ -140,7 +140,7 @@ class MediaProcessor(ABC):
         raise refusal(param, reason, "unsupported")
 
     def tokens(self, item: MediaItem) -> list[int]:
-        """The placeholders that stand for an item in a prompt."""
+        """Return the placeholders that stand for an item in a prompt."""
         return [self.placeholders.token] * item.tokens
 
 
@@ -179,7 +179,7 @@ def check_pixels(settings: Values, colours: Colours, resample: int = BICUBIC) ->
 
 
 def _is_colour(value: Any, wanted: tuple[float, float, float]) -> bool:
-    """Whether a setting says this of red, green and blue: with one number, or with three."""
+    """Return whether a setting says this of red, green and blue: with one number, or with three."""
     numbers = value if isinstance(value, list | tuple) else [value] * 3
     if len(numbers) != 3 or not all(isinstance(each, int | float) for each in numbers):
         return False
@@ -196,7 +196,7 @@ class ImageProcessor(MediaProcessor):
 
     @abstractmethod
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
-        """A picture in RGB, resized and cut into patches.
+        """Return a picture in RGB, resized and cut into patches.
 
         Raises:
             RequestError: it cannot be brought to a size that the model takes.
@@ -204,7 +204,7 @@ class ImageProcessor(MediaProcessor):
 
 
 class WholeImageProcessor(ImageProcessor):
-    """A picture is one item, without words of its own."""
+    """An image processor that makes one item of a picture, without surrounding text."""
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         return (MediaPart(self.item(picture, param, detail)),)
@@ -262,7 +262,7 @@ class VideoProcessor(MediaProcessor):
 
     @abstractmethod
     def sample_frames(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:
-        """The numbers of the frames to look at, in ascending order, from one to `maximum`."""
+        """Return the indices of the frames to read, ascending; at least one, at most `maximum`."""
 
     @abstractmethod
     def preprocess(

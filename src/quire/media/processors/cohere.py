@@ -44,7 +44,7 @@ class CanvasCutting(Cutting):
     """Tiles of the canvas that a picture fits best."""
 
     def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
-        return best_canvas(height, width, self.tiles.size, maximum)
+        return best_canvas(height, width, self.tiles.size, maximum=maximum)
 
 
 class CohereImageProcessor(AyaImageProcessor):

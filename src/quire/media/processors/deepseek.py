@@ -52,7 +52,7 @@ class Sides:
 
 
 def on_square(picture: PIL.Image.Image, tiles: Tiles, sides: Sides) -> PIL.Image.Image:
-    """A picture in the middle of a square of a tile's size, of the mean colour."""
+    """Return a picture in the middle of a square of a tile's size, of the mean colour."""
     width, height = sides.of(picture, tiles.size)
     if (width, height) != picture.size:
         picture = picture.resize((width, height), tiles.filter)
@@ -92,7 +92,9 @@ class DeepseekImageProcessor(ImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         token = config.integer("image_token_id", default=100_015, minimum=0)
-        return cls(Placeholders(token), Tiles.open(settings, config, 224, 16), Sides.open(settings))
+        return cls(
+            Placeholders(token), Tiles.open(settings, config, 224, patch=16), Sides.open(settings)
+        )
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         rows = self._tiles.patches**2
@@ -102,7 +104,7 @@ class DeepseekImageProcessor(ImageProcessor):
 
 
 def large_like(small: Tiles, config: Values) -> Tiles:
-    """The tiles of the larger of two encoders, by those of the smaller and `config.json`."""
+    """Return the tiles of the larger encoder, derived from the smaller's and `config.json`."""
     vision = config.nested("high_res_vision_config", needed=False)
     return replace(
         small,
@@ -133,7 +135,7 @@ class HybridImageProcessor(WholeImageProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        small = Tiles.open(settings, config, 224, 16)
+        small = Tiles.open(settings, config, 224, patch=16)
         large = large_like(small, config)
         named = ("resample", "image_mean", "image_std")
         own = {key: settings.values.get(f"high_res_{key}") for key in named}
@@ -142,7 +144,7 @@ class HybridImageProcessor(WholeImageProcessor):
         check_pixels(high, CLIP_COLOURS, settings.integer("resample", default=3))
         large.check(settings, "high_res_size")
         token = config.integer("image_token_id", default=100_015, minimum=0)
-        return cls(Placeholders(token), large, small, Sides.open(settings))
+        return cls(Placeholders(token), large, small, sides=Sides.open(settings))
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         rows = self._small.patches**2
@@ -151,4 +153,4 @@ class HybridImageProcessor(WholeImageProcessor):
         features = self._large.features([square]) + self._small.features(
             [self._small.squeezed(square)]
         )
-        return MediaItem.of("image", features, (1,), rows, bidirectional=False)
+        return MediaItem.of("image", features, (1,), tokens=rows, bidirectional=False)

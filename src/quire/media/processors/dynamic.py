@@ -28,7 +28,7 @@ _FRAMES = 8
 
 
 def most_alike(height: int, width: int, size: int, minimum: int, maximum: int) -> tuple[int, int]:
-    """Rows and columns of so many tiles: those that are most like the picture's shape.
+    """Return the rows and columns of tiles whose shape is closest to the picture's.
 
     Of equal shapes the largest of which the picture fills half.
 
@@ -76,21 +76,23 @@ class Cutting:
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        tiles = Tiles.open(settings, config, size, patch)
+        tiles = Tiles.open(settings, config, size, patch=patch)
         minimum, maximum = (
             settings.integer("min_patches", default=1),
             settings.integer("max_patches", default=12),
         )
         if minimum > maximum:
             raise settings.error("min_patches", f"over max_patches, {maximum}")
-        return cls(tiles, (tiles.patches // square) ** 2, minimum, maximum)
+        return cls(tiles, (tiles.patches // square) ** 2, minimum, maximum=maximum)
 
     def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
         """Rows and columns of at most so many tiles, see `most_alike`."""
-        return most_alike(height, width, self.tiles.size, min(self.minimum, maximum), maximum)
+        return most_alike(
+            height, width, self.tiles.size, minimum=min(self.minimum, maximum), maximum=maximum
+        )
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> list[PIL.Image.Image]:
-        """The tiles of a picture, and all of it as one if there are several.
+        """Return the tiles of a picture, and all of it as one if there are several.
 
         Raises:
             RequestError: it would have more rows than `detail` allows.
@@ -193,9 +195,9 @@ class AyaImageProcessor(ImageProcessor):
         for number, tile in enumerate(tiles, start=1):
             last = number == len(tiles)
             before, after = self._around(number, last=last)
-            begin, end = "" if parts else "<|START_OF_IMG|>", "<|END_OF_IMG|>" if last else ""
+            start, end = "" if parts else "<|START_OF_IMG|>", "<|END_OF_IMG|>" if last else ""
             item = cutting.tiles.item("image", [tile], cutting.rows)
-            parts.append(MediaPart(item, begin + before, after + end))
+            parts.append(MediaPart(item, start + before, after + end))
         return tuple(parts)
 
     def _around(self, number: int, *, last: bool) -> tuple[str, str]:
@@ -204,7 +206,7 @@ class AyaImageProcessor(ImageProcessor):
 
 
 def open_dynamic(settings: Values, config: Values) -> ImageProcessor:
-    """The processor of a model whose settings name GOT-OCR 2's, as both do.
+    """Open the processor of a model whose settings name GOT-OCR 2's.
 
     Raises:
         ModelError: see `InternVLImageProcessor.open`.

@@ -52,7 +52,7 @@ class ErnieVideoProcessor(VideoProcessor):
         """
         known = settings.like(settings.values | _frames(settings))
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
-        sampling = Sampling.open(known, config, 14, _ROWS)
+        sampling = Sampling.open(known, config, 14, rows=_ROWS)
         return cls(placeholders, sampling, every=not known.has("fps"), font=_font(known))
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
@@ -83,11 +83,11 @@ class ErnieVideoProcessor(VideoProcessor):
         moments, rows, columns = len(shown) // _PAIR, height // own.patch, width // own.patch
         tokens = moments * rows * columns // own.merge**2
         shape = (moments, rows, columns, 0)
-        item = MediaItem.of("video", features, shape, tokens, bidirectional=False)
+        item = MediaItem.of("video", features, shape, tokens=tokens, bidirectional=False)
         return (MediaPart(item),)
 
     def _timed(self, picture: PIL.Image.Image, seconds: float) -> PIL.Image.Image:
-        """With its time in black, outlined in white, in the first corner."""
+        """Return the frame with its time in the first corner, black with a white outline."""
         if self._font is None:
             return picture
         minutes, rest = divmod(seconds, 60)
@@ -108,7 +108,7 @@ class ErnieVideoProcessor(VideoProcessor):
 
 
 def _frames(settings: Values) -> dict[str, int]:
-    """The bounds of their number."""
+    """Return the bounds of their number."""
     return {
         "min_frames": settings.integer("min_frames", default=16),
         "max_frames": settings.integer("max_frames", default=180),
@@ -116,7 +116,7 @@ def _frames(settings: Values) -> dict[str, int]:
 
 
 def _font(settings: Values) -> Path | None:
-    """The file beside the settings that times are written with; None where they are not."""
+    """Return the file beside the settings that times are written with; None where they are not."""
     if not settings.values.get("draw_on_frames", True):
         return None
     name = settings.word("font", default="Roboto-Regular.ttf")

@@ -75,7 +75,9 @@ class Gemma3nAudioProcessor(AudioProcessor):
         if not len(features):
             raise refusal(param, f"it lasts less than {(self._mel.frame + 1) / self.rate:g} s")
         shape = (len(features), features.shape[1])
-        return MediaItem.of("audio", features.tobytes(), shape, self._rows, bidirectional=False)
+        return MediaItem.of(
+            "audio", features.tobytes(), shape, tokens=self._rows, bidirectional=False
+        )
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """`[samples]` -> `[frames, bins]`."""

@@ -51,7 +51,7 @@ class Gemma3nImageProcessor(ImageProcessor):
             Placeholders(config.integer("image_token_id", default=262_145, minimum=0)),
             size.integer("height", default=768),
             size.integer("width", default=768),
-            config.integer("vision_soft_tokens_per_image", default=256),
+            rows=config.integer("vision_soft_tokens_per_image", default=256),
         )
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -59,12 +59,12 @@ class Gemma3nImageProcessor(ImageProcessor):
         if picture.size != (self._width, self._height):
             picture = picture.resize((self._width, self._height), PIL.Image.Resampling.BILINEAR)
         pixels, shape = np.asarray(picture).tobytes(), (self._height, self._width)
-        item = MediaItem.of("image", pixels, shape, self._rows, bidirectional=False)
+        item = MediaItem.of("image", pixels, shape, tokens=self._rows, bidirectional=False)
         return (MediaPart(item, "\n\n<start_of_image>", "<end_of_image>\n\n"),)
 
 
 def open_siglip(settings: Values, config: Values) -> ImageProcessor:
-    """The processor of a model whose settings name SigLIP's: Gemma 3n's, or LLaVA 1.5's.
+    """Open the processor of a model whose settings name SigLIP's: Gemma 3n's or LLaVA 1.5's.
 
     Raises:
         ModelError: see `Gemma3nImageProcessor.open`.

@@ -29,7 +29,7 @@ from quire.media.source import Detail, refusal
 from quire.media.video import Frame, VideoInfo
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""Soft tokens that a picture may be given: those that the model was trained with."""
+"""Numbers of soft tokens per picture that the model was trained with."""
 
 _BUDGETS_NAMED = ", ".join(map(str, BUDGETS))
 
@@ -37,7 +37,7 @@ _BUDGETS_NAMED = ", ".join(map(str, BUDGETS))
 def fitted(
     height: int, width: int, patch: int, pooling: int, tokens: int
 ) -> tuple[int, int] | None:
-    """The height and width in pixels that a picture is resized to.
+    """Return the height and width in pixels that a picture is resized to.
 
     Both are multiples of `patch * pooling`, and there are at most `tokens` such cells. None where
     that leaves nothing of the picture, which no budget of Gemma 4's does.
@@ -90,7 +90,7 @@ class Cutter:
         )
 
     def item(self, kind: str, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        """A picture in RGB as an item of a kind.
+        """Return a picture in RGB as an item of a kind.
 
         Raises:
             RequestError: no budget has that many soft tokens, or the picture cannot be brought to
@@ -107,7 +107,7 @@ class Cutter:
         rows, columns = height // self.patch, width // self.patch
         grid = np.asarray(picture).reshape(rows, self.patch, columns, self.patch, 3)
         pixels = grid.transpose(0, 2, 1, 3, 4).tobytes()  # [rows, columns, patch, patch, 3]
-        return MediaItem.of(kind, pixels, (rows, columns), rows * columns // self.pooling**2)
+        return MediaItem.of(kind, pixels, (rows, columns), tokens=rows * columns // self.pooling**2)
 
     def _tokens(self, param: str, detail: Detail) -> int:
         if isinstance(detail, str):
@@ -180,7 +180,7 @@ class Gemma4VideoProcessor(VideoProcessor):
 
 
 def _placeholders(config: Values, token: str, default: int | None = None) -> Placeholders:
-    """The tokens around a picture or frame."""
+    """Return the tokens around a picture or frame."""
     return Placeholders(
         token=config.integer(token, default=default, minimum=0),
         before=(config.integer("boi_token_id", minimum=0),),

@@ -1,4 +1,4 @@
-"""Gemma 4: sound as the logarithms of a mel spectrogram (USM, arXiv:2303.01037); of 12B as it is.
+"""Gemma 4 audio: log-mel spectrograms (USM, arXiv:2303.01037); raw samples for 12B.
 
 The features equal those of transformers' `Gemma4AudioFeatureExtractor` and
 `Gemma4UnifiedAudioFeatureExtractor` for one file, but for the padding, of which there is none.
@@ -52,7 +52,7 @@ class Gemma4AudioProcessor(AudioProcessor):
         # Two convolutions halve the frames, each rounding up.
         tokens = -(-len(features) // 4)
         shape = (len(features), features.shape[1])
-        return MediaItem.of("audio", features.tobytes(), shape, tokens, bidirectional=False)
+        return MediaItem.of("audio", features.tobytes(), shape, tokens=tokens, bidirectional=False)
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """`[samples]` -> `[frames, bins]`: the frames that lie within the sound."""
@@ -90,7 +90,9 @@ class Gemma4UnifiedAudioProcessor(AudioProcessor):
             raise refusal(param, "it has no samples")
         features = self.features(samples)
         shape = (len(features), self._samples)
-        return MediaItem.of("audio", features.tobytes(), shape, len(features), bidirectional=False)
+        return MediaItem.of(
+            "audio", features.tobytes(), shape, tokens=len(features), bidirectional=False
+        )
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """`[samples]` -> `[rows, samples of a piece]`."""
@@ -99,7 +101,7 @@ class Gemma4UnifiedAudioProcessor(AudioProcessor):
 
 
 def _placeholders(config: Values) -> Placeholders:
-    """The tokens around a sound. The one behind it is an index in the first configurations."""
+    """Return the tokens around a sound. Early configurations name the last by its index."""
     return Placeholders(
         token=config.integer("audio_token_id", default=258_881, minimum=0),
         before=(config.integer("boa_token_id", default=256_000, minimum=0),),

@@ -1,4 +1,4 @@
-"""Videos for GLM-4.1V to GLM-4.6V: two frames make a moment, whose time stands in the prompt."""
+"""Videos for GLM-4.1V to GLM-4.6V: two frames form a moment, with its time in the prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
     """GLM-4.1V and GLM-4.5V.
 
     Args:
-        seconds: of a longer video frames are further apart, from its beginning to its end.
+        seconds: of a longer video frames are further apart, from its start to its end.
     """
 
     def __init__(self, placeholders: Placeholders, sampling: Sampling, seconds: int) -> None:
@@ -51,7 +51,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
             settings.integer("patch_size", default=14) * settings.integer("merge_size", default=2)
         ) ** 2
         rows = _PIXELS[0] // cell, _PIXELS[1] // cell
-        sampling = Sampling.open(settings, config, 14, rows)
+        sampling = Sampling.open(settings, config, 14, rows=rows)
         return cls(placeholders, sampling, settings.integer("max_duration", default=300))
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
@@ -61,7 +61,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
         return [wanted[number * len(wanted) // maximum] for number in range(maximum)]
 
     def _wanted(self, info: VideoInfo) -> Sequence[int]:
-        """The numbers of frames; some may come twice."""
+        """Return the numbers of frames; some may come twice."""
         seconds, rate = info.frames / info.fps, self.sampling.fps
         if seconds <= self._seconds:
             times = np.arange(max(int(seconds * rate), 1)) / rate
@@ -76,7 +76,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
         return _BEGIN, f"{_END}{int(first.index / info.fps)}"
 
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """The bounds are those of all frames together, the last of which may count twice."""
+        """Return the size of a frame. All frames share the bounds; the last may count twice."""
         own = self.sampling
         frames += -frames % own.together
         minimum, maximum = own.pixels
@@ -95,18 +95,18 @@ class Glm46VideoProcessor(GlmVideoProcessor):
         step = 1 / (self.sampling.together * rate)
         count = min(int(bounded * rate * self.sampling.together), _MOST_FRAMES)
         found: list[int] = []
-        begin, end = 0, info.frames - 1
+        start, end = 0, info.frames - 1
         if info.frames >= count:
             found = self._every(info, step, int(seconds))
             if len(found) < count:
-                begin, end = (found[0], found[-1]) if found else (begin, end)
+                start, end = (found[0], found[-1]) if found else (start, end)
         if len(found) != count:
-            found = [int(each) for each in np.linspace(begin, end, count)]
+            found = [int(each) for each in np.linspace(start, end, count)]
         return found or [0]
 
     @staticmethod
     def _every(info: VideoInfo, step: float, until: int) -> list[int]:
-        """The first frame of each `step` seconds, up to a second."""
+        """Return the first frame of each `step` seconds, up to a second."""
         found: list[int] = []
         due = 0.0
         for index in range(info.frames):

@@ -32,7 +32,7 @@ Size = tuple[int, int]
 
 
 def stretched(picture: Size, longest: int) -> Size:
-    """The size of a picture whose longer side becomes so long, the other one even."""
+    """Return the size of a picture scaled to a longer side; the other side is even."""
     height, width = picture
     ratio = width / height
     if width >= height:
@@ -84,7 +84,7 @@ class IdeficsImageProcessor(ImageProcessor):
         check_pixels(settings, EVEN_COLOURS, number)
         vision = config.nested("vision_config", needed=False)
         size, patch = side_of(vision, "image_size", 224), side_of(vision, "patch_size", 32)
-        tiles = Tiles(size, patch, PIL.Image.Resampling(number), EVEN_COLOURS)
+        tiles = Tiles(size, patch, PIL.Image.Resampling(number), colours=EVEN_COLOURS)
         tiles.check(settings, "max_image_size")
         usual = None if settings.has("size") else 4 * 364
         longest = settings.nested("size", needed=False).integer("longest_edge", default=usual)
@@ -93,7 +93,7 @@ class IdeficsImageProcessor(ImageProcessor):
         side = tiles.patches // config.integer("scale_factor", default=2)
         token = config.integer("image_token_id", default=128_257, minimum=0)
         split = settings.flag("do_image_splitting", default=True)
-        return cls(Placeholders(token), tiles, side**2, longest, split)
+        return cls(Placeholders(token), tiles, side**2, longest=longest, split=split)
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         check_room(param, detail, self._rows)

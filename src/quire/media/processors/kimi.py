@@ -66,7 +66,7 @@ class KimiImageProcessor(WholeImageProcessor):
         )
 
     def _fitted(self, height: int, width: int, most: float) -> tuple[int, int]:
-        """The sides that a picture is shrunk to."""
+        """Return the sides that a picture is shrunk to."""
         patch, longest = self._patch, self._across * self._patch
         count = max(1, height // patch) * max(1, width // patch)
         scale = min(1.0, math.sqrt(most / count), longest / height, longest / width)
@@ -83,4 +83,6 @@ class KimiImageProcessor(WholeImageProcessor):
         rows, columns = down // self._patch, across // self._patch
         cut = patches(ground, self._patch, self._merge)
         tokens = rows * columns // self._merge**2
-        return MediaItem.of("image", cut.tobytes(), (rows, columns), tokens, bidirectional=False)
+        return MediaItem.of(
+            "image", cut.tobytes(), (rows, columns), tokens=tokens, bidirectional=False
+        )

@@ -75,13 +75,13 @@ class Cells:
         return rows, columns
 
     def item(self, picture: PIL.Image.Image, grid: Grid) -> MediaItem:
-        """A picture resized to so many squares."""
+        """Return a picture resized to so many squares."""
         rows, columns = (side * self.side for side in grid)
-        pixels = resized(picture, rows, columns, self.filter)[None]
+        pixels = resized(picture, rows, columns, filter=self.filter)[None]
         cut = patches(pixels, self.patch, self.merge)
         shape = grid[0] * self.merge, grid[1] * self.merge
         tokens = grid[0] * grid[1]
-        return MediaItem.of("image", cut.tobytes(), shape, tokens, bidirectional=False)
+        return MediaItem.of("image", cut.tobytes(), shape, tokens=tokens, bidirectional=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ class LfmImageProcessor(ImageProcessor):
             for column in range(across):
                 left, top = column * pixels, row * pixels
                 tile = canvas.crop((left, top, left + pixels, top + pixels))
-                begin = "" if parts else _BEGIN
+                start = "" if parts else _BEGIN
                 name = f"<|img_row_{row + 1}_col_{column + 1}|>"
-                parts.append(MediaPart(cells.item(tile, (side, side)), begin + name))
+                parts.append(MediaPart(cells.item(tile, (side, side)), start + name))
         if split.whole:
             parts.append(MediaPart(cells.item(picture, whole), _WHOLE))
         last = parts[-1]
@@ -190,7 +190,7 @@ def _cells(settings: Values, config: Values, filter: PIL.Image.Resampling) -> Ce
     )
     if minimum > maximum:
         raise settings.error("min_image_tokens", f"over max_image_tokens, {maximum}")
-    return Cells(patch, merge, minimum, maximum, filter)
+    return Cells(patch, merge, minimum, maximum=maximum, filter=filter)
 
 
 def _splitting(settings: Values, cells: Cells) -> Splitting | None:

@@ -46,7 +46,7 @@ def tiles_for(picture: Size, tile: int, maximum: int) -> Size:
 
 
 def fitted(picture: Size, canvas: Size, tile: int) -> Size:
-    """The size of a picture within a canvas: no side is enlarged further than to a tile's."""
+    """Return the size of a picture within a canvas. No side is enlarged beyond a tile's."""
     height, width = picture
     high = min(max(height, tile), canvas[0])
     wide = min(max(width, tile), canvas[1])
@@ -111,4 +111,4 @@ class LlamaImageProcessor(WholeImageProcessor):
         side = tile // self._patch
         cut = pixels.reshape(rows, side, self._patch, columns, side, self._patch, 3)
         features = cut.transpose(0, 3, 1, 4, 2, 5, 6).tobytes()
-        return MediaItem.of("image", features, (rows, columns), 1, bidirectional=False)
+        return MediaItem.of("image", features, (rows, columns), tokens=1, bidirectional=False)

@@ -55,7 +55,7 @@ class Fitting:
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        tiles = Tiles.open(settings, config, 336, 14, tower="clip_vision_model")
+        tiles = Tiles.open(settings, config, 336, patch=14, tower="clip_vision_model")
         tiles.check(settings, "crop_size")
         size = settings.value("size")
         by_shortest = not isinstance(size, dict) or "shortest_edge" in size
@@ -81,7 +81,7 @@ class Fitting:
 
 
 def padded(picture: PIL.Image.Image, colours: Colours) -> PIL.Image.Image:
-    """A picture in the middle of a square of the mean colour."""
+    """Return a picture in the middle of a square of the mean colour."""
     side = max(picture.size)
     red, green, blue = (int(255 * mean) for mean in colours.mean)
     square = PIL.Image.new("RGB", (side, side), (red, green, blue))
@@ -130,7 +130,7 @@ class Grids:
     maximum: int | None = None
 
     def best(self, height: int, width: int) -> Size:
-        """The one that keeps most of a picture's pixels, and of those the smallest."""
+        """Return the grid size that keeps most of a picture's pixels, the smallest if equal."""
 
         def worth(size: Size) -> tuple[int, int]:
             scale = min(size[1] / width, size[0] / height)
@@ -140,7 +140,9 @@ class Grids:
         return max(self.sizes, key=worth)
 
     def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """The shape of the item that a picture becomes, see `AnyResolution` of `models.packing`."""
+        """Return the shape of the item that a picture becomes, see `AnyResolution` of
+        `models.packing`.
+        """
         down, across = (side // self.tile for side in self.best(height, width))
         rows, columns = down * self.side, across * self.side
         if width / height > columns / rows:
@@ -193,7 +195,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
             _sizes(settings, config, fitting.tiles),
             fitting.tiles.size,
             fitting.tiles.patches,
-            maximum,
+            maximum=maximum,
         )
         return cls(_placeholders(config, "image", cls._usual_token), fitting, grids)
 
@@ -229,7 +231,9 @@ class LlavaNextImageProcessor(WholeImageProcessor):
         tiles = [self._tiles.squeezed(picture), *self._tiles.grid(canvas)]
         shape = grids.shape(picture.height, picture.width)
         rows = grids.rows(picture.height, picture.width)
-        return MediaItem.of("image", self._tiles.features(tiles), shape, rows, bidirectional=False)
+        return MediaItem.of(
+            "image", self._tiles.features(tiles), shape, tokens=rows, bidirectional=False
+        )
 
 
 class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
@@ -261,7 +265,7 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
         check_stretch(picture, param)
         tile = self._tiles.squeezed(padded(picture, self._tiles.colours))
         features = self._tiles.features([tile])
-        return MediaItem.of("image", features, (0,) * 6, rows, bidirectional=False)
+        return MediaItem.of("image", features, (0,) * 6, tokens=rows, bidirectional=False)
 
 
 class LlavaOnevisionVideoProcessor(VideoProcessor):
@@ -280,7 +284,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         maximum = settings.integer("num_frames", default=_FRAMES)
-        tiles = Tiles.open(settings, config, 384, 14)
+        tiles = Tiles.open(settings, config, 384, patch=14)
         return cls(_placeholders(config, "video", 151_647), tiles, maximum)
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
@@ -294,12 +298,14 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         rows = len(tiles) * (-(-self._tiles.patches // 2)) ** 2 + 1
         features = self._tiles.features(tiles)
         return (
-            MediaPart(MediaItem.of("video", features, (len(tiles),), rows, bidirectional=False)),
+            MediaPart(
+                MediaItem.of("video", features, (len(tiles),), tokens=rows, bidirectional=False)
+            ),
         )
 
 
 def _sizes(settings: Values, config: Values, tiles: Tiles) -> tuple[Size, ...]:
-    """The sizes of grids, which the settings name, or else the model's configuration.
+    """Return the sizes of grids, which the settings name, or else the model's configuration.
 
     Raises:
         ModelError: they are no lists of two multiples of a tile's side.

@@ -22,7 +22,7 @@ class MelSpectrogram:
     Args:
         rate: samples a second.
         frame: samples a frame.
-        hop: samples from one frame's beginning to the next.
+        hop: samples from one frame's start to the next.
         fft: samples of a transform; what a frame lacks is zeros.
         filters: `[fft // 2 + 1, bins]`.
     """
@@ -36,7 +36,8 @@ class MelSpectrogram:
         self._window = hann_window(frame)
 
     def frames(self, samples: Samples, *, beyond: int = 0) -> Samples:
-        """`[samples]` -> `[frames, frame + beyond]`: those that lie within, if any; a view.
+        """Return the frames within the samples as a view: `[samples]` -> `[frames, frame +
+        beyond]`.
 
         Args:
             beyond: samples behind each frame that come along.
@@ -65,7 +66,7 @@ def htk_filters(frequencies: int, bins: int, lowest: float, highest: float, rate
 
     Args:
         frequencies: of the spectrum, from 0 to half the rate.
-        lowest, highest: where the first triangle begins and the last ends, in Hz.
+        lowest, highest: where the first triangle starts and the last ends, in Hz.
         rate: samples a second.
     """
 

@@ -47,9 +47,9 @@ class MoondreamImageProcessor(WholeImageProcessor):
         lanczos = PIL.Image.Resampling.LANCZOS
         return cls(
             Placeholders(config.integer("bos_token_id", default=0, minimum=0)),
-            Tiles(size, patch, lanczos, EVEN_COLOURS),
+            Tiles(size, patch, lanczos, colours=EVEN_COLOURS),
             vision.integer("overlap_margin", default=4, minimum=0),
-            vision.integer("max_crops", default=12),
+            maximum=vision.integer("max_crops", default=12),
         )
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
@@ -59,7 +59,9 @@ class MoondreamImageProcessor(WholeImageProcessor):
         margins = 2 * self._margin * tiles.patch
         step = tiles.size - margins
         height, width = picture.height - margins, picture.width - margins
-        down, across = (1, 1) if detail == "low" else grid(height, width, step, self._maximum)
+        down, across = (
+            (1, 1) if detail == "low" else grid(height, width, step, maximum=self._maximum)
+        )
         whole = tiles.resized(picture, across * step + margins, down * step + margins)
         parts = [
             whole.crop((left, top, left + tiles.size, top + tiles.size))
@@ -67,7 +69,7 @@ class MoondreamImageProcessor(WholeImageProcessor):
             for left in range(0, across * step, step)
         ]
         features = tiles.features([tiles.squeezed(picture), *parts])
-        return MediaItem.of("image", features, (down, across), rows)
+        return MediaItem.of("image", features, (down, across), tokens=rows)
 
 
 def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
@@ -94,7 +96,9 @@ def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
 
 
 def _vision(config: Values) -> Values:
-    """The encoder's keys, under one of the names that they have had; empty where there are none."""
+    """Return the encoder's keys, under one of the names that they have had; empty where there are
+    none.
+    """
     found = config.within("config").nested("vision_config", "vision", needed=False)
     size = found.value("enc_patch_size")
     return found if size is None else found.like(found.values | {"patch_size": size})

@@ -53,21 +53,21 @@ def open_multi_modality(settings: Values, config: Values) -> ImageProcessor:
     placeholders = Placeholders(_token(config, "<image_placeholder>"))
     sides = Sides.open(settings, cut=True)
     if not config.has("high_res_vision_config"):
-        tiles = Tiles.open(settings, config, 384, 16)
+        tiles = Tiles.open(settings, config, 384, patch=16)
         janus = config.has("gen_vision_config")
         words = ("<begin_of_image>", "<end_of_image>") if janus else ("", "")
-        return DeepseekImageProcessor(placeholders, tiles, sides, words)
+        return DeepseekImageProcessor(placeholders, tiles, sides, words=words)
     # The encoders scale pixels themselves, and the small picture is made of the large one's.
     settings.neutral({"do_normalize": False, "image_mean": list(CLIP_COLOURS.mean)})
     plain = settings.like({})
-    small = replace(Tiles.open(plain, config, 384, 16), filter=PIL.Image.Resampling.BILINEAR)
+    small = replace(Tiles.open(plain, config, 384, patch=16), filter=PIL.Image.Resampling.BILINEAR)
     large = replace(large_like(small, config), filter=PIL.Image.Resampling.BICUBIC)
     large.check(settings, "image_size")
-    return HybridImageProcessor(placeholders, large, small, sides)
+    return HybridImageProcessor(placeholders, large, small, sides=sides)
 
 
 def open_ernie(settings: Values, config: Values) -> ImageProcessor:
-    """ERNIE 4.5 VL's, whose template marks pictures by a text that is no token.
+    """Open ERNIE 4.5 VL's processor. Its template marks pictures by a text that is no token.
 
     Raises:
         ModelError: a value asks for pixels other than this computes.
@@ -78,7 +78,7 @@ def open_ernie(settings: Values, config: Values) -> ImageProcessor:
 
 
 def _token(config: Values, text: str) -> int:
-    """The id of an added token, by the files beside `config.json`.
+    """Return the id of an added token, by the files beside `config.json`.
 
     Raises:
         ModelError: none of them has it.

@@ -71,10 +71,10 @@ class PixtralImageProcessor(WholeImageProcessor):
         pixels = resized(picture, down * cell, across * cell)[None]
         cut = patches(pixels, self._patch, self._merge)
         shape = down * self._merge, across * self._merge
-        return MediaItem.of("image", cut.tobytes(), shape, rows, bidirectional=False)
+        return MediaItem.of("image", cut.tobytes(), shape, tokens=rows, bidirectional=False)
 
     def _squares(self, picture: PIL.Image.Image, longest: int) -> tuple[int, int]:
-        """Down and across, of a picture whose sides are that long at most."""
+        """Return the rows and columns of squares of a picture with sides within the limit."""
         height, width = picture.height, picture.width
         ratio = max(height / longest, width / longest)
         if ratio > 1:
@@ -113,11 +113,11 @@ _BY_MODEL: dict[str, type[PixtralImageProcessor]] = {
     "llava": Pixtral12BImageProcessor,
     "mistral3": PixtralImageProcessor,
 }
-"""By `model_type`: all name one processor."""
+"""Processors by `model_type`: the settings name the same one for all."""
 
 
 def open_pixtral(settings: Values, config: Values) -> PixtralImageProcessor:
-    """The processor of a model whose settings name Pixtral's.
+    """Open the processor of a model whose settings name Pixtral's.
 
     Raises:
         ModelError: see `PixtralImageProcessor.open`; or the model is none that has it.

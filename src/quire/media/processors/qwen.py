@@ -44,7 +44,8 @@ _EVEN = (
 def fitted(
     height: int, width: int, cell: int, minimum: int, maximum: float, frames: int = 1
 ) -> tuple[int, int]:
-    """The height and width in pixels that a picture, or each frame of a video, is resized to.
+    """Return the height and width in pixels that a picture, or each frame of a video, is resized
+    to.
 
     Both are multiples of `cell`, and there are `minimum` to `maximum` pixels, as far as that goes.
 
@@ -64,7 +65,9 @@ def fitted(
 
 
 def enlarged(height: int, width: int, cell: int) -> tuple[int, int]:
-    """The sides of a picture that is enlarged, if need be, until none is shorter than `cell`."""
+    """Return the sides of a picture that is enlarged, if need be, until none is shorter than
+    `cell`.
+    """
     scale = max(cell / height, cell / width, 1.0)
     return int(height * scale), int(width * scale)
 
@@ -82,14 +85,14 @@ def patches(frames: npt.NDArray[np.uint8], patch: int, merge: int) -> npt.NDArra
 
 
 def check_stretch(picture: PIL.Image.Image, param: str) -> None:
-    """Refuses a picture whose sides are too unlike."""
+    """Refuse a picture with an extreme aspect ratio."""
     if max(picture.size) > _MOST_STRETCHED * min(picture.size):
         shape = f"{picture.width} x {picture.height} pixels"
         raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
 
 
 def max_pixels(detail: Detail, cell: int) -> float:
-    """The most pixels of a picture or frame that is read so finely."""
+    """Return the most pixels of a picture or frame that is read so finely."""
     rows = LOW_DETAIL if detail == "low" else detail
     return rows * cell**2 if isinstance(rows, int) else math.inf
 
@@ -160,9 +163,13 @@ class QwenImageProcessor(WholeImageProcessor):
         maximum = max(minimum, min(usual, self._frames * max_pixels(detail, cell)))
         height, width = self._fitted(picture.height, picture.width, minimum, maximum)
         rows, columns = height // self._patch, width // self._patch
-        cut = patches(resized(picture, height, width, self._filter)[None], self._patch, self._merge)
+        cut = patches(
+            resized(picture, height, width, filter=self._filter)[None], self._patch, self._merge
+        )
         tokens = rows * columns // self._merge**2
-        return MediaItem.of("image", cut.tobytes(), (rows, columns), tokens, bidirectional=False)
+        return MediaItem.of(
+            "image", cut.tobytes(), (rows, columns), tokens=tokens, bidirectional=False
+        )
 
 
 class GlmImageProcessor(QwenImageProcessor):

@@ -56,7 +56,7 @@ class QwenAudioProcessor(AudioProcessor):
             frame=frame,
             hop=settings.integer("hop_length", default=160),
             fft=frame,
-            filters=slaney_filters(frame // 2 + 1, bins, 8000.0, rate),
+            filters=slaney_filters(frame // 2 + 1, bins, 8000.0, rate=rate),
         )
         # Chat templates write what goes around a sound.
         placeholders = Placeholders(token=config.integer("audio_token_id", minimum=0))
@@ -72,7 +72,7 @@ class QwenAudioProcessor(AudioProcessor):
         # Three convolutions halve a chunk's frames, each rounding up.
         tokens = whole * -(-self._chunk // 8) + -(-rest // 8)
         return MediaItem.of(
-            "audio", features.tobytes(), features.shape, tokens, bidirectional=False
+            "audio", features.tobytes(), features.shape, tokens=tokens, bidirectional=False
         )
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:

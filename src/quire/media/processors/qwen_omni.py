@@ -58,7 +58,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
     ) -> Parts:
         audio = self._audio
         if audio is None:
-            return super().prepare_with_sound(data, param, detail, limits)
+            return super().prepare_with_sound(data, param, detail, limits=limits)
         (seen,) = self.prepare(data, param, detail, limits)
         samples = sound.within(data, param=param, rate=audio.rate, limits=limits)
         if samples is None:
@@ -68,7 +68,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
             "video",
             seen.item.features + heard.features,
             (*seen.item.shape, *heard.shape),
-            seen.item.tokens + heard.tokens,
+            tokens=seen.item.tokens + heard.tokens,
             bidirectional=False,
         )
         return (MediaPart(both, _BEGIN, _END),)
@@ -80,7 +80,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
         squares = self._sampling.squares(rows, columns)
         sounds = item.tokens - moments * squares
         own, other = self.placeholders.token, self._audio.placeholders.token
-        heard = sound_rows(moments, squares, step, self._rate, sounds)
+        heard = sound_rows(moments, squares, step, rate=self._rate, sounds=sounds)
         return [other if each else own for each in heard]
 
 

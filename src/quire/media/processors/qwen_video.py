@@ -101,7 +101,7 @@ class Sampling:
         return rows * columns // self.merge**2
 
     def cut(self, frames: Sequence[npt.NDArray[np.uint8]]) -> bytes:
-        """The patches of one moment; its last frame stands for those that it lacks."""
+        """Return the patches of one moment. Its last frame is repeated for missing ones."""
         filled = [*frames, *[frames[-1]] * (self.together - len(frames))]
         return patches(np.stack(filled), self.patch, self.merge).tobytes()
 
@@ -109,7 +109,7 @@ class Sampling:
 def opened(settings: Values, config: Values) -> tuple[Placeholders, Sampling]:
     """Return the arguments of a `QwenVideoProcessor`."""
     token = config.integer("video_token_id", minimum=0)
-    return Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS))
+    return Placeholders(token), Sampling.open(settings, config, 14, rows=(128, _FRAME_ROWS))
 
 
 class QwenVideoProcessor(VideoProcessor):
@@ -130,7 +130,7 @@ class QwenVideoProcessor(VideoProcessor):
 
     @classmethod
     def open_beside_pictures(cls, settings: Values, config: Values) -> Self:
-        """By the settings for pictures, but for the number of pixels, which is a picture's."""
+        """Open the processor by the picture settings, except for the number of pixels."""
         bounds = ("size", "min_pixels", "max_pixels")
         values = {key: value for key, value in settings.values.items() if key not in bounds}
         return cls.open(settings.like(values), config)
@@ -151,7 +151,7 @@ class QwenVideoProcessor(VideoProcessor):
             if not shown:
                 check_stretch(frame.picture, param)
                 size = frame.picture.size
-                height, width = self._size(size[1], size[0], count, detail)
+                height, width = self._size(size[1], size[0], count, detail=detail)
             shown.append(resized(frame.picture, height, width))
         groups = [shown[at : at + own.together] for at in range(0, len(shown), own.together)]
         features = b"".join(own.cut(group) for group in groups)
@@ -160,7 +160,7 @@ class QwenVideoProcessor(VideoProcessor):
         step = math.ceil(round(1e6 * seconds, 3))
         shape = (len(groups), height // own.patch, width // own.patch, step)
         rows = len(groups) * height * width // own.cell**2
-        item = MediaItem.of("video", features, shape, rows, bidirectional=False)
+        item = MediaItem.of("video", features, shape, tokens=rows, bidirectional=False)
         return (MediaPart(item),)
 
     def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class QwenVideoProcessor(VideoProcessor):
 
 
 class MomentVideoProcessor(VideoProcessor):
-    """Each moment is an item, with text of its own around it."""
+    """Makes an item of each moment, with text around it."""
 
     def __init__(self, placeholders: Placeholders, sampling: Sampling) -> None:
         super().__init__(placeholders)
@@ -182,7 +182,7 @@ class MomentVideoProcessor(VideoProcessor):
 
     @abstractmethod
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """The height and width in pixels of each of so many frames of this size."""
+        """Return the height and width in pixels of each of so many frames of this size."""
 
     @abstractmethod
     def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
@@ -198,13 +198,13 @@ class MomentVideoProcessor(VideoProcessor):
             if not parts and not shown:
                 check_stretch(frame.picture, param)
                 width, height = frame.picture.size
-                height, width = self.size(height, width, count, detail)
+                height, width = self.size(height, width, count, detail=detail)
             shown.append(frame)
             if len(shown) == together:
-                parts.append(self._moment(info, shown, height, width))
+                parts.append(self._moment(info, shown, height, width=width))
                 shown = []
         if shown:
-            parts.append(self._moment(info, shown, height, width))
+            parts.append(self._moment(info, shown, height, width=width))
         return tuple(parts)
 
     def _moment(
@@ -214,7 +214,7 @@ class MomentVideoProcessor(VideoProcessor):
         features = own.cut([resized(frame.picture, height, width) for frame in frames])
         shape = (1, height // own.patch, width // own.patch, 0)
         rows = height * width // own.cell**2
-        item = MediaItem.of("video", features, shape, rows, bidirectional=False)
+        item = MediaItem.of("video", features, shape, tokens=rows, bidirectional=False)
         return MediaPart(item, *self.words(info, frames[0], frames[-1]))
 
 
@@ -230,7 +230,7 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
         """
         token = config.integer("video_token_id", minimum=0)
         placeholders = Placeholders(token, mark=f"{_START}{_PAD}{_END}")
-        return cls(placeholders, Sampling.open(settings, config, 16, (128, _FRAME_ROWS)))
+        return cls(placeholders, Sampling.open(settings, config, 16, rows=(128, _FRAME_ROWS)))
 
     def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own = self.sampling
@@ -243,7 +243,7 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
         return f"<{seconds:.1f} seconds>{_START}", _END
 
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """The bounds are those of all frames together."""
+        """Return the size of a frame. Bounds hold for all frames together."""
         own = self.sampling
         minimum, maximum = own.pixels
         each = min(_FRAME_ROWS * own.cell**2, maximum // frames)

@@ -60,7 +60,7 @@ class YoutuImageProcessor(Siglip2ImageProcessor):
         )
 
     def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
-        return shrunk(height, width, self._patch * self._merge, maximum)
+        return shrunk(height, width, self._patch * self._merge, maximum=maximum)
 
 
 class PhiImageProcessor(Siglip2ImageProcessor):
@@ -94,11 +94,14 @@ class PhiImageProcessor(Siglip2ImageProcessor):
     def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
         patch = self._patch
         own = max((height // patch) * (width // patch), 1)
-        return filling(height, width, patch, min(max(own, minimum / patch**2), maximum / patch**2))
+        return filling(
+            height, width, patch, maximum=min(max(own, minimum / patch**2), maximum / patch**2)
+        )
 
 
 def filling(height: int, width: int, patch: int, maximum: float) -> tuple[int, int]:
-    """The height and width in pixels of a picture enlarged or shrunk to at most so many patches.
+    """Return the height and width in pixels of a picture enlarged or shrunk to at most so many
+    patches.
 
     Both are whole patches, rounded up. The scale is found by bisection, to one part in 100,000.
     """
@@ -123,11 +126,11 @@ _BY_MODEL: dict[str, type[Siglip2ImageProcessor]] = {
     "phi4-siglip": PhiImageProcessor,
     "youtu_vl": YoutuImageProcessor,
 }
-"""By `model_type`: both name one processor."""
+"""Processors by `model_type`: the settings name the same one for both."""
 
 
 def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
-    """The processor of a model whose settings name SigLIP 2's.
+    """Open the processor of a model whose settings name SigLIP 2's.
 
     Raises:
         ModelError: see `Siglip2ImageProcessor.open`; or the model is none that has it.
@@ -139,7 +142,7 @@ def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
 
 
 def shrunk(height: int, width: int, cell: int, maximum: float) -> tuple[int, int]:
-    """The height and width in pixels of a picture of `maximum` pixels, or of one cell.
+    """Return the height and width in pixels of a picture of `maximum` pixels, or of one cell.
 
     Both are whole cells, rounded up. A picture of more is shrunk by one part in fifty at a time.
     """

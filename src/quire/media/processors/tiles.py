@@ -73,13 +73,13 @@ class Tiles:
             side_of(vision, "image_size", size),
             side_of(vision, "patch_size", patch),
             PIL.Image.Resampling(number),
-            TOWER_COLOURS[tower],
+            colours=TOWER_COLOURS[tower],
         )
         found.check(settings, "size")
         return found
 
     def check(self, settings: Values, key: str) -> None:
-        """Refuses settings whose sides under `key` are not a tile's.
+        """Refuse settings whose sides under `key` differ from a tile's.
 
         Raises:
             ModelError: naming the key.
@@ -93,11 +93,11 @@ class Tiles:
 
     @property
     def patches(self) -> int:
-        """On a tile's side."""
+        """Patches on a tile's side."""
         return self.size // self.patch
 
     def squeezed(self, picture: PIL.Image.Image) -> PIL.Image.Image:
-        """All of a picture as one tile."""
+        """Return all of a picture as one tile."""
         return self.resized(picture, self.size, self.size)
 
     def resized(self, picture: PIL.Image.Image, width: int, height: int) -> PIL.Image.Image:
@@ -105,7 +105,7 @@ class Tiles:
         return picture if same else picture.resize((width, height), self.filter)
 
     def grid(self, picture: PIL.Image.Image) -> list[PIL.Image.Image]:
-        """The tiles of a picture whose sides are multiples of a tile's, row by row."""
+        """Return the tiles of a picture whose sides are multiples of a tile's, row by row."""
         size = self.size
         return [
             picture.crop((left, top, left + size, top + size))
@@ -122,14 +122,14 @@ class Tiles:
         return grid.swapaxes(2, 3).tobytes()
 
     def item(self, kind: str, tiles: Sequence[PIL.Image.Image], rows: int) -> MediaItem:
-        """Tiles as an item whose rows follow each other, so many a tile."""
+        """Return tiles as an item with `rows` rows for each tile."""
         shape = (len(tiles),)
         features = self.features(tiles)
-        return MediaItem.of(kind, features, shape, len(tiles) * rows, bidirectional=False)
+        return MediaItem.of(kind, features, shape, tokens=len(tiles) * rows, bidirectional=False)
 
 
 def side_of(settings: Values, key: str, default: int) -> int:
-    """A number of pixels, given once or for both sides.
+    """Return a number of pixels, given once or for both sides.
 
     Raises:
         ModelError: the sides differ, or it is something else.
@@ -152,7 +152,7 @@ def check_room(param: str, detail: Detail, rows: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PanAndScan:
-    """How Gemma 3 cuts long pictures, whose parts follow the whole.
+    """Gemma 3's cutting of long pictures. The parts follow the whole picture.
 
     Attributes:
         least: pixels on a part's shorter side.
@@ -213,8 +213,8 @@ class Gemma3ImageProcessor(ImageProcessor):
         """
         token = config.integer("image_token_index", default=262_144, minimum=0)
         rows = config.integer("mm_tokens_per_image", default=256)
-        tiles = Tiles.open(settings, config, 224, 16, filter=2)
-        return cls(Placeholders(token, mark=_BEGIN), tiles, rows, PanAndScan.open(settings))
+        tiles = Tiles.open(settings, config, 224, patch=16, filter=2)
+        return cls(Placeholders(token, mark=_BEGIN), tiles, rows, scan=PanAndScan.open(settings))
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         check_room(param, detail, self._rows)
@@ -226,9 +226,9 @@ class Gemma3ImageProcessor(ImageProcessor):
         return (whole, self._part(first), *(self._part(each, before=" ") for each in others))
 
     def _part(self, picture: PIL.Image.Image, before: str = "", after: str = "") -> MediaPart:
-        """A picture as one tile, within the marks that the model knows and further text."""
+        """Return a picture as one tile, within the marks that the model knows and further text."""
         features = self._tiles.features([self._tiles.squeezed(picture)])
-        item = MediaItem.of("image", features, (1,), self._rows)
+        item = MediaItem.of("image", features, (1,), tokens=self._rows)
         return MediaPart(item, f"{before}\n\n{_BEGIN}", f"{_END}\n\n{after}")
 
 

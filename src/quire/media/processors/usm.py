@@ -26,7 +26,7 @@ def open_spectrogram(
     """Open the spectrogram described by an extractor's settings; the arguments are defaults.
 
     Args:
-        lowest, highest: where the first filter begins and the last ends, in Hz.
+        lowest, highest: where the first filter starts and the last ends, in Hz.
         overdrive: the transform is twice as long as a frame needs.
 
     Raises:
@@ -40,8 +40,8 @@ def open_spectrogram(
         fft // 2 + 1,
         settings.integer("feature_size", default=128),
         settings.number("min_frequency", default=lowest, minimum=0),
-        settings.number("max_frequency", default=highest, minimum=0),
-        rate,
+        highest=settings.number("max_frequency", default=highest, minimum=0),
+        rate=rate,
     )
     hop = round(rate * settings.number("hop_length_ms", default=10.0, minimum=0) / 1000)
     return MelSpectrogram(rate=rate, frame=frame, hop=hop, fft=fft, filters=filters)

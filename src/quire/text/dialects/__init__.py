@@ -75,7 +75,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def named(name: str) -> Dialect:
-    """The dialect of a name.
+    """Return the dialect of a name.
 
     Raises:
         ModelError: there is none.
@@ -86,7 +86,7 @@ def named(name: str) -> Dialect:
 
 
 def choose_dialect(template: str, model_type: str, override: str | None = None) -> Dialect:
-    """The dialect of a model.
+    """Return the dialect of a model.
 
     Args:
         template: the source of its chat template; empty if it has none.

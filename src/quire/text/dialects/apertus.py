@@ -1,4 +1,4 @@
-"""Apertus: calls of one key each, its name, whose value are the arguments.
+"""Apertus: each call is an object with one key, the name, whose value is the arguments.
 
 Source: docs/format.md of swiss-ai/apertus_format. Calls stand in an array,
 `[{"NAME": {...}}, ...]`, between `<|tools_prefix|>` and `<|tools_suffix|>`; reasoning between
@@ -14,7 +14,7 @@ from typing import Any
 from quire.text.dialects.base import Call, Dialect, Forced, Tool
 from quire.text.dialects.flow import named_call
 from quire.text.dialects.grammar import call_rules, literal, section_of_calls
-from quire.text.dialects.machine import Layout, Machine, Section, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, Section, enclosing
 from quire.text.dialects.readers import array_head, read_json_calls
 from quire.text.dialects.values import arguments_json
 
@@ -38,7 +38,7 @@ _LAYOUT = Layout(
             partial(read_json_calls, of=_call),
             array_head,
             ends=frozenset({END}),
-            begin=named_call(r'\s*\[?\s*\{\s*"(?P<name>[^"\\]+)"\s*:'),
+            start=named_call(r'\s*\[?\s*\{\s*"(?P<name>[^"\\]+)"\s*:'),
         )
     },
 )
@@ -49,13 +49,13 @@ def _forced(forced: Forced) -> str:
         return f'{literal(f"{{{json.dumps(tool.name)}: ")} {arguments} "}}"'
 
     calls = call_rules(forced.tools, call)
-    return section_of_calls(forced, BEGIN, END, calls, within=('"["', '"]"'), between='", "')
+    return section_of_calls(forced, BEGIN, END, call=calls, within=('"["', '"]"'), between='", "')
 
 
 APERTUS = Dialect(
     name="apertus",
     recognises=lambda template, model_type: BEGIN in template or model_type == "apertus",
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),

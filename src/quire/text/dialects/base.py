@@ -54,13 +54,13 @@ class Vocabulary:
         object.__setattr__(self, "names", names)
 
     def ids_of(self, text: str) -> tuple[int, ...]:
-        """The ids of a marker, or of several in a row: one where it has a token of its own."""
+        """Return the ids of one or several markers: a single id if they are one added token."""
         token_id = self.added.get(text)
         return tuple(self.encode(text)) if token_id is None else (token_id,)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """A tokenizer as dialects see it."""
+    """Return a tokenizer as dialects see it."""
     return Vocabulary(
         tokenizer.added_tokens,
         lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -84,7 +84,7 @@ class Call:
 class Parser(Protocol):
     """Turns one answer's tokens into deltas. Made for one request, used once.
 
-    A call begins when its name is known to be a tool's, and its arguments follow as they are
+    A call starts when its name is known to be a tool's, and its arguments follow as they are
     written, as far as they can no longer change. `ToolCallEnded` says that it is complete: one that
     is cut off never ends. What turns out to be no call comes as text, whole, unless something of it
     was sent: then `ToolCallBroken` ends the answer.
@@ -113,7 +113,7 @@ class Parser(Protocol):
 
     def finish(self, reason: FinishReason) -> list[Delta]:
         """Takes the end. What is held comes out: a complete call as a call, anything else as text,
-        except that of a call cut off by anything but an end token only the beginning comes."""
+        except that of a call cut off by anything but an end token only the start comes."""
         ...
 
 
@@ -171,8 +171,8 @@ class Dialect:
         reasoning: texts that open and close reasoning; None if the family has none.
         forced: lark source for llguidance that lets only tool calls through; None if forcing a
             call is not offered.
-        openers: markers that begin a call; the first that is a token of its own binds strict calls.
-        strict: lark source that binds strict calls: of one stretch that begins with an opener, or
+        openers: markers that start a call; the first that is a token of its own binds strict calls.
+        strict: lark source that binds strict calls: of one stretch that starts with an opener, or
             of the whole answer where there are no openers. None: `forced`, from each opener on.
         frame: None where an answer has no header.
     """
@@ -189,7 +189,7 @@ class Dialect:
     def parser(
         self, prompt_ids: Sequence[int], tools: Sequence[Tool], vocabulary: Vocabulary
     ) -> Parser:
-        """A parser in the state that the prompt leaves.
+        """Return a parser in the state that the prompt leaves.
 
         Args:
             prompt_ids: the prompt. Only what follows its last turn marker is looked at, so a
@@ -206,7 +206,7 @@ class Dialect:
         return vocabulary.ids_of(opening), vocabulary.ids_of(closing)
 
     def opener(self, vocabulary: Vocabulary) -> int | None:
-        """The token that begins a call, if a token of its own does."""
+        """Return the token that starts a call; None if calls start with ordinary text."""
         found = (vocabulary.added.get(marker) for marker in self.openers)
         return next((token for token in found if token is not None), None)
 
@@ -216,10 +216,10 @@ class Dialect:
         vocabulary: Vocabulary,
         on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str | None:
-        """Lark source that holds calls that the model makes of its own accord to their schemas.
+        """Return a Lark source that binds unforced calls to the schemas of their tools.
 
-        It binds what begins with `opener`, or if `openers` is empty the whole answer. None if
-        nothing tells where a call begins.
+        It binds what starts with `opener`, or if `openers` is empty the whole answer. None if
+        nothing tells where a call starts.
 
         Args:
             on_unenforced: see `Forced`.
@@ -227,7 +227,13 @@ class Dialect:
         if self.openers and self.opener(vocabulary) is None:
             return None
         make = self.strict or (self.forced if self.openers else None)
-        return None if make is None else make(Forced(tools, True, vocabulary, on_unenforced))
+        return (
+            None
+            if make is None
+            else make(
+                Forced(tools, parallel=True, vocabulary=vocabulary, on_unenforced=on_unenforced)
+            )
+        )
 
     def tool_grammar(
         self,
@@ -261,4 +267,4 @@ class Dialect:
                 param="tool_choice",
                 code="invalid_value",
             )
-        return self.forced(Forced(chosen, parallel, vocabulary, on_unenforced))
+        return self.forced(Forced(chosen, parallel, vocabulary, on_unenforced=on_unenforced))

@@ -18,7 +18,15 @@ from functools import partial
 from quire.text.dialects.base import Dialect, Forced, Tool
 from quire.text.dialects.flow import named_call
 from quire.text.dialects.grammar import call_rules, literal, section_of_calls
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
+from quire.text.dialects.marker_parser import (
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+    enclosing,
+)
 from quire.text.dialects.readers import array_head, head_of, read_json_calls
 
 ACTION, BEGIN, END = "Action:", "<|START_ACTION|>", "<|END_ACTION|>"
@@ -49,19 +57,19 @@ _LAYOUT = Layout(
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>")
     ),
     sections={
-        BEGIN: Section(read_json_calls, array_head, ends=frozenset({END}), begin=_BEGIN),
-        ACTION: Section(_read_fenced, head_of("```json", "```\n", "[", "{"), begin=_BEGIN),
+        BEGIN: Section(read_json_calls, array_head, ends=frozenset({END}), start=_BEGIN),
+        ACTION: Section(_read_fenced, head_of("```json", "```\n", "[", "{"), start=_BEGIN),
     },
 )
 
 
 def _forced(forced: Forced) -> str:
     if BEGIN in forced.vocabulary.added:
-        begin, end = BEGIN, END
+        start, end = BEGIN, END
         index = literal('{"tool_call_id": "') + " /[0-9]+/ "
         name, parameters, closing = '", "tool_name": ', ', "parameters": ', "}"
     else:
-        begin, end = f"{ACTION} ```json\n", "\n```"
+        start, end = f"{ACTION} ```json\n", "\n```"
         index = ""
         name, parameters = '{\n        "tool_name": ', ',\n        "parameters": '
         closing = "\n    }"
@@ -71,7 +79,9 @@ def _forced(forced: Forced) -> str:
         return f"{index}{header} {arguments} {literal(closing)}"
 
     calls, within = call_rules(forced.tools, call), (literal("[\n    "), literal("\n]"))
-    return section_of_calls(forced, begin, end, calls, within=within, between=literal(",\n    "))
+    return section_of_calls(
+        forced, start, end, call=calls, within=within, between=literal(",\n    ")
+    )
 
 
 COHERE = Dialect(
@@ -79,7 +89,7 @@ COHERE = Dialect(
     recognises=lambda template, model_type: (
         BEGIN in template or "<|CHATBOT_TOKEN|>" in template or model_type.startswith("cohere")
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),

@@ -1,8 +1,8 @@
 """DeepSeek: R1 and V3 with fenced JSON calls, V3.1 with plain ones, V3.2 and V4 with DSML.
 
 Source: the chat templates of deepseek-ai/DeepSeek-R1, -V3 and -V3.1. A call is, in V3,
-`<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, a line break and a ```json fence, in V3.1
-`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`, both up to `<｜tool▁call▁end｜>`.
+`<｜tool▁call▁start｜>function<｜tool▁sep｜>NAME`, a line break and a ```json fence, in V3.1
+`<｜tool▁call▁start｜>NAME<｜tool▁sep｜>{...}`, both up to `<｜tool▁call▁end｜>`.
 Either dialect reads all notations; they differ in what they force.
 """
 
@@ -13,9 +13,17 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.dsml import MARK, SECTIONS, forced_calls, strict_calls
-from quire.text.dialects.flow import Begun, named_call
+from quire.text.dialects.flow import StartedCall, named_call
 from quire.text.dialects.grammar import marker, named_rules, one_call, section_of_calls
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
+from quire.text.dialects.marker_parser import (
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+    enclosing,
+)
 from quire.text.dialects.readers import header_head, read_named_json
 
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -42,7 +50,7 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _forced(forced: Forced) -> str:
-    return section_of_calls(forced, ALL_BEGIN, ALL_END, _calls(forced))
+    return section_of_calls(forced, ALL_BEGIN, ALL_END, call=_calls(forced))
 
 
 def _strict(forced: Forced) -> str:
@@ -50,11 +58,11 @@ def _strict(forced: Forced) -> str:
 
 
 def _calls(forced: Forced) -> list[str]:
-    begin, separator, end = (marker(text, forced.vocabulary) for text in (BEGIN, SEPARATOR, END))
-    return named_rules(forced.tools, begin, separator, end)
+    start, separator, end = (marker(text, forced.vocabulary) for text in (BEGIN, SEPARATOR, END))
+    return named_rules(forced.tools, start, separator, after=end)
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
+def _start(text: str, tools: Tools) -> StartedCall | None:
     return _PLAIN(text, tools) or _IN_FENCE(text, tools)
 
 
@@ -66,7 +74,7 @@ _LAYOUT = Layout(
             header_head(SEPARATOR),
             ends=frozenset({END}),
             inner=frozenset({SEPARATOR}),
-            begin=_begin,
+            start=_start,
         ),
         **SECTIONS,
     },
@@ -81,7 +89,7 @@ DEEPSEEK = Dialect(
         or "<｜Assistant｜>" in template
         or (model_type.startswith("deepseek") and not model_type.startswith("deepseek_vl"))
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
@@ -94,7 +102,7 @@ DSML = Dialect(
         MARK in template
         or (not template and model_type.startswith(("deepseek_v32", "deepseek_v4")))
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=forced_calls,
     openers=(MARK,),

@@ -13,9 +13,9 @@ import re
 from typing import Any
 
 from quire.text.dialects.base import Call, Forced, Tool
-from quire.text.dialects.flow import Begun
+from quire.text.dialects.flow import StartedCall
 from quire.text.dialects.grammar import Arguments, argument_rules, literal, marker
-from quire.text.dialects.machine import Body, Reading, Section, Tools
+from quire.text.dialects.marker_parser import Body, Reading, Section, Tools
 from quire.text.dialects.readers import head_of
 from quire.text.dialects.values import Unterminated, read_json, typed_argument, write_json
 
@@ -26,12 +26,12 @@ _INVOKE_END, _PARAMETER_END = f"</{MARK}invoke>", f"</{MARK}parameter>"
 _INVOKED = re.compile(rf'\s*{_INVOKE}\s*name="([^"\n]+)"\s*>')
 _OVER = re.compile(rf"\s*{_INVOKE_END}")
 _OPENED = re.compile(rf'\s*{_PARAMETER}\s*name="([^"\n]+)"(?:\s+string="(true|false)")?\s*>')
-# A value whose closing tag is missing ends where the next tag begins.
+# A value whose closing tag is missing ends where the next tag starts.
 _ENDED = re.compile(rf"{_PARAMETER_END}|\n?(?={_PARAMETER}|{_INVOKE_END})")
 
 
 def _value(tool: Tool, key: str, is_text: str | None, text: str) -> Any:
-    """The value of an argument. Without `string` its schema says what the text stands for."""
+    """Return the value of an argument. Without `string`, its schema gives the type."""
     if is_text == "true":
         return text
     if is_text == "false":
@@ -45,7 +45,7 @@ def _value(tool: Tool, key: str, is_text: str | None, text: str) -> Any:
 
 
 def _arguments(text: str, at: int, tool: Tool) -> tuple[str, int]:
-    """The JSON of a call's arguments, and the offset after the call.
+    """Return the JSON of a call's arguments, and the offset after the call.
 
     Raises:
         Unterminated: a value has no end.
@@ -59,7 +59,9 @@ def _arguments(text: str, at: int, tool: Tool) -> tuple[str, int]:
         ended = _ENDED.search(text, opened.end())
         if ended is None:
             raise Unterminated(MARK)
-        found[opened[1]] = _value(tool, opened[1], opened[2], text[opened.end() : ended.start()])
+        found[opened[1]] = _value(
+            tool, opened[1], opened[2], text=text[opened.end() : ended.start()]
+        )
         at = ended.end()
     return write_json(found), over.end()
 
@@ -80,7 +82,7 @@ def _read(body: Body, tools: Tools) -> Reading:
     return Reading(tuple(calls), at)
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
+def _start(text: str, tools: Tools) -> StartedCall | None:
     invoked = _INVOKED.match(text)
     tool = tools.get(invoked[1]) if invoked is not None else None
     if invoked is None or tool is None:
@@ -140,11 +142,11 @@ class _DsmlFlow:
         self._value = None
         if self._is_text == "true":
             return written + '"'
-        return write_json(_value(self._tool, self._keys[-1], self._is_text, "".join(value)))
+        return write_json(_value(self._tool, self._keys[-1], self._is_text, text="".join(value)))
 
 
 def _certain(text: str) -> int:
-    """How many characters of a value that has not ended cannot belong to what ends it."""
+    """Return how many characters of a value that has not ended cannot belong to what ends it."""
     at = text.rfind("<")
     tags = (_PARAMETER, _PARAMETER_END, _INVOKE_END)
     if at < 0 or not any(tag.startswith(text[at:]) for tag in tags):
@@ -154,7 +156,7 @@ def _certain(text: str) -> int:
 
 SECTIONS = {
     f"<{MARK}{block}>": Section(
-        _read, head_of(_INVOKE), ends=frozenset({f"</{MARK}{block}>"}), begin=_begin
+        _read, head_of(_INVOKE), ends=frozenset({f"</{MARK}{block}>"}), start=_start
     )
     for block in _BLOCKS
 }
@@ -162,18 +164,20 @@ SECTIONS = {
 
 
 def forced_calls(forced: Forced) -> str:
-    """A grammar of calls and the empty line that stands before them."""
+    """Return a grammar of calls and the empty line that stands before them."""
     mark = marker(MARK, forced.vocabulary)
     return _grammar(forced, f'("\\n\\n")? "<" {mark}')
 
 
 def strict_calls(forced: Forced) -> str:
-    """A grammar of calls from the first mark on."""
+    """Return a grammar of calls from the first mark on."""
     return _grammar(forced, marker(MARK, forced.vocabulary))
 
 
 def _grammar(forced: Forced, opening: str) -> str:
-    """A grammar of one block of calls, as either model writes it; `opening` ends with the mark."""
+    """Return a grammar of one block of calls, as either model writes it; `opening` ends with the
+    mark.
+    """
     mark = marker(MARK, forced.vocabulary)
     before, kind = literal('parameter name="'), literal('" string="{kind}">')
     notation = Arguments(
@@ -189,7 +193,7 @@ def _grammar(forced: Forced, opening: str) -> str:
         forced,
         "",
         "",
-        notation,
+        notation=notation,
         terms=(f'"<" {mark} {invoke} {{}} {named}', f'"</" {mark} "invoke>\\n"'),
     )
     more = " call*" if forced.parallel else ""

@@ -10,7 +10,7 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect
 from quire.text.dialects.grammar import json_rules, wrapped
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -23,8 +23,8 @@ _LAYOUT = Layout(
 ERNIE = Dialect(
     name="ernie",
     recognises=lambda template, model_type: model_type.startswith("ernie4_5"),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
-    forced=lambda forced: wrapped(forced, BEGIN, END, json_rules(forced.tools)),
+    forced=lambda forced: wrapped(forced, BEGIN, END, call=json_rules(forced.tools)),
     openers=(BEGIN,),
 )

@@ -1,6 +1,6 @@
 """Arguments as they are written: the part of a call's JSON that can no longer change.
 
-A flow follows the text of one call. It may stop short anywhere: what it has given is the beginning
+A flow follows the text of one call. It may stop short anywhere: what it has given is the start
 of what the section's reader makes of the whole, and the rest comes with the end. What it gives
 depends on the text alone, not on how that is cut into pieces; nor does the time that it takes.
 """
@@ -27,9 +27,9 @@ class Flow(Protocol):
         ...
 
 
-Begun = tuple[str, "str | None", Flow, int]
-"""A call's name, the id that the model gave it, its flow, and where in the text that begins."""
-Begin = Callable[[str, Tools], "Begun | None"]
+StartedCall = tuple[str, "str | None", Flow, int]
+"""A call's name, the id that the model gave it, its flow, and where in the text that starts."""
+StartCall = Callable[[str, Tools], "StartedCall | None"]
 
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -46,15 +46,15 @@ _LONGEST_SCALAR = 4096
 
 
 WORTH_SENDING = 24
-"""Characters of arguments with which a call begins. Shorter ones come whole, with the call's end,
+"""Characters of arguments with which a call starts. Shorter ones come whole, with the call's end,
 so that most of what turns out to be no call can still be text."""
 
 
 class CallInProgress:
-    """A call that may begin before its section ends. Owned by the machine of its answer.
+    """A call that may start before its section ends. Owned by the machine of its answer.
 
     Attributes:
-        begun: whether something of it was sent.
+        started: whether something of it was sent.
     """
 
     def __init__(self, writer: Writer, name: str, call_id: str | None, flow: Flow) -> None:
@@ -65,7 +65,7 @@ class CallInProgress:
         self._index: int | None = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         return self._index is not None
 
     def feed(self, text: str, *, marker: bool = False) -> None:
@@ -78,15 +78,15 @@ class CallInProgress:
         if self._index is not None:
             self._writer.arguments(self._index, piece)
         elif self._length >= WORTH_SENDING:
-            self._begin()
+            self._start()
 
-    def _begin(self) -> int:
-        index = self._index = self._writer.begin_call(self._name, self._call_id)
+    def _start(self) -> int:
+        index = self._index = self._writer.start_call(self._name, self._call_id)
         self._writer.arguments(index, "".join(self._pieces))
         return index
 
     def complete(self, call: Call) -> bool:
-        """Ends what has begun as `call`; False if it was the beginning of something else."""
+        """Ends what has started as `call`; False if it was the start of something else."""
         assert self._index is not None
         sent = "".join(self._pieces)
         rest = call.arguments[len(sent) :] if call.arguments.startswith(sent) else None
@@ -101,18 +101,18 @@ class CallInProgress:
         return True
 
     def break_off(self) -> None:
-        """The call that has begun is none."""
+        """The call that has started is none."""
         assert self._index is not None
         self._writer.break_call(self._index)
 
     def cut_off(self) -> None:
         """The answer ends within the call: the part that is there is sent."""
         if self._index is None:
-            self._begin()
+            self._start()
 
 
 def _says(text: str, arguments: str) -> bool:
-    """Whether a JSON text says the same as `arguments`."""
+    """Return whether a JSON text equals `arguments`."""
     try:
         return bool(json.loads(text) == json.loads(arguments))
     except ValueError:
@@ -224,35 +224,35 @@ class JsonFlow:
         return closer, at + 1
 
     def _separated(self, piece: str) -> str:
-        """The comma before a value or a key is certain to be right once that begins."""
+        """Return the comma before a value or a key; it is certain only once that starts."""
         comma, self._comma = self._comma, ""
         return comma + piece
 
 
-def json_call(*openings: str) -> Begin:
+def json_call(*openings: str) -> StartCall:
     """Return the reading of `{"name": ..., "arguments": {...}}`, the first call of its section."""
     key = "|".join(openings or ("arguments", "parameters"))
     head = re.compile(rf'\s*\[?\s*\{{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:{key})"\s*:\s*(?=\{{)')
 
-    def begin(text: str, tools: Tools) -> Begun | None:
+    def start(text: str, tools: Tools) -> StartedCall | None:
         found = head.match(text)
         if found is None or found.group(1) not in tools:
             return None
         return found.group(1), None, JsonFlow(), found.end()
 
-    return begin
+    return start
 
 
-def named_call(head: str) -> Begin:
+def named_call(head: str) -> StartCall:
     """Return the reading of calls that start with the regular expression `head` and continue with a
     JSON object. The groups of `head` are the name and perhaps an `id`.
     """
-    beginning = re.compile(rf"{head}\s*(?=\{{)")
+    start_of = re.compile(rf"{head}\s*(?=\{{)")
 
-    def begin(text: str, tools: Tools) -> Begun | None:
-        found = beginning.match(text)
+    def start(text: str, tools: Tools) -> StartedCall | None:
+        found = start_of.match(text)
         if found is None or found["name"] not in tools:
             return None
         return found["name"], found.groupdict().get("id"), JsonFlow(), found.end()
 
-    return begin
+    return start

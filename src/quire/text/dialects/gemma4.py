@@ -1,4 +1,4 @@
-"""Gemma 4: channels for reasoning, and calls in a notation of its own.
+"""Gemma 4: channels for reasoning, and a special notation for calls.
 
 Source: the chat template of google/gemma-4-*-it. Reasoning is `<|channel>thought\\n...<channel|>`;
 a call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`, where keys are bare, strings stand
@@ -17,19 +17,19 @@ from typing import Any
 
 from quire.core.request import FinishReason
 from quire.text.dialects.base import Call, Dialect, Schema, Start, Tool
-from quire.text.dialects.flow import Begun
+from quire.text.dialects.flow import StartedCall
 from quire.text.dialects.gemma4_flow import GemmaFlow
 from quire.text.dialects.gemma4_grammar import QUOTE, forced_calls
-from quire.text.dialects.machine import (
+from quire.text.dialects.marker_parser import (
     Body,
     Layout,
-    Machine,
+    MarkerParser,
     Mode,
     Reading,
     Section,
     Tools,
     enclosing,
-    reasoning_begun,
+    started_reasoning,
 )
 from quire.text.dialects.values import (
     Unterminated,
@@ -58,7 +58,7 @@ _BARE_IN_ARRAY = re.compile(r"[^,{}\[\]]+")
 
 
 class _Keys:
-    """The keys of one object: those that its schema names are read whatever they are made of."""
+    """The keys of one object. Keys of its schema are read whatever characters they contain."""
 
     def __init__(self, names: Iterable[str], *, braces: bool) -> None:
         self._names = {form: name for name in names for form in (name.strip(), name)}
@@ -72,7 +72,7 @@ class _Keys:
         self.bare = re.compile(rf"[^,{inner}]+(?:{following}[^,{inner}]*)*")
 
     def match(self, text: str, at: int) -> tuple[str, int] | None:
-        """The key at `at` and the offset after its colon."""
+        """Return the key at `at` and the offset after its colon."""
         found = self._known.match(text, at) or self._known.match(text, skip_space(text, at))
         if found is not None:
             return self._names[found.group(1)], found.end()
@@ -216,7 +216,7 @@ def _head(text: str, tools: Tools) -> bool | None:
     return None if "call".startswith(compact) or _NAME_BEGUN.fullmatch(compact) else False
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
+def _start(text: str, tools: Tools) -> StartedCall | None:
     opening = _NAME.match(text)
     if opening is None or opening.group(1) not in tools or not text.startswith("{", opening.end()):
         return None
@@ -230,7 +230,7 @@ _LAYOUT = Layout(
             _head,
             ends=frozenset({"<tool_call|>"}),
             inner=frozenset({QUOTE}),
-            begin=_begin,
+            start=_start,
         )
     },
     reasoning=enclosing((CHANNEL, CHANNEL_END)),
@@ -238,16 +238,16 @@ _LAYOUT = Layout(
 )
 
 
-class _GemmaParser(Machine):
+class _GemmaParser(MarkerParser):
     """Adds the label that follows `<|channel>` and says what the channel holds."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
         self._label: str | None = None
-        begun = reasoning_begun(start, _LAYOUT.reasoning)
-        if begun is not None:
+        started = started_reasoning(start, _LAYOUT.reasoning)
+        if started is not None:
             self._label, self.mode = "", Mode.HEADER
-            self.on_text(begun)
+            self.on_text(started)
             self.writer.end(thinking=True)
             self.writer.take()  # reasoning that the prompt holds is not the answer's
 

@@ -136,6 +136,6 @@ class GemmaFlow:
         return closer
 
     def _separated(self, piece: str) -> str:
-        """The comma before a piece waits for it, as one at the end means nothing."""
+        """Return the comma before a piece waits for it, as one at the end means nothing."""
         comma, self._comma = self._comma, ""
         return comma + piece

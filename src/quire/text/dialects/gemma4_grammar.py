@@ -30,8 +30,8 @@ NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
 _IGNORED = frozenset({"patternProperties", "minProperties", "maxProperties"})
 """Keywords that rules of this notation leave out, and JSON's grammar does not."""
 _QUOTED_KEY = re.compile(r"[\s'\")}]|.*\s$|$", re.DOTALL)
-"""Keys that would not be read as they are: empty ones, those with a blank at an end, and those that
-begin as if a string began or the object ended."""
+"""Keys that must be quoted: empty ones, ones with a blank at an end, and ones that start like a
+string or the object's end."""
 
 
 class _Rules:
@@ -53,7 +53,7 @@ class _Rules:
         self._on_unenforced(f"{self._tool}: {word}")
 
     def of(self, schema: Any) -> str:
-        """A lark term for a value of this schema."""
+        """Return a lark term for a value of this schema."""
         schema = resolve(schema, self._root)
         known = self._names.get(id(schema))
         if known is not None:
@@ -103,8 +103,9 @@ class _Rules:
         return name
 
     def object(self, schema: Schema) -> str:
-        """A lark term for an object: its properties in the order in which Gemma's template writes
-        them, sorted by name; optional ones or not."""
+        """Return a lark term for an object: its properties in the order in which Gemma's template
+        writes them, sorted by name; optional ones or not.
+        """
         found = merged(schema, self._root)
         for word in _IGNORED & found.keys():
             self._unenforced(word)
@@ -122,7 +123,7 @@ class _Rules:
         return name
 
     def _map(self, schema: Schema, found: Schema) -> str:
-        """An object whose keys the schema does not name."""
+        """Return the grammar of an object whose schema names no keys."""
         values = found.get("additionalProperties")
         if values is False:
             return '"{}"'
@@ -134,7 +135,7 @@ class _Rules:
         return name
 
     def _key(self, key: str) -> str:
-        """A key as the template writes it, or as a string where it would not be read as one."""
+        """Return a key as the template writes it; as a string if it could not be read otherwise."""
         if _QUOTED_KEY.match(key):
             return f"{self._quote} {literal(key)} {self._quote}" if key else f"{self._quote * 2}"
         return literal(key)
@@ -158,7 +159,7 @@ def _string_rule(vocabulary: Vocabulary) -> str:
 
 
 def forced_calls(forced: Forced) -> str:
-    """A grammar of one call, or of several if they are parallel, and nothing else."""
+    """Return a grammar of one call, or of several if they are parallel, and nothing else."""
     vocabulary = forced.vocabulary
     opening, closing = marker("<|tool_call>", vocabulary), marker("<tool_call|>", vocabulary)
     lines = [
@@ -167,7 +168,7 @@ def forced_calls(forced: Forced) -> str:
         alternatives("call", len(forced.tools)),
     ]
     for index, tool in enumerate(forced.tools):
-        rules = _Rules(tool, f"tool_{index}", vocabulary, forced.on_unenforced)
+        rules = _Rules(tool, f"tool_{index}", vocabulary, on_unenforced=forced.on_unenforced)
         body = rules.object(resolve(tool.parameters, tool.parameters))
         lines += [*rules.lines, f"call_{index}: {literal(tool.name)} {body}"]
     return "\n".join(lines) + _SHARED + _string_rule(vocabulary) + "\n"

@@ -11,9 +11,17 @@ from functools import partial
 from typing import Any
 
 from quire.text.dialects.base import THINK, Call, Dialect, Forced, Tool, Vocabulary
-from quire.text.dialects.flow import Begun
+from quire.text.dialects.flow import StartedCall
 from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
+from quire.text.dialects.marker_parser import (
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+    enclosing,
+)
 from quire.text.dialects.tag_flow import KeyedFlow
 from quire.text.dialects.values import skip_space, typed_argument, write_json
 
@@ -22,7 +30,7 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 
 
 def keyed(separator: str = "") -> Section:
-    """A section of one such call.
+    """Return a section of one such call.
 
     Args:
         separator: a marker that may follow the name; empty if there is none.
@@ -34,7 +42,7 @@ def keyed(separator: str = "") -> Section:
         partial(_head, name_of=name),
         ends=frozenset({END}),
         inner=frozenset(inner),
-        begin=partial(_begin, name_of=name),
+        start=partial(_start, name_of=name),
     )
 
 
@@ -83,7 +91,7 @@ def _read(body: Body, tools: Tools, *, name_of: re.Pattern[str]) -> Reading:
     return Reading((Call(tool.name, write_json(arguments)),), at)
 
 
-def _begin(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> Begun | None:
+def _start(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> StartedCall | None:
     name = name_of.match(text)
     tool = tools.get(name.group(1)) if name is not None else None
     if name is None or tool is None or not text.startswith(KEY, name.end()):
@@ -93,8 +101,8 @@ def _begin(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> Begun | None
 
 
 def _forced(forced: Forced) -> str:
-    calls = argument_rules(forced, "{}\n", "", in_tags(forced.vocabulary))
-    return wrapped(forced, BEGIN, END, calls, within="")
+    calls = argument_rules(forced, "{}\n", "", notation=in_tags(forced.vocabulary))
+    return wrapped(forced, BEGIN, END, call=calls, within="")
 
 
 _LAYOUT = Layout(reasoning=enclosing(THINK), sections={BEGIN: keyed()})
@@ -104,7 +112,7 @@ GLM4 = Dialect(
     recognises=lambda template, model_type: (
         KEY in template or model_type.startswith(("glm4_moe", "glm_moe", "laguna"))
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),

@@ -13,11 +13,11 @@ import re
 from quire.text.dialects.base import THINK, Call, Dialect, Forced, Start
 from quire.text.dialects.flow import named_call
 from quire.text.dialects.grammar import call_rules, literal
-from quire.text.dialects.machine import (
+from quire.text.dialects.marker_parser import (
     NO_SECTION,
     Body,
     Layout,
-    Machine,
+    MarkerParser,
     Mode,
     Reading,
     Section,
@@ -55,12 +55,12 @@ def _read(body: Body, tools: Tools) -> Reading:
 _LAYOUT = Layout(
     reasoning=enclosing(THINK),
     answer=enclosing(("<answer>", "</answer>")),
-    sections={NO_SECTION: Section(_read, _head, begin=_BEGIN)},
+    sections={NO_SECTION: Section(_read, _head, start=_BEGIN)},
     quiet=frozenset({ASSISTANT}),
 )
 
 
-class _Parser(Machine):
+class _Parser(MarkerParser):
     """A message may follow another, and may be a call."""
 
     def __init__(self, start: Start) -> None:
@@ -73,7 +73,7 @@ class _Parser(Machine):
 
 
 def _calls(forced: Forced) -> list[str]:
-    """Rules for `call`. A header is one terminal: in `_strict` other text may begin like it."""
+    """Rules for `call`. A header is one terminal: in `_strict` other text may start like it."""
     return call_rules(forced.tools, lambda tool, args: f"{literal(tool.name + chr(10))} {args}")
 
 
@@ -83,7 +83,7 @@ def _forced(forced: Forced) -> str:
 
 
 def _strict(forced: Forced) -> str:
-    """Nothing marks a call, so an answer that begins like one has to be one."""
+    """Nothing marks a call, so an answer that starts like one has to be one."""
     names = "|".join(re.escape(tool.name).replace("/", r"\/") for tool in forced.tools)
     rules = [
         "start: calls | OTHER",

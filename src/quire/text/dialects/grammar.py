@@ -15,23 +15,23 @@ _OPTIONS = {"whitespace_pattern": JSON_BLANKS, "lenient": False}
 
 
 def literal(text: str) -> str:
-    """A lark string for exactly this text."""
+    """Return a lark string for exactly this text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def marker(text: str, vocabulary: Vocabulary) -> str:
-    """A lark term for a marker: its token by id if it has one, else its spelling."""
+    """Return a lark term for a marker: its token by id if it has one, else its spelling."""
     token_id = vocabulary.added.get(text)
     return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
 def schema_of(tool: Tool) -> str:
-    """The arguments' schema as a lark term. A schema without a type is an object all the same."""
+    """Return the arguments' schema as a lark term. Without a type, it is an object's."""
     return json_term({"type": "object", **tool.parameters})
 
 
 def json_term(schema: Schema) -> str:
-    """A lark term for JSON of this schema. Keywords that can't be enforced are refused."""
+    """Return a lark term for JSON of this schema. Keywords that can't be enforced are refused."""
     return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
@@ -54,7 +54,7 @@ def call_rules(tools: Sequence[Tool], call: Callable[[Tool, str], str]) -> list[
 
 
 def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
-    """The `call_rules` of `{"name": ..., key: ...}`."""
+    """Return the `call_rules` of `{"name": ..., key: ...}`."""
 
     def call(tool: Tool, arguments: str) -> str:
         opening = literal(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
@@ -64,7 +64,7 @@ def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
 
 
 def named_rules(tools: Sequence[Tool], before: str, between: str, after: str = "") -> list[str]:
-    """The `call_rules` of `before NAME between ARGUMENTS after`, all lark terms."""
+    """Return the `call_rules` of `before NAME between ARGUMENTS after`, all lark terms."""
     return call_rules(
         tools, lambda tool, args: f"{before} {literal(tool.name)} {between} {args} {after}"
     )
@@ -76,7 +76,7 @@ class Arguments:
 
     Attributes:
         opening_term, closing_term: lark terms for the two where they hold tokens and not just text.
-        ending: text with which the closing begins, before the first token of `closing_term`.
+        ending: text with which the closing starts, before the first token of `closing_term`.
         kinds: what stands for {kind} in the opening where the value is text, and where it is JSON.
     """
 
@@ -96,7 +96,7 @@ def argument_rules(
     *,
     terms: tuple[str, str] | None = None,
 ) -> list[str]:
-    """Rules `call_0`... and `call` for calls that give each argument a tag of its own.
+    """Return the rules `call_0`... and `call` for calls with a tag for each argument.
 
     Arguments come in the schema's order. Those that are not required may be left out; strings are
     text up to the closing tag, everything else is JSON. A schema without properties leaves names
@@ -121,7 +121,7 @@ def argument_rules(
         for number, key in enumerate(tool.parameters.get("properties") or {}):
             rule = f"call_{index}_{number}"
             found.append(rule if key in required else f"{rule}?")
-            rules += _argument(rule, forced, tool, key, notation)
+            rules += _argument(rule, forced, tool, key=key, notation=notation)
         rules.append(f"call_{index}: {' '.join(found)} {after}")
     return rules
 
@@ -134,28 +134,28 @@ def _argument(rule: str, forced: Forced, tool: Tool, key: str, notation: Argumen
             tool.parameters,
             lambda word: forced.on_unenforced(f"{tool.name}: {key}: {word}"),
         )
-        return _text_argument(rule, literal(key), text, notation)
+        return _text_argument(rule, literal(key), text, notation=notation)
     shared = {
         name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters
     }
-    return _json_argument(rule, literal(key), {**shared, **schema}, notation)
+    return _json_argument(rule, literal(key), {**shared, **schema}, notation=notation)
 
 
 def _any_argument(rule: str, notation: Arguments) -> list[str]:
-    """Rules for an argument of any name, whose value is text or, where that is marked, JSON."""
+    """Return rules for an argument of any name; its value is text or, if marked, JSON."""
     key = '/[^\\s<>"]+/'
     if not notation.kinds[1]:
-        return _text_argument(rule, key, ANY, notation)
+        return _text_argument(rule, key, ANY, notation=notation)
     text, value = f"{rule}_text", f"{rule}_json"
     return [
         f"{rule}: {text} | {value}",
-        *_text_argument(text, key, ANY, notation),
-        *_json_argument(value, key, {}, notation),
+        *_text_argument(text, key, ANY, notation=notation),
+        *_json_argument(value, key, {}, notation=notation),
     ]
 
 
 def _json_argument(rule: str, key: str, schema: Schema, notation: Arguments) -> list[str]:
-    """Rules for an argument whose value is JSON; `key` is a lark term."""
+    """Return rules for an argument with a JSON value; `key` is a lark term."""
     opening = _opening(key, notation, notation.kinds[1])
     closing = literal(notation.closing)
     if notation.closing_term:
@@ -165,7 +165,7 @@ def _json_argument(rule: str, key: str, schema: Schema, notation: Arguments) -> 
 
 
 def _text_argument(rule: str, key: str, text: str, notation: Arguments) -> list[str]:
-    """Rules for an argument whose value is text; `key` is a lark term, `text` a terminal's."""
+    """Return rules for an argument with a text value; `key` is a lark term, `text` a terminal's."""
     opening = _opening(key, notation, notation.kinds[0])
     if not notation.closing_term:
         closing = literal(notation.closing)
@@ -185,12 +185,12 @@ def _opening(key: str, notation: Arguments, kind: str) -> str:
 
 
 def alternatives(name: str, count: int) -> str:
-    """A rule that is any of `name_0`, `name_1`..."""
+    """Return a rule that is any of `name_0`, `name_1`..."""
     return f"{name}: " + " | ".join(f"{name}_{index}" for index in range(count))
 
 
 def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[str]:
-    """Rules whose first is `name_first_0`: terms in their order with `comma` between them.
+    """Return rules for terms in order, separated by `comma`; the first rule is `name_first_0`.
 
     Args:
         pairs: terms, and whether each is needed; others may be left out.
@@ -207,9 +207,11 @@ def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[
 
 
 def array_of_calls(forced: Forced, before: str, after: str = "") -> str:
-    """A grammar of JSON calls in one array; of one, unless calls are parallel."""
+    """Return a grammar of JSON calls in one array; of one, unless calls are parallel."""
     calls = json_rules(forced.tools)
-    return section_of_calls(forced, before, after, calls, within=('"["', '"]"'), between='", "')
+    return section_of_calls(
+        forced, before, after, call=calls, within=('"["', '"]"'), between='", "'
+    )
 
 
 def wrapped(
@@ -221,7 +223,7 @@ def wrapped(
     within: str = '"\\n"',
     between: str = '"\\n"',
 ) -> str:
-    """A grammar of calls, each between two markers; more of them if calls are parallel.
+    """Return a grammar of calls, each between two markers; more of them if calls are parallel.
 
     Args:
         call: rules for `call`.
@@ -243,7 +245,7 @@ def section_of_calls(
     within: tuple[str, str] = ("", ""),
     between: str = "",
 ) -> str:
-    """A grammar of calls between two markers that stand once around all of them.
+    """Return a grammar of calls between two markers that stand once around all of them.
 
     Args:
         after: empty where nothing closes the section.
@@ -259,5 +261,5 @@ def section_of_calls(
 
 
 def one_call(call: Sequence[str]) -> str:
-    """A grammar of one call and nothing around it, from the rules for `call`."""
+    """Return a grammar of one call and nothing around it, from the rules for `call`."""
     return "\n".join(["start: call", *call]) + "\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from quire.text.dialects.base import THINK, Dialect, Forced, Start
 from quire.text.dialects.grammar import array_of_calls, json_rules, wrapped
-from quire.text.dialects.machine import Layout, Machine, Mode, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, Mode, enclosing
 from quire.text.dialects.readers import json_section
 
 _PROSE_OPENS = frozenset({"Here is my thought process:", "Here's my thought process:"})
@@ -25,7 +25,7 @@ _LAYOUT = Layout(
 )
 
 
-class _GraniteParser(Machine):
+class _GraniteParser(MarkerParser):
     """Takes the prose sentences for markers only where they can be ones."""
 
     def __init__(self, start: Start) -> None:
@@ -44,7 +44,7 @@ class _GraniteParser(Machine):
 
 def _forced(forced: Forced) -> str:
     if "<|tool_call|>" not in forced.vocabulary.added:
-        return wrapped(forced, "<tool_call>", "</tool_call>", json_rules(forced.tools))
+        return wrapped(forced, "<tool_call>", "</tool_call>", call=json_rules(forced.tools))
     return array_of_calls(forced, "<|tool_call|>")
 
 

@@ -15,12 +15,12 @@ import re
 
 from quire.core.request import FinishReason
 from quire.text.dialects.base import Dialect, Forced, Frame, Start, Tool, Vocabulary
-from quire.text.dialects.flow import Begun, JsonFlow
+from quire.text.dialects.flow import JsonFlow, StartedCall
 from quire.text.dialects.grammar import call_rules, literal, marker
-from quire.text.dialects.machine import (
+from quire.text.dialects.marker_parser import (
     Body,
     Layout,
-    Machine,
+    MarkerParser,
     Mode,
     Reading,
     Section,
@@ -35,12 +35,12 @@ _LAYOUT = Layout(quiet=frozenset({START, CHANNEL, MESSAGE, "<|constrain|>"}) | _
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 _CHANNEL = re.compile(r"\s*(\w+)")
 _READERS = frozenset({"assistant", "user", "all"})
-"""Recipients that mean nobody else than who reads the answer anyway."""
+"""Recipients that mean the reader of the answer."""
 _FUNCTIONS = "functions."
 _MAX_HEADER = 256
 
 
-class _HarmonyParser(Machine):
+class _HarmonyParser(MarkerParser):
     """Adds headers: between `<|start|>` or `<|channel|>` and `<|message|>` text is no content."""
 
     def __init__(self, start: Start) -> None:
@@ -56,18 +56,18 @@ class _HarmonyParser(Machine):
         self._given = start.vocabulary.decode(start.prompt_ids[position:])
         self._header, self.mode = [], Mode.HEADER
         if MESSAGE in self._given:
-            self._given, _, begun = self._given.partition(MESSAGE)
-            self._begin_body()
+            self._given, _, started = self._given.partition(MESSAGE)
+            self._start_body()
             if self.mode is Mode.SECTION:
-                self._hold(begun)
+                self._hold(started)
 
     def on_marker(self, marker: str) -> None:
         if self._header is not None and marker == MESSAGE:
-            self._begin_body()
+            self._start_body()
         elif self._header is not None and marker not in _ENDS and marker != START:
             self._header.append(marker)
         elif self._header is not None:
-            self._begin_body()
+            self._start_body()
             self.on_marker(marker)
         elif self.mode is Mode.SECTION:
             super().on_marker(marker)
@@ -97,7 +97,7 @@ class _HarmonyParser(Machine):
         if written:
             super().on_text(written)
 
-    def _begin_body(self) -> None:
+    def _start_body(self) -> None:
         written = "".join(self._header or ())
         role, *channels = (self._given + written).split(CHANNEL)
         self._header, self._given = None, ""
@@ -122,7 +122,7 @@ class _HarmonyParser(Machine):
         return None if found is None or found.group(1) in _READERS else found.group(1)
 
     def _is_tool(self, name: str) -> bool:
-        """Whether a recipient is one of the client's tools, or would be one."""
+        """Return whether a recipient is one of the client's tools, or would be one."""
         return bool(self.tools) and (name.startswith(_FUNCTIONS) or name in self.tools)
 
 
@@ -130,10 +130,10 @@ def _call_section(name: str) -> Section:
     def read(body: Body, tools: Tools) -> Reading:
         return read_named_json(name, body.text, 0)
 
-    def begin(text: str, tools: Tools) -> Begun | None:
+    def start(text: str, tools: Tools) -> StartedCall | None:
         return (name, None, JsonFlow(), 0) if name in tools else None
 
-    return Section(read, head_of("{"), ends=_ENDS, begin=begin)
+    return Section(read, head_of("{"), ends=_ENDS, start=start)
 
 
 def _before(vocabulary: Vocabulary) -> str:
@@ -167,7 +167,7 @@ def _forced(forced: Forced) -> str:
 
 
 def _strict(forced: Forced) -> str:
-    """A whole turn: a call may be told by its header alone, so all headers are bound."""
+    """Return a whole turn: a call may be told by its header alone, so all headers are bound."""
     channel, message, end, start, constrain, last = (
         marker(text, forced.vocabulary)
         for text in (CHANNEL, MESSAGE, "<|end|>", START, "<|constrain|>", "<|return|>")

@@ -2,7 +2,7 @@
 
 Source: the chat templates of tencent/Hunyuan-A13B-Instruct and Hunyuan-7B-Instruct:
 `[{"name": ..., "arguments": {...}}]` between `<tool_calls>` and `</tool_calls>`, `<think>`, then
-`<answer>`. With tools, the template has other answers begin with "助手：" ("assistant:").
+`<answer>`. With tools, the template has other answers start with "助手：" ("assistant:").
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from quire.text.dialects.base import THINK, Dialect, Start
 from quire.text.dialects.grammar import array_of_calls
 from quire.text.dialects.jamba import BEGIN, END
-from quire.text.dialects.machine import Layout, Machine, Mode, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, Mode, enclosing
 from quire.text.dialects.readers import json_section
 
 _SPEAKER = "助手："
@@ -22,15 +22,15 @@ _LAYOUT = Layout(
 )
 
 
-class _HunyuanParser(Machine):
+class _HunyuanParser(MarkerParser):
     """Takes the speaker's name for structure only where the template asks for it."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
 
     def on_marker(self, marker: str) -> None:
-        begins = self.mode is Mode.TEXT and bool(self.tools) and not self.writer.wrote
-        if marker == _SPEAKER and self.mode is not Mode.SECTION and not begins:
+        starts = self.mode is Mode.TEXT and bool(self.tools) and not self.writer.wrote
+        if marker == _SPEAKER and self.mode is not Mode.SECTION and not starts:
             self.on_text(marker)
         else:
             super().on_marker(marker)

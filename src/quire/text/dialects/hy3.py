@@ -12,27 +12,29 @@ from functools import partial
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.glm4 import BEGIN, END, in_tags, keyed
 from quire.text.dialects.grammar import argument_rules, marker, one_call, section_of_calls
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 
 ALL_BEGIN, ALL_END, SEPARATOR = "<tool_calls>", "</tool_calls>", "<tool_sep>"
 
 
 def _calls(forced: Forced) -> list[str]:
-    begin, end, separator = (marker(text, forced.vocabulary) for text in (BEGIN, END, SEPARATOR))
+    start, end, separator = (marker(text, forced.vocabulary) for text in (BEGIN, END, SEPARATOR))
     notation = in_tags(forced.vocabulary)
     return argument_rules(
         forced,
         f"{BEGIN}{{}}{SEPARATOR}\n",
         END,
-        notation,
-        terms=(f'{begin} {{}} {separator} "\\n"', end),
+        notation=notation,
+        terms=(f'{start} {{}} {separator} "\\n"', end),
     )
 
 
 def _forced(forced: Forced) -> str:
     lines = '"\\n"'
     calls = _calls(forced)
-    return section_of_calls(forced, ALL_BEGIN, ALL_END, calls, within=(lines, lines), between=lines)
+    return section_of_calls(
+        forced, ALL_BEGIN, ALL_END, call=calls, within=(lines, lines), between=lines
+    )
 
 
 HY3 = Dialect(
@@ -41,7 +43,7 @@ HY3 = Dialect(
         SEPARATOR in template or (not template and model_type == "hy_v3")
     ),
     build=partial(
-        Machine,
+        MarkerParser,
         Layout(
             reasoning=enclosing(THINK),
             sections={BEGIN: keyed(SEPARATOR)},

@@ -10,7 +10,7 @@ from functools import partial
 
 from quire.text.dialects.base import Dialect
 from quire.text.dialects.grammar import array_of_calls
-from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.marker_parser import Layout, MarkerParser
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<tool_calls>", "</tool_calls>"
@@ -22,7 +22,7 @@ JAMBA = Dialect(
         (BEGIN in template and "<|bom|>" in template)
         or (model_type == "jamba" and "<think>" not in template and "<tool_call>" not in template)
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),
 )

@@ -19,7 +19,15 @@ from quire.text.dialects.grammar import (
     one_call,
     section_of_calls,
 )
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
+from quire.text.dialects.marker_parser import (
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+    enclosing,
+)
 from quire.text.dialects.readers import header_head, read_named_json
 
 ALL_BEGIN, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -36,11 +44,11 @@ def _read(body: Body, tools: Tools) -> Reading:
     name = name.removeprefix("functions.")
     if not name:
         return Reading()
-    return read_named_json(name, body.text, separator + len(ARGUMENTS), call_id)
+    return read_named_json(name, body.text, separator + len(ARGUMENTS), call_id=call_id)
 
 
 def _forced(forced: Forced) -> str:
-    return section_of_calls(forced, ALL_BEGIN, ALL_END, _calls(forced))
+    return section_of_calls(forced, ALL_BEGIN, ALL_END, call=_calls(forced))
 
 
 def _strict(forced: Forced) -> str:
@@ -48,11 +56,11 @@ def _strict(forced: Forced) -> str:
 
 
 def _calls(forced: Forced) -> list[str]:
-    begin, arguments, end = (marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END))
+    start, arguments, end = (marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END))
 
     def call(tool: Tool, args: str) -> str:
         name = literal(f"functions.{tool.name}:")
-        return f"{begin} {name} /[0-9]+/ {arguments} {args} {end}"
+        return f"{start} {name} /[0-9]+/ {arguments} {args} {end}"
 
     return call_rules(forced.tools, call)
 
@@ -65,7 +73,7 @@ _LAYOUT = Layout(
             header_head(ARGUMENTS),
             ends=frozenset({END}),
             inner=frozenset({ARGUMENTS}),
-            begin=named_call(_HEADER),
+            start=named_call(_HEADER),
         )
     },
     quiet=frozenset({ALL_BEGIN, ALL_END}),
@@ -74,7 +82,7 @@ _LAYOUT = Layout(
 KIMI_K2 = Dialect(
     name="kimi_k2",
     recognises=lambda template, model_type: ALL_BEGIN in template or model_type.startswith("kimi"),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),

@@ -12,7 +12,7 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import section_of_calls
-from quire.text.dialects.machine import Layout, Machine, Section, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, Section, enclosing
 from quire.text.dialects.python_flow import PYTHON
 from quire.text.dialects.pythonic import python_rules
 from quire.text.dialects.readers import chosen, json_section
@@ -37,7 +37,7 @@ _LAYOUT = Layout(
 
 def _forced(forced: Forced) -> str:
     calls = python_rules(forced)
-    return section_of_calls(forced, BEGIN, END, calls, within=('"["', '"]"'), between='", "')
+    return section_of_calls(forced, BEGIN, END, call=calls, within=('"["', '"]"'), between='", "')
 
 
 LFM2 = Dialect(
@@ -45,7 +45,7 @@ LFM2 = Dialect(
     recognises=lambda template, model_type: (
         BEGIN in template or "<|tool_list_start|>" in template or model_type.startswith("lfm2")
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),

@@ -2,7 +2,7 @@
 
 Source: Meta's prompt formats for Llama 3.1, 3.2 and 4. JSON calls are
 `{"name": ..., "parameters": {...}}`, several in a list or with `;` between, with or without
-`<|python_tag|>`; pythonic ones `[name(key=value, ...), ...]`. Nothing marks them, so they begin an
+`<|python_tag|>`; pythonic ones `[name(key=value, ...), ...]`. Nothing marks them, so they start an
 answer or a line, and only the name of a tool that exists makes them calls: other JSON is an answer.
 """
 
@@ -13,10 +13,18 @@ from dataclasses import replace
 from functools import partial
 
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.flow import Begun, json_call
+from quire.text.dialects.flow import StartedCall, json_call
 from quire.text.dialects.grammar import json_rules
-from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
-from quire.text.dialects.python_flow import begin_python
+from quire.text.dialects.marker_parser import (
+    NO_SECTION,
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+)
+from quire.text.dialects.python_flow import start_python
 from quire.text.dialects.pythonic import read_python_calls
 from quire.text.dialects.readers import read_json_calls
 
@@ -64,8 +72,8 @@ def _read(body: Body, tools: Tools) -> Reading:
     return reading if known else Reading(until=reading.until)
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
-    return begin_python(text, tools) if _PYTHONIC.match(text) else _IN_JSON(text, tools)
+def _start(text: str, tools: Tools) -> StartedCall | None:
+    return start_python(text, tools) if _PYTHONIC.match(text) else _IN_JSON(text, tools)
 
 
 def _forced(forced: Forced) -> str:
@@ -74,7 +82,7 @@ def _forced(forced: Forced) -> str:
 
 
 def _strict(forced: Forced) -> str:
-    """Nothing marks a call, so an answer that begins like one has to be one."""
+    """Nothing marks a call, so an answer that starts like one has to be one."""
     rules = ["start: calls | other", 'calls: call ("; " call)*', r"other: /\s*([^\s{\[](?s:.*))?/"]
     return "\n".join(rules + json_rules(forced.tools, "parameters")) + "\n"
 
@@ -84,7 +92,7 @@ _LINES = ("\n{", "\n[")
 
 
 def _on_a_line(opener: str) -> Section:
-    """A section that the first character of a call has opened."""
+    """Return a section that the first character of a call has opened."""
     first = opener[-1]
 
     def head(text: str, tools: Tools) -> bool | None:
@@ -97,7 +105,7 @@ def _on_a_line(opener: str) -> Section:
     return Section(read, head, inner=frozenset(_LINES))
 
 
-_SECTION = Section(_read, _head, inner=frozenset(_LINES), begin=_begin)
+_SECTION = Section(_read, _head, inner=frozenset(_LINES), start=_start)
 _LAYOUT = Layout(
     sections={
         NO_SECTION: _SECTION,
@@ -116,7 +124,7 @@ LLAMA3 = Dialect(
         or "<|header_start|>" in template
         or model_type in ("llama4", "mllama")
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     forced=_forced,
     strict=_strict,
 )

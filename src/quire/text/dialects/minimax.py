@@ -9,7 +9,7 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import Arguments, argument_rules, section_of_calls
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 from quire.text.dialects.readers import LineEnds, XmlNotation
 
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -18,8 +18,8 @@ _XML = XmlNotation("invoke", " name=", LineEnds.NONE)
 
 def _forced(forced: Forced) -> str:
     notation = Arguments('<parameter name="{}">', "</parameter>\n")
-    calls = argument_rules(forced, '<invoke name="{}">\n', "</invoke>\n", notation)
-    return section_of_calls(forced, BEGIN, END, calls, within=('"\\n"', ""))
+    calls = argument_rules(forced, '<invoke name="{}">\n', "</invoke>\n", notation=notation)
+    return section_of_calls(forced, BEGIN, END, call=calls, within=('"\\n"', ""))
 
 
 _LAYOUT = Layout(
@@ -30,7 +30,7 @@ _LAYOUT = Layout(
 MINIMAX = Dialect(
     name="minimax",
     recognises=lambda template, model_type: BEGIN in template or model_type.startswith("minimax"),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),

@@ -13,9 +13,17 @@ import string
 from functools import partial
 
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.flow import Begun, json_call, named_call
+from quire.text.dialects.flow import StartedCall, json_call, named_call
 from quire.text.dialects.grammar import array_of_calls, marker, named_rules
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
+from quire.text.dialects.marker_parser import (
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+    enclosing,
+)
 from quire.text.dialects.readers import read_json_calls, read_named_json
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -28,7 +36,7 @@ _ID = re.compile(r"\s*(\w+)\s*")
 
 
 def new_call_id() -> str:
-    """An id that Mistral's templates accept."""
+    """Return an id that Mistral's templates accept."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -60,7 +68,7 @@ def _read(body: Body, tools: Tools) -> Reading:
         at, call_id = found.end(), found.group(1)
     if body.find(ARGS) == at:
         at += len(ARGS)
-    return read_named_json(name.group(1), body.text, at, call_id)
+    return read_named_json(name.group(1), body.text, at, call_id=call_id)
 
 
 def _forced(forced: Forced) -> str:
@@ -72,13 +80,13 @@ def _forced(forced: Forced) -> str:
     return "\n".join(rules) + "\n"
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
+def _start(text: str, tools: Tools) -> StartedCall | None:
     return _IN_ARRAY(text, tools) if _ARRAY.match(text) else _NAMED(text, tools)
 
 
 _LAYOUT = Layout(
     reasoning=enclosing(REASONING),
-    sections={CALLS: Section(_read, _head, inner=frozenset({ARGS, CALL_ID}), begin=_begin)},
+    sections={CALLS: Section(_read, _head, inner=frozenset({ARGS, CALL_ID}), start=_start)},
     new_id=new_call_id,
 )
 
@@ -89,7 +97,7 @@ MISTRAL = Dialect(
         or "[INST]" in template
         or model_type.startswith(("mistral", "ministral", "mixtral", "pixtral"))
     ),
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(CALLS,),

@@ -12,7 +12,7 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import array_of_calls, json_rules, wrapped
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<TOOLCALL>", "</TOOLCALL>"
@@ -26,13 +26,13 @@ _MINI = Layout(sections={MINI_BEGIN: json_section(MINI_END)})
 
 def _forced_mini(forced: Forced) -> str:
     calls = json_rules(forced.tools)
-    return wrapped(forced, MINI_BEGIN, MINI_END, calls, within='" "', between='" "')
+    return wrapped(forced, MINI_BEGIN, MINI_END, call=calls, within='" "', between='" "')
 
 
 NEMOTRON = Dialect(
     name="nemotron",
     recognises=lambda template, model_type: BEGIN in template,
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),
@@ -40,7 +40,7 @@ NEMOTRON = Dialect(
 NEMOTRON_MINI = Dialect(
     name="nemotron_mini",
     recognises=lambda template, model_type: MINI_BEGIN in template or model_type == "nemotron",
-    build=partial(Machine, _MINI),
+    build=partial(MarkerParser, _MINI),
     forced=_forced_mini,
     openers=(MINI_BEGIN,),
 )

@@ -11,7 +11,7 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.grammar import section_of_calls
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 from quire.text.dialects.python_flow import PYTHON
 from quire.text.dialects.pythonic import python_rules
 
@@ -23,13 +23,13 @@ _LAYOUT = Layout(
 
 
 def _forced(forced: Forced) -> str:
-    return section_of_calls(forced, BEGIN, END, python_rules(forced), between='"\\n"')
+    return section_of_calls(forced, BEGIN, END, call=python_rules(forced), between='"\\n"')
 
 
 OLMO3 = Dialect(
     name="olmo3",
     recognises=lambda template, model_type: BEGIN in template or model_type == "olmo3",
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),

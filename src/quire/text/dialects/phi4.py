@@ -11,7 +11,7 @@ from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect
 from quire.text.dialects.grammar import array_of_calls
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<|tool_call|>", "<|/tool_call|>"
@@ -23,7 +23,7 @@ _LAYOUT = Layout(
 PHI4 = Dialect(
     name="phi4",
     recognises=lambda template, model_type: "<|tool|>" in template or END in template,
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 
 from quire.text.dialects.base import Tool
-from quire.text.dialects.flow import Begun
-from quire.text.dialects.machine import Body, Reading, Section, Tools
+from quire.text.dialects.flow import StartedCall
+from quire.text.dialects.marker_parser import Body, Reading, Section, Tools
 from quire.text.dialects.python_strings import Place, Verdict, judge
 from quire.text.dialects.pythonic import (
     CALL,
@@ -69,7 +69,7 @@ class PythonFlow:
         return taken
 
     def _argument(self) -> str | None:
-        """A key, up to the first sign of its value."""
+        """Return a key, up to the first sign of its value."""
         self._text = self._text.lstrip()
         key = KEY_BEGUN.match(self._text)
         if key is None or key.end() == len(self._text):
@@ -162,7 +162,7 @@ class PythonFlow:
         return None
 
     def _goes_on_in_quotes(self) -> bool:
-        """Whether a fourth quote follows three: the first is part of the string."""
+        """Return whether a fourth quote follows three: the first is part of the string."""
         return len(self._quote) == 3 and self._text.startswith(self._quote[0] * 4)
 
     def _close_string(self) -> str:
@@ -196,8 +196,8 @@ class PythonFlow:
         return ""
 
 
-def begin_python(text: str, tools: Tools) -> Begun | None:
-    """The flow of the call that `text` begins with, see `flow.Begin`."""
+def start_python(text: str, tools: Tools) -> StartedCall | None:
+    """Return the flow of the call that `text` starts with, see `flow.Start`."""
     bare = text.lstrip().removeprefix("[")
     opening = CALL.match(bare)
     if opening is None or opening.group(1) not in tools:
@@ -210,5 +210,5 @@ def _read(body: Body, tools: Tools) -> Reading:
     return read_python_calls(body.text, tools)
 
 
-PYTHON = Section(_read, python_head, begin=begin_python)
+PYTHON = Section(_read, python_head, start=start_python)
 """A section of such calls, without what closes it."""

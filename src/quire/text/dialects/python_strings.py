@@ -59,7 +59,7 @@ class Verdict(Enum):
 def judge(
     text: str, at: int, place: Place, *, inner: int, known: Collection[str], whole: bool
 ) -> Verdict:
-    """Whether the quote before `at` ends its string.
+    """Return whether the quote before `at` ends its string.
 
     Args:
         inner: how many quotes of its kind are in the string so far.

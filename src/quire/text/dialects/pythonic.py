@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.text.dialects.base import Call, Forced
 from quire.text.dialects.grammar import ANY_JSON, alternatives, json_term, literal, separated
-from quire.text.dialects.machine import Reading, Tools
+from quire.text.dialects.marker_parser import Reading, Tools
 from quire.text.dialects.python_strings import KEY, QUOTE, Place, Verdict, judge
 from quire.text.dialects.values import (
     Unterminated,
@@ -43,7 +43,7 @@ _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 
 
 def read_python_calls(text: str, tools: Tools, *, bracketed: bool = False) -> Reading:
-    """Calls one after the other or in a list, with commas, semicolons or blanks between them.
+    """Read calls in sequence or in a list, separated by commas, semicolons or blanks.
 
     Args:
         bracketed: nothing is read but a whole list.
@@ -73,7 +73,7 @@ def read_python_calls(text: str, tools: Tools, *, bracketed: bool = False) -> Re
 
 
 def _read_call(text: str, opening: re.Match[str], tools: Tools) -> tuple[Call, int]:
-    """The call at `opening` and the offset after it. Raises as `_Reader.arguments`."""
+    """Return the call at `opening` and the offset after it. Raises as `_Reader.arguments`."""
     name = opening.group(1)
     schema = tools[name].parameters if name in tools else {}
     known = frozenset(property_names(schema, schema))
@@ -88,7 +88,7 @@ def _read_call(text: str, opening: re.Match[str], tools: Tools) -> tuple[Call, i
 
 
 def read_python_value(text: str, known: Collection[str]) -> Any:
-    """The constant that a text is.
+    """Return the constant that a text is.
 
     Raises:
         ValueError: it is none.
@@ -111,7 +111,7 @@ class _Reader:
         self._text, self._known, self._in_pairs = text, known, in_pairs
 
     def arguments(self, at: int) -> tuple[dict[str, Any], int]:
-        """The arguments at `at` and the offset after the call.
+        """Return the arguments at `at` and the offset after the call.
 
         Raises:
             Unterminated: the text ends inside a string.
@@ -144,7 +144,7 @@ class _Reader:
         raise ValueError(f"neither a comma nor {closer}")
 
     def value(self, at: int, depth: int, place: Place) -> tuple[Any, int]:
-        """The constant at `at` and the offset after it. Raises as `arguments`."""
+        """Return the constant at `at` and the offset after it. Raises as `arguments`."""
         if depth > _MAX_DEPTH:
             raise ValueError("nested too deeply")
         at = skip_space(self._text, at)
@@ -152,9 +152,9 @@ class _Reader:
             case "'" | '"':
                 return self._string(at, place)
             case "[":
-                return self._items(at + 1, "]", depth, Place.LIST)
+                return self._items(at + 1, "]", depth, place=Place.LIST)
             case "(":
-                return self._items(at + 1, ")", depth, Place.TUPLE)
+                return self._items(at + 1, ")", depth, place=Place.TUPLE)
             case "{":
                 return self._pairs(at + 1, depth)
         scalar = SCALAR.match(self._text, at)
@@ -217,7 +217,7 @@ def unescaped(content: str) -> str:
 
 
 def python_head(text: str, tools: Tools) -> bool | None:
-    """A head check: a name and a parenthesis, perhaps after a bracket."""
+    """Return a head check: a name and a parenthesis, perhaps after a bracket."""
     found = CALL_BEGUN.fullmatch(text.lstrip().removeprefix("["))
     if found is not None and not found.group(2):
         return None
@@ -225,7 +225,7 @@ def python_head(text: str, tools: Tools) -> bool | None:
 
 
 def python_rules(forced: Forced) -> list[str]:
-    """Rules `call_0`... and `call` for calls whose values are written as JSON.
+    """Return the rules `call_0`... and `call` for calls with JSON values.
 
     Arguments come in the schema's order. Those that are not required may be left out. A schema
     without properties leaves names and values free; one with names that no keyword can be is

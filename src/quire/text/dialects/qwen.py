@@ -1,7 +1,7 @@
 """Qwen: `<think>` reasoning; Hermes JSON calls (Qwen2.5, Qwen3) and XML calls (Coder, Qwen3.5).
 
 Source: the chat templates and model cards of Qwen/Qwen3-* and Qwen/Qwen3-Coder-*. Both kinds of
-call stand between `<tool_call>` and `</tool_call>` and begin differently, so one parser reads
+call stand between `<tool_call>` and `</tool_call>` and start differently, so one parser reads
 both. The coder models often leave out `<tool_call>`; `qwen3_coder` therefore also takes a bare
 `<function=`.
 """
@@ -11,9 +11,17 @@ from __future__ import annotations
 from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
-from quire.text.dialects.flow import Begun
+from quire.text.dialects.flow import StartedCall
 from quire.text.dialects.grammar import Arguments, argument_rules, json_rules, wrapped
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
+from quire.text.dialects.marker_parser import (
+    Body,
+    Layout,
+    MarkerParser,
+    Reading,
+    Section,
+    Tools,
+    enclosing,
+)
 from quire.text.dialects.readers import XmlNotation, chosen, json_section
 
 _XML = XmlNotation("function", "=")
@@ -41,9 +49,9 @@ def _bare_head(text: str, tools: Tools) -> bool | None:
     return False if "\n" in name else None
 
 
-def _begin_bare(text: str, tools: Tools) -> Begun | None:
-    begun = _XML.begin(OPENER + text, tools)
-    return None if begun is None else (*begun[:3], begun[3] - len(OPENER))
+def _start_bare(text: str, tools: Tools) -> StartedCall | None:
+    started = _XML.start(OPENER + text, tools)
+    return None if started is None else (*started[:3], started[3] - len(OPENER))
 
 
 _WRAPPED = chosen(_by_sign, END, inner=frozenset({OPENER, CLOSER}))
@@ -55,13 +63,13 @@ _CODER = Layout(
     reasoning=enclosing(THINK),
     sections={
         BEGIN: _WRAPPED,
-        OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER}), begin=_begin_bare),
+        OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER}), start=_start_bare),
     },
 )
 
 
 def _forced(forced: Forced) -> str:
-    return wrapped(forced, BEGIN, END, json_rules(forced.tools))
+    return wrapped(forced, BEGIN, END, call=json_rules(forced.tools))
 
 
 def _is_coder(template: str, model_type: str) -> bool:
@@ -74,14 +82,14 @@ def _is_qwen3(template: str, model_type: str) -> bool:
 
 def _forced_xml(forced: Forced) -> str:
     notation = Arguments("<parameter={}>\n", "\n</parameter>\n")
-    calls = argument_rules(forced, "<function={}>\n", "</function>", notation)
-    return wrapped(forced, BEGIN, END, calls)
+    calls = argument_rules(forced, "<function={}>\n", "</function>", notation=notation)
+    return wrapped(forced, BEGIN, END, call=calls)
 
 
 QWEN3 = Dialect(
     name="qwen3",
     recognises=_is_qwen3,
-    build=partial(Machine, _HERMES),
+    build=partial(MarkerParser, _HERMES),
     reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
@@ -89,7 +97,7 @@ QWEN3 = Dialect(
 QWEN3_CODER = Dialect(
     name="qwen3_coder",
     recognises=_is_coder,
-    build=partial(Machine, _CODER),
+    build=partial(MarkerParser, _CODER),
     reasoning=THINK,
     forced=_forced_xml,
     openers=(BEGIN,),

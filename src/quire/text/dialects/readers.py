@@ -8,8 +8,8 @@ from enum import Enum, auto
 from typing import Any
 
 from quire.text.dialects.base import Call, Tool
-from quire.text.dialects.flow import Begun, json_call
-from quire.text.dialects.machine import Body, Reading, Section, Tools
+from quire.text.dialects.flow import StartedCall, json_call
+from quire.text.dialects.marker_parser import Body, Reading, Section, Tools
 from quire.text.dialects.tag_flow import TagFlow, Tags
 from quire.text.dialects.values import (
     Unterminated,
@@ -24,7 +24,7 @@ from quire.text.dialects.values import (
 
 
 def head_of(*openings: str) -> Callable[[str, Tools], bool | None]:
-    """A head check: after white space, the section has to begin with one of `openings`."""
+    """Return a head check: after white space, the section has to start with one of `openings`."""
 
     def head(text: str, tools: Tools) -> bool | None:
         text = text.lstrip()
@@ -36,7 +36,7 @@ def head_of(*openings: str) -> Callable[[str, Tools], bool | None]:
 
 
 def header_head(separator: str) -> Callable[[str, Tools], bool | None]:
-    """A head check: one line, then `separator`."""
+    """Return a head check: one line, then `separator`."""
 
     def head(text: str, tools: Tools) -> bool | None:
         header, found, _ = text.partition(separator)
@@ -54,7 +54,7 @@ _STRAY = re.compile(r"[\s}\]]*")
 def read_json_calls(
     body: Body, tools: Tools, *, of: Callable[[Any], Call] = call_from_object
 ) -> Reading:
-    """Calls as JSON objects, one after the other or in an array, `;` or `,` between them.
+    """Read calls that are JSON objects, in sequence or in an array, separated by `;` or `,`.
 
     Closing brackets too many at the end, which small models write, belong to the last.
 
@@ -85,14 +85,16 @@ def read_json_calls(
 
 
 def json_section(*ends: str) -> Section:
-    """A section of `{"name": ..., "arguments": {...}}`, of one or of an array."""
-    return Section(read_json_calls, array_head, ends=frozenset(ends), begin=json_call())
+    """Return a section of `{"name": ..., "arguments": {...}}`, of one or of an array."""
+    return Section(read_json_calls, array_head, ends=frozenset(ends), start=json_call())
 
 
 def chosen(
     choose: Callable[[str], Section | None], *ends: str, inner: frozenset[str] = frozenset()
 ) -> Section:
-    """A section that is one of several, by how its text begins; None while that cannot be told."""
+    """Return a section that is one of several, by how its text starts; None while that cannot be
+    told.
+    """
 
     def read(body: Body, tools: Tools) -> Reading:
         section = choose(body.text)
@@ -102,15 +104,15 @@ def chosen(
         section = choose(text)
         return None if section is None else section.head(text, tools)
 
-    def begin(text: str, tools: Tools) -> Begun | None:
+    def start(text: str, tools: Tools) -> StartedCall | None:
         section = choose(text)
-        return None if section is None or section.begin is None else section.begin(text, tools)
+        return None if section is None or section.start is None else section.start(text, tools)
 
-    return Section(read, head, ends=frozenset(ends), inner=inner, begin=begin)
+    return Section(read, head, ends=frozenset(ends), inner=inner, start=start)
 
 
 def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -> Reading:
-    """A call whose name is known, from the JSON object that stands at `at`."""
+    """Return a call with this name and the JSON object at `at` as its arguments."""
     try:
         value, end = read_json(text, skip_space(text, at))
         return Reading((Call(name, arguments_json(value), call_id),), end)
@@ -160,18 +162,18 @@ class XmlNotation:
         self._argument = re.compile(rf"\s*{opened}")
         self._argument_end = re.compile(rf"{_CLOSED}(?=\s*(?:{following}|$))")
         self._next = re.compile(rf"(?={following})")
-        self._tags = Tags(opening, self._opened, _CLOSED, closing, self.values)
+        self._tags = Tags(opening, self._opened, _CLOSED, call_closing=closing, values=self.values)
 
     def section(self, *ends: str) -> Section:
-        """A section of such calls."""
+        """Return a section of such calls."""
 
         def read(body: Body, tools: Tools) -> Reading:
             return self.read(body.text, tools, lenient=True)
 
-        return Section(read, head_of(self._opening), ends=frozenset(ends), begin=self.begin)
+        return Section(read, head_of(self._opening), ends=frozenset(ends), start=self.start)
 
-    def begin(self, text: str, tools: Tools) -> Begun | None:
-        """The flow of the call that `text` begins with, see `flow.Begin`."""
+    def start(self, text: str, tools: Tools) -> StartedCall | None:
+        """Return the flow of the call that `text` starts with, see `flow.Start`."""
         opening = self._call.match(text)
         tool = tools.get(_unquoted(opening.group(1))) if opening is not None else None
         if opening is None or tool is None:
@@ -179,8 +181,8 @@ class XmlNotation:
         return tool.name, None, TagFlow(tool, self._tags), opening.end()
 
     def values(self, tool: Tool, key: str, led: bool, raw: str) -> list[tuple[str, str]]:
-        """The arguments that the text between two tags holds: `key`, and more if the tag that
-        closes it was left out. What opens those stands on a line and names a parameter.
+        """Return the arguments that the text between two tags holds: `key`, and more if the tag
+        that closes it was left out. What opens those stands on a line and names a parameter.
 
         Args:
             led: whether a line end that belongs to the notation stood before `raw`.
@@ -200,7 +202,9 @@ class XmlNotation:
         return [*found, (key, value)]
 
     def whole(self, value: str) -> str:
-        """A value without what closes it once more; one that quotes calls opens what it closes."""
+        """Return a value without what closes it once more; one that quotes calls opens what it
+        closes.
+        """
         extra = value.count(_CLOSED) - len(self._opened.findall(value))
         end = at = len(value)
         while extra > 0:
@@ -213,7 +217,7 @@ class XmlNotation:
         return value[:end]
 
     def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
-        """The calls that `text` begins with, typed by the tools' schemas.
+        """Return the calls that `text` starts with, typed by the tools' schemas.
 
         Args:
             lenient: where a value has no closing tag, let the next tag end it.
@@ -224,7 +228,7 @@ class XmlNotation:
             name = _unquoted(opening.group(1))
             tool = tools.get(name, Tool(name))
             try:
-                arguments, end = self._arguments(text, opening.end(), tool, lenient)
+                arguments, end = self._arguments(text, opening.end(), tool, lenient=lenient)
                 calls.append(Call(name, write_json(arguments)))
             except Unterminated as error:
                 return Reading(tuple(calls), at, error.until)
@@ -249,7 +253,9 @@ class XmlNotation:
             if ending is None:
                 raise Unterminated(self._closing if lenient else _CLOSED)
             key, led = _unquoted(opening.group(1)), bool(opening.group(2))
-            for name, value in self.values(tool, key, led, text[opening.end() : ending.start()]):
+            for name, value in self.values(
+                tool, key, led, raw=text[opening.end() : ending.start()]
+            ):
                 arguments[name] = typed_argument(tool, name, value)
             at = ending.end()
         return arguments, closing.end()

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 class MarkerScanner:
     """Splits a stream of text into runs and markers, however it is cut.
 
-    Text that may be the beginning of a marker is held until it is certain. No marker may be the
-    beginning of another.
+    Text that may be the start of a marker is held until it is certain. No marker may be the
+    start of another.
     """
 
     __slots__ = ("_firsts", "_held", "_longest", "_pattern", "_prefixes")
@@ -24,7 +24,7 @@ class MarkerScanner:
         self._held = ""
 
     def ignores(self, piece: str) -> bool:
-        """Whether `piece` can be passed on as it is, without `feed`."""
+        """Return whether `piece` can be passed on unchanged, without `feed`."""
         return not self._held and self._firsts.isdisjoint(piece)
 
     def feed(self, piece: str) -> list[tuple[str, bool]]:
@@ -39,14 +39,14 @@ class MarkerScanner:
                 parts.append((text[at : match.start()], False))
             parts.append((match.group(), True))
             at = match.end()
-        keep = self._beginning(text, at)
+        keep = self._start_of(text, at)
         if keep > at:
             parts.append((text[at:keep], False))
         self._held = text[keep:]
         return parts
 
-    def _beginning(self, text: str, at: int) -> int:
-        """Offset of the longest end of `text[at:]` that begins a marker, or the text's length."""
+    def _start_of(self, text: str, at: int) -> int:
+        """Offset of the longest end of `text[at:]` that starts a marker, or the text's length."""
         for start in range(max(at, len(text) - self._longest), len(text)):
             if text[start] in self._firsts and text[start:] in self._prefixes:
                 return start

@@ -24,13 +24,15 @@ _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 
 
 def meant_type(name: str) -> str | None:
-    """The JSON type that a schema's `type` means, `list[str]` an array; None if none is known."""
+    """Return the JSON type that a schema's `type` means, `list[str]` an array; None if none is
+    known.
+    """
     name = _PARAMETERS.sub("", name).strip().lower()
     return name if name in JSON_TYPES else _MEANT.get(name)
 
 
 def with_meant_types(schema: Any, depth: int = 0) -> Any:
-    """A schema whose types are JSON Schema's; an unknown type is left unsaid."""
+    """Return a schema with JSON Schema's types. Unknown types are left out."""
     if isinstance(schema, list):
         return [with_meant_types(each, depth + 1) for each in schema]
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:

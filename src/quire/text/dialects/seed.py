@@ -1,4 +1,4 @@
-"""Seed-OSS: XML calls as Qwen3-Coder's, in marks of its own.
+"""Seed-OSS: XML calls like those of Qwen3-Coder, with other marks.
 
 Source: the chat template of ByteDance-Seed/Seed-OSS-36B-Instruct.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.grammar import Arguments, argument_rules, wrapped
-from quire.text.dialects.machine import Layout, Machine, enclosing
+from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 from quire.text.dialects.readers import LineEnds, XmlNotation
 
 BEGIN, END = "<seed:tool_call>", "</seed:tool_call>"
@@ -19,8 +19,8 @@ _XML = XmlNotation("function", "=", LineEnds.PAIRED)
 
 def _forced(forced: Forced) -> str:
     notation = Arguments("<parameter={}>", "</parameter>\n")
-    calls = argument_rules(forced, "<function={}>\n", "</function>", notation)
-    return wrapped(forced, BEGIN, END, calls)
+    calls = argument_rules(forced, "<function={}>\n", "</function>", notation=notation)
+    return wrapped(forced, BEGIN, END, call=calls)
 
 
 _LAYOUT = Layout(
@@ -31,7 +31,7 @@ _LAYOUT = Layout(
 SEED = Dialect(
     name="seed",
     recognises=lambda template, model_type: BEGIN in template or model_type == "seed_oss",
-    build=partial(Machine, _LAYOUT),
+    build=partial(MarkerParser, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),

@@ -57,7 +57,7 @@ _FORMATS = {
 
 
 def text_of(schema: Schema, root: Schema, lost: Callable[[str], None], depth: int = 0) -> str:
-    """A lark expression for the text of a string that meets a schema.
+    """Return a lark expression for the text of a string that meets a schema.
 
     Args:
         lost: told of each keyword that it does not hold the string to.
@@ -82,7 +82,7 @@ def text_of(schema: Schema, root: Schema, lost: Callable[[str], None], depth: in
     for word, joint in (("anyOf", " | "), ("oneOf", " | "), ("allOf", " & ")):
         options = schema.get(word)
         if options and depth < _MAX_DEPTH:
-            texts = [text_of(option, root, lost, depth + 1) for option in options]
+            texts = [text_of(option, root, lost, depth=depth + 1) for option in options]
             terms.append(f"({joint.join(texts)})")
         elif options:
             lost(word)
@@ -94,23 +94,23 @@ def _literals(choices: list[Any]) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """A regular expression as lark writes it: no bare slash, no line end."""
+    """Return a regular expression as lark writes it: no bare slash, no line end."""
     slashes = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern, flags=re.DOTALL)
     return f"/{slashes}/".replace("\n", r"\n").replace("\r", r"\r")
 
 
 def anchored_pattern(pattern: str) -> str | None:
-    """The expression that matches a whole string in which `pattern` is found.
+    """Return the expression that matches a whole string in which `pattern` is found.
 
     None for anchors elsewhere than at the ends of the outermost alternatives.
     """
     branches: list[str] = []
     for branch in _branches(pattern):
-        begins, ends = branch.startswith("^"), _ends(branch)
-        inner = branch[begins : len(branch) - ends]
+        starts, ends = branch.startswith("^"), _ends(branch)
+        inner = branch[starts : len(branch) - ends]
         if any(token in ("^", "$") for token in _tokens(inner)):
             return None
-        branches.append(("" if begins else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
+        branches.append(("" if starts else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
     return "|".join(branches)
 
 
@@ -127,7 +127,7 @@ def _ends(branch: str) -> bool:
 
 
 def _branches(pattern: str) -> list[str]:
-    """The alternatives of the outermost level."""
+    """Return the alternatives of the outermost level."""
     found, depth = [""], 0
     for token in _tokens(pattern):
         depth += (token == "(") - (token == ")")

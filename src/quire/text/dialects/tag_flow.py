@@ -24,7 +24,7 @@ _LONGEST_NAME = 256
 
 
 class Arguments:
-    """Writes one argument after the other: a name, and a value that may come in pieces."""
+    """Writes arguments in order: a name, and a value that may arrive in pieces."""
 
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
@@ -32,8 +32,8 @@ class Arguments:
         self._key = ""
         self.is_text = False
 
-    def begin(self, key: str) -> str:
-        """Begins an argument. Whether its value is text that flows is in `is_text`."""
+    def start(self, key: str) -> str:
+        """Starts an argument. Whether its value is text that flows is in `is_text`."""
         parameters = self._tool.parameters
         allowed = kinds(property_schema(parameters, key, parameters), parameters)
         self._key, self.is_text = key, allowed == {"string"}
@@ -53,7 +53,7 @@ class Tags:
     """The tags of a call's arguments, none of which is escaped in a value.
 
     Attributes:
-        opening: begins the tag that opens an argument, up to its name.
+        opening: starts the tag that opens an argument, up to its name.
         opened: matches such a tag; its groups are the name, and the line end that belongs to it.
         closing: the tag that closes a value, where another argument or the call's end follows.
         call_closing: the tag that ends the call.
@@ -111,14 +111,14 @@ class TagFlow:
         self._text = text = self._text.lstrip()
         found = self._tags.opened.match(text)
         if found is None:
-            begins = self._tags.opening.startswith(text[: len(self._tags.opening)])
-            self._over = bool(text) and (not begins or len(text) > _LONGEST_NAME)
+            starts = self._tags.opening.startswith(text[: len(self._tags.opening)])
+            self._over = bool(text) and (not starts or len(text) > _LONGEST_NAME)
             return False
         if found.end() == len(text):
             return False  # a line end may belong to it
         self._key, self._led = found.group(1).strip().strip("\"'"), bool(found.group(2))
         self._text, self._at, self._quoted, self._kept = text[found.end() :], 0, False, []
-        written.append(self._arguments.begin(self._key))
+        written.append(self._arguments.start(self._key))
         return True
 
     def _value(self, written: list[str]) -> bool:
@@ -165,7 +165,7 @@ class TagFlow:
         return None if any(tag.startswith(rest) for tag in known) else _Tag.NONE
 
     def _follows(self, at: int) -> bool | None:
-        """Whether another argument or the call's end follows, after white space."""
+        """Return whether another argument or the call's end follows, after white space."""
         text, tags = self._text, self._tags
         at = self._spaces = skip_space(text, max(at, self._spaces))
         known = (tags.opening, tags.call_closing)
@@ -190,7 +190,7 @@ class TagFlow:
         (_, value), *more = self._tags.values(self._tool, self._key, self._led, raw)
         written.append(self._arguments.end(value))
         for key, value in more:
-            written += [self._arguments.begin(key), self._arguments.end(value)]
+            written += [self._arguments.start(key), self._arguments.end(value)]
         self._text, self._key = self._text[at + len(self._tags.closing) :], None
         self._spaces = 0
 
@@ -199,7 +199,7 @@ class KeyedFlow:
     """Streams the arguments of one call of `tool`, whose names and values stand between markers.
 
     Args:
-        key_end: the marker behind a name. The flow begins behind the one before the first name.
+        key_end: the marker behind a name. The flow starts behind the one before the first name.
         key, value, value_end: the other markers.
     """
 
@@ -238,7 +238,7 @@ class KeyedFlow:
         if passed == self._key_end:
             self._name = kept.strip()
         elif passed == self._value:
-            return self._arguments.begin(self._name)
+            return self._arguments.start(self._name)
         elif passed == self._value_end:
             return self._arguments.end(kept)
         return ""

@@ -35,10 +35,10 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """One JSON value that begins at `start`, and the offset after it.
+    """One JSON value that starts at `start`, and the offset after it.
 
     Raw control characters in strings are taken, since models write them, and so is a backslash
-    that begins no escape, for itself; NaN and Infinity aren't.
+    that starts no escape, for itself; NaN and Infinity aren't.
 
     Raises:
         Unterminated: the text ends inside a string.
@@ -105,12 +105,12 @@ def write_json(value: Any) -> str:
 
 
 def write_inner(text: str) -> str:
-    """A text as it stands in a JSON string, without the quotes."""
+    """Return a text as it stands in a JSON string, without the quotes."""
     return write_json(text)[1:-1]
 
 
 def arguments_json(value: Any) -> str:
-    """The text of an arguments object, from the object or from a string that holds one.
+    """Return the text of an arguments object, from the object or from a string that holds one.
 
     Raises:
         ValueError: it is no object.
@@ -125,8 +125,8 @@ def arguments_json(value: Any) -> str:
 
 
 def call_from_object(value: Any) -> Call:
-    """A call from `{"name": ..., "arguments": ...}`; "parameters", "function" or "tool_name" for
-    the name, and a "function" around it pass.
+    """Return a call from `{"name": ..., "arguments": ...}`; "parameters", "function" or "tool_name"
+    for the name, and a "function" around it pass.
 
     Raises:
         ValueError: it is no such object.
@@ -147,7 +147,7 @@ def call_from_object(value: Any) -> Call:
 
 
 def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
-    """The schema of property `key` of an object, `{}` if none says; references are followed."""
+    """Return the schema of property `key`, references followed; `{}` if there is none."""
     objects = _alternatives(schema, root)
     for each in objects:
         properties = each.get("properties")
@@ -157,13 +157,13 @@ def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
 
 
 def property_names(schema: Schema, root: Schema) -> list[str]:
-    """The properties that an object's schema names, in one alternative or another."""
+    """Return the properties that an object's schema names, in one alternative or another."""
     found = [each.get("properties") for each in _alternatives(schema, root)]
     return [key for properties in found if isinstance(properties, Mapping) for key in properties]
 
 
 def _alternatives(schema: Schema, root: Schema) -> list[Schema]:
-    """A schema and what it is composed of, references followed; itself first."""
+    """Return a schema and what it is composed of, references followed; itself first."""
     found: list[Schema] = []
     waiting, seen = [resolve(schema, root)], set[int]()
     while waiting:
@@ -212,7 +212,9 @@ def merged(schema: Schema, root: Schema) -> Schema:
 
 
 def kinds(schema: Schema, root: Schema) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it doesn't say, or says one that is unknown."""
+    """Return the JSON types that a schema allows; empty if it doesn't say, or says one that is
+    unknown.
+    """
     said = _said_kinds(schema, root)
     found = {kind for kind in map(meant_type, said) if kind is not None}
     return frozenset(found if all(map(meant_type, said)) else ())
@@ -233,7 +235,7 @@ def _said_kinds(schema: Schema, root: Schema) -> set[str]:
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of a Python value."""
+    """Return the JSON type of a Python value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -248,7 +250,8 @@ def kind_of(value: Any) -> str:
 
 
 def typed(text: str, schema: Schema, root: Schema) -> Any:
-    """The value that an untyped text stands for, as far as the schema says what it should be.
+    """Return the value that an untyped text stands for, as far as the schema says what it should
+    be.
 
     A schema that allows nothing but strings keeps the text. One that allows other types too, or
     doesn't say, takes the text for JSON if it is JSON of an allowed type, and for a string if not:
@@ -281,7 +284,7 @@ def _whole_json(text: str) -> Any:
 
 
 def _json_or_python(text: str) -> Any:
-    """The value of a whole text; lists and objects may be written as Python writes them.
+    """Return the value of a whole text; lists and objects may be written as Python writes them.
 
     Raises:
         ValueError: it is neither.
@@ -310,12 +313,12 @@ def _is_json(value: Any) -> bool:
 
 
 def typed_argument(tool: Tool, key: str, text: str) -> Any:
-    """The value of argument `key` of `tool`, see `typed`."""
+    """Return the value of argument `key` of `tool`, see `typed`."""
     return typed(text, property_schema(tool.parameters, key, tool.parameters), tool.parameters)
 
 
 def is_of_kinds(value: Any, allowed: frozenset[str]) -> bool:
-    """Whether a value is of one of the JSON types `allowed`; any is if there are none."""
+    """Return whether a value is of one of the JSON types `allowed`; any is if there are none."""
     kind = kind_of(value)
     if not allowed or kind in allowed or (kind == "integer" and "number" in allowed):
         return True

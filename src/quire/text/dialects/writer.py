@@ -11,9 +11,9 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallBroken,
     ToolCallEnded,
+    ToolCallStarted,
 )
 
 MAX_HELD_SPACE = 256
@@ -21,7 +21,7 @@ MAX_HELD_SPACE = 256
 
 
 def new_call_id() -> str:
-    """An id of the form that OpenAI's API gives."""
+    """Return an id of the form that OpenAI's API gives."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -113,16 +113,16 @@ class Writer:
         """The answer is over: the white space that is held was not its own."""
         self._space = ""
 
-    def begin_call(self, name: str, call_id: str | None) -> int:
-        """Begins a call, and gives its number."""
+    def start_call(self, name: str, call_id: str | None) -> int:
+        """Starts a call, and gives its number."""
         self.border()
         index = self.calls
         self.calls += 1
-        self._deltas.append(ToolCallBegun(index, call_id or self._new_id(), name))
+        self._deltas.append(ToolCallStarted(index, call_id or self._new_id(), name))
         return index
 
     def arguments(self, index: int, piece: str) -> None:
-        """Adds to the arguments of a call that has begun."""
+        """Adds to the arguments of a call that has started."""
         if piece:
             self._deltas.append(ToolCallArguments(index, piece))
 
@@ -132,12 +132,12 @@ class Writer:
         self._deltas.append(ToolCallEnded(index))
 
     def break_call(self, index: int) -> None:
-        """The call that has begun is none: the answer ends with it."""
+        """The call that has started is none: the answer ends with it."""
         self._deltas.append(ToolCallBroken(index))
 
     def call(self, call: Call) -> None:
         """Adds a complete call."""
-        index = self.begin_call(call.name, call.id)
+        index = self.start_call(call.name, call.id)
         self.arguments(index, call.arguments)
         self.end_call(index)
 
@@ -157,7 +157,7 @@ class Writer:
 
 
 def _without_space(piece: str) -> tuple[str, str]:
-    """A text up to the white space at its end, and as much of that as is held."""
+    """Return a text up to the white space at its end, and as much of that as is held."""
     size = len(piece.rstrip())
     size = max(size, len(piece) - MAX_HELD_SPACE)
     return piece[:size], piece[size:]

@@ -1,27 +1,44 @@
 """Checks of names in requests: tokens that the model has, KV formats that the engine has.
 
-Kernels check no token id: for an unknown one they would read what lies behind the embedding table.
+Kernels check no token id: for an unknown one they would read memory after the embedding table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, Score
+from quire.core.sampling_params import check_sampling
+from quire.engine.encoder_cache import EncoderCache
+from quire.engine.invariance import check_invariant
 from quire.models.base import LanguageModel
 
 
-def check_known(request: Request, model: LanguageModel, formats: Sequence[KVFormat]) -> None:
-    """Whether all that a request names is there.
+def check_request(
+    request: Request,
+    *,
+    config: EngineConfig,
+    model: LanguageModel,
+    media: EncoderCache,
+    formats: Sequence[KVFormat],
+) -> None:
+    """Raise `RequestError`, naming the field, if the engine cannot compute a request.
+
+    The scheduler alone refuses requests for their length (`scheduler.limits`).
 
     Args:
-        formats: those that a request may choose.
-
-    Raises:
-        RequestError: something is not; names the field.
+        formats: KV formats that a request may choose.
     """
+    media.check(request)
+    _check_names(request, model, formats)
+    check_sampling(request.sampling, model.vocab_size)
+    check_invariant(config, request)
+
+
+def _check_names(request: Request, model: LanguageModel, formats: Sequence[KVFormat]) -> None:
     if request.prompt:
         _check_ids("prompt", request.prompt, model.embedded_tokens)
     if request.stop_token_ids:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from quire.core.request import FinishReason
 from quire.text.dialects.base import Call, Start, Tool
-from quire.text.dialects.flow import Begin, CallInProgress
+from quire.text.dialects.flow import CallInProgress, StartCall
 from quire.text.dialects.scanner import MarkerScanner
 from quire.text.dialects.writer import Writer, new_call_id
 from quire.text.events import Delta, Reasoning, Text
@@ -19,7 +19,7 @@ MAX_HEAD = 512
 """Characters after which a section that may or may not be a call is taken for text."""
 
 NO_SECTION = ""
-"""The opener of a section that begins without a marker, at the start of an answer."""
+"""The opener of a section that starts without a marker, at the start of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Reading:
     """The complete calls of a section, and where they end.
 
     Attributes:
-        calls: the complete calls at its beginning.
+        calls: the complete calls at its start.
         end: offset after the last of them, separators included; what follows is no complete call.
         until: the text ends inside a string that cannot end before this comes, so a marker that
             follows is part of that string; empty if it doesn't.
@@ -71,14 +71,14 @@ class Section:
         ends: markers that close it. So does any other marker that is not `inner`; that one is then
             looked at in its own right. Without either, the end of the answer closes it.
         inner: markers that are part of it.
-        begin: from its first characters, the flow of its first call; None while there is none.
+        start: from its first characters, the flow of its first call; None while there is none.
     """
 
     read: Callable[[Body, Tools], Reading]
     head: Callable[[str, Tools], bool | None]
     ends: frozenset[str] = frozenset()
     inner: frozenset[str] = frozenset()
-    begin: Begin | None = None
+    start: StartCall | None = None
 
 
 Enclosing = tuple[frozenset[str], frozenset[str]]
@@ -112,11 +112,11 @@ class Layout:
     new_id: Callable[[], str] = new_call_id
 
     def closes(self, marker: str) -> bool:
-        """Whether a marker closes sections."""
+        """Return whether a marker closes sections."""
         return any(marker in section.ends for section in self.sections.values())
 
     def markers(self) -> frozenset[str]:
-        """Every marker of the dialect."""
+        """Return every marker of the dialect."""
         found = set[str]().union(*self.reasoning, *self.answer, self.quiet)
         for opener, section in self.sections.items():
             found.update({opener} - {NO_SECTION}, section.ends, section.inner)
@@ -126,7 +126,7 @@ class Layout:
 class Mode(Enum):
     """The parser's interpretation of ordinary text."""
 
-    START = auto()  # nothing yet, and a section may begin without a marker
+    START = auto()  # nothing yet, and a section may start without a marker
     TEXT = auto()
     REASONING = auto()
     UNDECIDED = auto()  # behind a call in open reasoning: reasoning if that is closed soon
@@ -148,11 +148,11 @@ def last_added(start: Start) -> tuple[int, str]:
     return -1, ""
 
 
-def reasoning_begun(start: Start, marks: Enclosing) -> str | None:
+def started_reasoning(start: Start, marks: Enclosing) -> str | None:
     """Return the text of the reasoning that the prompt leaves open, or None if it opens none.
 
     A mark that is an added token counts by its id. One of ordinary tokens counts by its spelling
-    behind the last added token, which begins the assistant's turn. Where no token begins a turn,
+    behind the last added token, which starts the assistant's turn. Where no token starts a turn,
     the prompt's text may be a user's, so it has to end with the mark.
     """
     opens, closes = marks
@@ -169,12 +169,12 @@ def reasoning_begun(start: Start, marks: Enclosing) -> str | None:
     found = max(((tail.rfind(mark), mark) for mark in spelled), default=(-1, ""))
     if found[0] < 0:
         return tail if last in opens else None
-    begun = tail[found[0] + len(found[1]) :]
-    opened = found[1] in opens and (position > 0 or not begun.strip())
-    return begun if opened else None
+    started = tail[found[0] + len(found[1]) :]
+    opened = found[1] in opens and (position > 0 or not started.strip())
+    return started if opened else None
 
 
-class Machine:
+class MarkerParser:
     """A `Parser` driven by a `Layout`. Dialects with states of their own override `on_*`."""
 
     def __init__(self, layout: Layout, start: Start) -> None:
@@ -188,7 +188,7 @@ class Machine:
         self._parts = {added[part]: part for part in layout.parts if part in added}
         self._owned = frozenset(self._ids) | self._parts.keys()
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
-        if reasoning_begun(start, layout.reasoning) is not None:
+        if started_reasoning(start, layout.reasoning) is not None:
             self.mode = Mode.REASONING
         self._opener = self._marker = ""
         self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)
@@ -201,7 +201,7 @@ class Machine:
         self._back = Mode.TEXT
         self._undecided = ""
         self._flowing: CallInProgress | None = None
-        self._may_begin = False
+        self._may_start = False
 
     @property
     def thinking(self) -> bool | None:
@@ -320,17 +320,17 @@ class Machine:
         )
 
     def open(self, opener: str, section: Section) -> None:
-        """Begins to hold a section. `opener` is the text that it gets back if it is no call."""
+        """Starts to hold a section. `opener` is the text that it gets back if it is no call."""
         self._back = Mode.REASONING if self.mode is Mode.REASONING else Mode.TEXT
         self.mode = Mode.SECTION
         self._opener = self._marker = opener
         self._section = section
         self._pieces, self._length, self._marks, self._sure = [], 0, [], False
         self._until, self._read_pieces = "", 0
-        self._flowing, self._may_begin = None, section.begin is not None
+        self._flowing, self._may_start = None, section.start is not None
 
     def body(self, *, closed: bool) -> Body:
-        """The text of the open section."""
+        """Return the text of the open section."""
         return Body("".join(self._pieces), tuple(self._marks), closed)
 
     def _hold(self, text: str, *, marker: bool = False) -> None:
@@ -350,14 +350,14 @@ class Machine:
         """Passes on what of the first call can no longer change."""
         if self._flowing is not None:
             self._flowing.feed(text, marker=marker)
-        elif self._may_begin and self._section.begin is not None:
+        elif self._may_start and self._section.start is not None:
             held = "".join(self._pieces)
-            begun = self._section.begin(held[:MAX_HEAD], self.tools)
-            if begun is not None:
-                name, call_id, flow, start = begun
-                self._flowing = CallInProgress(self.writer, name, call_id, flow)
+            started = self._section.start(held[:MAX_HEAD], self.tools)
+            if started is not None:
+                name, call_id, flow, start = started
+                self._flowing = CallInProgress(self.writer, name, call_id, flow=flow)
                 self._flowing.feed(held[start:])
-            self._may_begin = len(held) <= MAX_HEAD
+            self._may_start = len(held) <= MAX_HEAD
 
     def _mark(self, marker: str) -> None:
         if marker == self._marker and not "".join(self._pieces).strip():
@@ -378,7 +378,9 @@ class Machine:
         self._hold(marker, marker=True)
 
     def _still_in_string(self) -> bool:
-        """Whether the string that the last reading ended in goes on: saves reading all again."""
+        """Return whether the string that the last reading ended in goes on: saves reading all
+        again.
+        """
         overlap = max(0, self._read_pieces - len(self._until))
         fresh = "".join(self._pieces[overlap:])
         self._read_pieces = len(self._pieces)
@@ -386,15 +388,15 @@ class Machine:
 
     def _settle(self, body: Body, reading: Reading, marker: str, *, keep_rest: bool) -> None:
         flowing, self._flowing = self._flowing, None
-        begun = flowing is not None and flowing.begun
-        if flowing is not None and begun:
+        started = flowing is not None and flowing.started
+        if flowing is not None and started:
             if not (reading.calls and flowing.complete(reading.calls[0])):
                 flowing.break_off()
                 return
         elif not reading.calls:
             self._give_back(marker)
             return
-        for call in reading.calls[begun:]:
+        for call in reading.calls[started:]:
             self.writer.call(call)
         self.mode = Mode.UNDECIDED if self._back is Mode.REASONING else Mode.TEXT
         rest = body.text[reading.end :]

@@ -1,8 +1,8 @@
-"""Reasoning that clients carry between turns, sealed so that what comes back is what went out.
+"""Signatures for reasoning that clients carry between turns, so that changes are detected.
 
-A signature proves reasoning that is sent in the open beside it. Sealed reasoning holds the text
-as well, for clients that asked not to be shown it; it is compressed, not encrypted: what a model
-tells a client is no secret from that client.
+A signature goes with reasoning that the client can read. Packed reasoning also contains the text,
+for clients that asked not to be shown it. It is compressed, not encrypted: a model's reasoning is
+no secret from the client that asked.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import zlib
 _VERSION = "q1"
 
 
-class Seal:
+class Signer:
     """Signs reasoning with a key.
 
     Args:
-        key: None draws one, so that only this process knows its own reasoning again.
+        key: None draws a random key, so that only this process can verify.
     """
 
     def __init__(self, key: str | None = None) -> None:
         self._key = key.encode() if key is not None else secrets.token_bytes(32)
 
     def sign(self, reasoning: str) -> str:
-        """The signature of reasoning that is shown beside it."""
+        """Return the signature of reasoning."""
         return f"{_VERSION}.{_encode(self._mac(reasoning))}"
 
     def verifies(self, reasoning: str, signature: str) -> bool:
-        """Whether `signature`, or the sealed reasoning, was made here for this very text."""
+        """Return whether a signature, or packed reasoning, was made here for exactly this text."""
         return hmac.compare_digest(self._head(signature).encode(), self.sign(reasoning).encode())
 
-    def seal(self, reasoning: str) -> str:
-        """The reasoning itself, signed."""
+    def pack(self, reasoning: str) -> str:
+        """Return reasoning compressed, with its signature."""
         packed = zlib.compress(reasoning.encode("utf-8", "surrogatepass"))
         return f"{self.sign(reasoning)}.{_encode(packed)}.{self._mark(packed)}"
 
-    def open(self, sealed: str) -> str | None:
-        """The reasoning that was sealed here; None for anything else."""
-        head, _, rest = sealed.removeprefix(f"{_VERSION}.").partition(".")
+    def open(self, signed: str) -> str | None:
+        """Return reasoning that was packed here; None for anything else."""
+        head, _, rest = signed.removeprefix(f"{_VERSION}.").partition(".")
         body, _, mark = rest.partition(".")
         try:
             packed = base64.urlsafe_b64decode(body.encode())
@@ -54,16 +54,16 @@ class Seal:
         return reasoning if self.verifies(reasoning, f"{_VERSION}.{head}") else None
 
     def _mark(self, packed: bytes) -> str:
-        """Proves that reasoning was packed here."""
+        """Return the proof that `packed` was compressed here."""
         return _encode(hmac.digest(self._key, b"packed" + packed, "sha256"))
 
     def _mac(self, reasoning: str) -> bytes:
         return hmac.digest(self._key, reasoning.encode("utf-8", "surrogatepass"), "sha256")
 
     @staticmethod
-    def _head(sealed: str) -> str:
-        """The signature that sealed reasoning begins with."""
-        return ".".join(sealed.split(".", 2)[:2])
+    def _head(signed: str) -> str:
+        """Return the signature at the start of packed reasoning."""
+        return ".".join(signed.split(".", 2)[:2])
 
 
 def _encode(raw: bytes) -> str:
