@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from quire.cli.growing import Growing, silent_keys, view
+from quire.cli.growing import Answer, Growing, silent_keys, view
 
 
 class EagerLive(Live):
@@ -96,3 +96,11 @@ def test_keys_are_not_written_into_an_answer(monkeypatch: pytest.MonkeyPatch) ->
         with silent_keys():
             assert not echoes()
         assert echoes()
+
+
+def test_formulas_keep_their_backslashes() -> None:
+    matrix = r"\[\begin{pmatrix} a & b \\ c & d \end{pmatrix}\]"
+    text = rf"So \(a_1 * b_2 * c\) and {matrix} are **bold**."
+    out = io.StringIO()
+    Console(file=out, width=200, color_system=None).print(Answer(text))
+    assert out.getvalue().strip() == text.replace("**", "")

@@ -9,12 +9,18 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Protocol
 
+from markdown_it import MarkdownIt
+from markdown_it.rules_inline import StateInline
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.text import Text
+
+_FORMULAS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"))
+_LONGEST_FORMULA = 5000
+"""Characters."""
 
 
 class View(Protocol):
@@ -95,7 +101,7 @@ class Growing:
         self._console = console
         self._live = Live(console=console, transient=True)
         self._rest = ""
-        self._rendered: Callable[[str], RenderableType] = Markdown
+        self._rendered: Callable[[str], RenderableType] = Answer
         self._keys = ExitStack()
         self._started = False  # whether anything stands above, from which a blank line parts
 
@@ -135,7 +141,7 @@ class Growing:
             if self._rest.strip():
                 self._console.print(_thought(self._rest))
                 self._started = True
-            self._rest, self._rendered = "", Markdown
+            self._rest, self._rendered = "", Answer
         self._rest += piece
         if "\n" in piece:
             self._settle(_last_block(self._rest))
@@ -171,6 +177,30 @@ def silent_keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
+class Answer(Markdown):
+    """Markdown in which backslashes and formulas stay as they are written."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        reader = MarkdownIt().enable(["strikethrough", "table"]).disable("escape")
+        reader.inline.ruler.before("emphasis", "formula", _formula)
+        self.parsed = reader.parse(text)
+
+
+def _formula(state: StateInline, silent: bool) -> bool:
+    """Read a formula as text: no mark of Markdown's holds within it."""
+    pair = next((each for each in _FORMULAS if state.src.startswith(each[0], state.pos)), None)
+    if pair is None:
+        return False
+    end = state.src.find(pair[1], state.pos + 2, state.pos + _LONGEST_FORMULA)
+    if end < 0:
+        return False
+    if not silent:
+        state.push("text", "", 0).content = state.src[state.pos : end + 2]
+    state.pos = end + 2
+    return True
+
+
 def _thought(text: str) -> Text:
     return Text(text.rstrip("\n"), style="dim")
 
@@ -179,7 +209,7 @@ def _last_block(text: str) -> int:
     """Return where the last block of a Markdown text starts; the blocks before it are complete."""
     lines = [
         token.map[0]
-        for token in Markdown(text).parsed
+        for token in Answer(text).parsed
         if token.level == 0 and token.nesting >= 0 and token.map
     ]
     line = lines[-1] if lines else 0
