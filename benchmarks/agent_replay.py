@@ -200,7 +200,7 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")
-    update_readme(HERE / "README.md", HERE / "results")
+    update_readme(HERE / "results" / "runs.md", HERE / "results")
 
 
 if __name__ == "__main__":

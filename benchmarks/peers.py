@@ -6,7 +6,7 @@
 `demo` is the embedded one without its hearing (`make_demo_model.py`); anything else is a folder. In
 each round every contender is started, warmed up, loaded at each number of streams, and stopped, so
 that a slow minute of the machine hits all of them. Medians over the rounds go to `results/`, and to
-the README's table.
+the table in results/runs.md.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def main() -> None:
         report = run(args, model_folder(args.model, Path(folder)))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")
-    update_readme(HERE / "README.md", HERE / "results")
+    update_readme(HERE / "results" / "runs.md", HERE / "results")
 
 
 if __name__ == "__main__":

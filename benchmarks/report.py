@@ -1,4 +1,4 @@
-"""Writes the tables of `benchmarks/README.md` from `benchmarks/results/*.json`.
+"""Writes the tables of `benchmarks/results/runs.md` from `benchmarks/results/*.json`.
 
 python benchmarks/report.py
 """
@@ -141,4 +141,4 @@ def update_readme(readme: Path, results: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    update_readme(here / "README.md", here / "results")
+    update_readme(here / "results" / "runs.md", here / "results")

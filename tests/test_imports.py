@@ -1,4 +1,4 @@
-"""DESIGN section 6: imports go one way, and what must be light stays light."""
+"""docs/design.md, "Rooms": imports go one way, and what must be light stays light."""
 
 from __future__ import annotations
 

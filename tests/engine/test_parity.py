@@ -1,4 +1,4 @@
-"""Promise 1 of DESIGN section 7: each request as if it were alone, whatever its company.
+"""Promise 1 of docs/design.md: each request as if it were alone, whatever its company.
 
 On a CPU with the compiled kernels, with OpenBLAS, and with MLX's own products.
 """

@@ -1,0 +1,79 @@
+"""Draw `docs/speed.svg`, the README's chart, from `benchmarks/results`.
+
+pip install matplotlib && python benchmarks/chart.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+
+HERE = Path(__file__).parent
+TARGET = HERE.parent / "docs" / "speed.svg"
+STREAMS = (1, 8, 32)
+_COLOURS = {
+    "quire": "#d9480f",
+    "vllm-mlx": "#868e96",
+    "mlx-vlm": "#adb5bd",
+    "mlx_lm.server": "#ced4da",
+    "mlx-lm": "#868e96",
+}
+Series = dict[str, list[float]]
+
+
+def over_http() -> Series:
+    """Return tokens/s of each server over HTTP, by `STREAMS`, of a random model of 0.07M."""
+    contenders = _read("peers-tiny.json")["contenders"]
+    names = ("quire", "vllm-mlx", "mlx-vlm", "mlx_lm.server")
+    return {
+        name: [contenders[name]["levels"][str(count)]["tokens_per_s"] for count in STREAMS]
+        for name in names
+    }
+
+
+def on_a_gpu() -> Series:
+    """Return tokens/s by the time of a step, by `STREAMS`, of 26B-A4B in 4 bits on one H200."""
+    run = _read("gpu-h200-2026-11-24.json")["G"]
+    lines = run["26B-A4B, compare.py --formats plain --rounds 1 --tokens 128"]["lines"]
+    steps = {line["streams"]: line for line in lines}
+    return {
+        name: [1000 * count / steps[count][key] for count in STREAMS]
+        for name, key in (("quire", "step, ms"), ("mlx-lm", "mlx-lm, ms"))
+    }
+
+
+def draw(target: Path = TARGET) -> None:
+    """Write the chart."""
+    # The same figures give the same file.
+    matplotlib.rcParams.update({"svg.hashsalt": "quire", "font.size": 9, "svg.fonttype": "none"})
+    figure, panels = pyplot.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
+    titles = ("Gemma 4 26B-A4B, 4 bits, one H200: engine", "Tiny Llama, 2 CPU cores: over HTTP")
+    for panel, title, series in zip(panels, titles, (on_a_gpu(), over_http()), strict=True):
+        _bars(panel, series)
+        panel.set_title(title, fontsize=9, loc="left")
+    panels[0].set_ylabel("tokens/s")
+    figure.savefig(target, metadata={"Date": None})
+
+
+def _bars(panel: Any, series: Series) -> None:
+    width = 0.8 / len(series)
+    for place, (name, values) in enumerate(series.items()):
+        at = [index + (place - (len(series) - 1) / 2) * width for index in range(len(STREAMS))]
+        bars = panel.bar(at, values, width, label=name, color=_COLOURS[name])
+        panel.bar_label(bars, [f"{value:,.0f}" for value in values], fontsize=6, padding=1)
+    panel.set_xticks(range(len(STREAMS)), [f"{count} stream{'s'[: count > 1]}" for count in STREAMS])
+    panel.yaxis.set_major_formatter("{x:,.0f}")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _read(name: str) -> Any:
+    return json.loads((HERE / "results" / name).read_text())
+
+
+if __name__ == "__main__":
+    draw()
