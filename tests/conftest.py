@@ -10,10 +10,38 @@ import pytest
 from hypothesis import settings
 
 from tests.support.child import Child, quire_serve
+from tests.support.skips import summary
 
 # A busy machine is no failure: an example may take as long as it likes.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
+
+
+_QUICK = (
+    *("tests/core", "tests/scheduler"),
+    *("tests/test_imports.py", "tests/test_limits.py", "tests/test_skips.py"),
+)
+"""Folders and files of tests that need neither MLX nor a server."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of `_QUICK`."""
+    for item in items:
+        place = item.path.relative_to(config.rootpath).as_posix()
+        if place.startswith(_QUICK):
+            item.add_marker(pytest.mark.quick)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, and for want of what."""
+    lines = list(summary(terminalreporter.stats.get("skipped", ())))
+    chosen = terminalreporter.config.getoption("markexpr")
+    if deselected := len(terminalreporter.stats.get("deselected", ())):
+        lines.append(f"{deselected} not chosen by -m {chosen!r}")
+    if lines:
+        terminalreporter.section("left out")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 def pytest_collection_finish() -> None:
