@@ -65,7 +65,9 @@ def _bars(panel: Any, series: Series) -> None:
         at = [index + (place - (len(series) - 1) / 2) * width for index in range(len(STREAMS))]
         bars = panel.bar(at, values, width, label=name, color=_COLOURS[name])
         panel.bar_label(bars, [f"{value:,.0f}" for value in values], fontsize=6, padding=1)
-    panel.set_xticks(range(len(STREAMS)), [f"{count} stream{'s'[: count > 1]}" for count in STREAMS])
+    panel.set_xticks(
+        range(len(STREAMS)), [f"{count} stream{'s'[: count > 1]}" for count in STREAMS]
+    )
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False, fontsize=8)
