@@ -23,6 +23,17 @@ alone. A `[[models]]` table is a model of `quire serve`: `model` (a folder or hu
 `pinned`, and settings of its own from "each model" to "KV cache". Keys of the API are given by
 `--api-key-file` or `QUIRE_API_KEY`, and stand in no file of settings.
 
+A table with a system message and sampling is a preset with a name:
+
+    [[models]]
+    name = "reviewer"
+    model = "gemma4:26b"
+    system = "Review the change. Name faults only, each with its line."
+    temperature = 0.2
+
+Two tables of one model are loaded apart, each with its own weights. `names.toml` beside the file
+adds short names of models to those that `quire search` lists: `"my:7b" = "owner/name"`.
+
 Made by `python -m quire.cli.reference > docs/settings.md`.
 """
 
