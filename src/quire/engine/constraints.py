@@ -20,7 +20,7 @@ log = logging.getLogger("quire.engine")
 
 
 class AnswerConstraint:
-    """Follows one answer; a `scheduler.sequence.TokenConstraint`. A forced token goes first.
+    """The constraint of one answer: a `scheduler.sequence.TokenConstraint`. Forced tokens go first.
 
     Args:
         endless: allows all tokens but those that end an answer. It holds while a grammar leaves the
@@ -80,7 +80,7 @@ class AnswerConstraint:
         return longer if longer.any() else mask  # a grammar that has been met goes no further
 
     def accept(self, token: int) -> None:
-        """Takes the next token of the answer."""
+        """Take the next token of the answer."""
         self._missing -= 1
         if self._thinking is not None:
             self._thinking.accept(token)
@@ -91,7 +91,7 @@ class AnswerConstraint:
 
 
 class ConstraintFactory:
-    """Makes the constraints of one model. The grammar compiler is made by `open`, or when needed.
+    """Maker of one model's constraints. `open`, or the first use, makes the grammar compiler.
 
     Args:
         folder: holds `tokenizer.json`.
@@ -115,7 +115,7 @@ class ConstraintFactory:
         return ~mask_of(self._eos_ids, self._vocab_size)
 
     def open(self) -> None:
-        """Makes the grammar compiler, before streams would have to wait for it.
+        """Make the grammar compiler now, so that no stream waits for it.
 
         Its libraries hold the interpreter's lock: 5 s of processor time for 262,000 tokens.
         """
@@ -126,7 +126,7 @@ class ConstraintFactory:
 
     @cached_property
     def _spelling_of(self) -> Callable[[Sequence[int]], Spelling | None]:
-        """Tells how marks of ordinary tokens are spelled, if the grammar compiler can be made."""
+        """Return the spelling of marks made of ordinary tokens, if there is a grammar compiler."""
         try:
             return self._compiler.spelling
         except Exception:  # as in `open`: budgets then count by ids alone

@@ -1,4 +1,4 @@
-"""Media becomes rows of embeddings, once an item, for all requests that bring it."""
+"""Encodes each media item once, for all requests that contain it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Encoded = tuple[mx.array, ...]
 
 
 class EncoderCache:
-    """Makes the rows of a step's media, and keeps what plans say. Owned by the runner's thread.
+    """Encoded rows of media, made and kept as plans say. Owned by the runner's thread.
 
     Args:
         encoders: the model's, by kind; empty in a model that takes text only.
@@ -106,13 +106,13 @@ class EncoderCache:
         return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}
 
     def forget(self, keys: Iterable[MediaKey]) -> None:
-        """Lets go of features, and of what there is of some."""
+        """Forget features, complete or not."""
         for key in keys:
             self._made.pop(key, None)
             self._started.pop(key, None)
 
     def advance(self, work: Iterable[EncoderWork]) -> list[mx.array]:
-        """Builds the graph of pieces; what they compute has to be evaluated in their step."""
+        """Build the graph of pieces; the caller evaluates it in the same step."""
         to_eval: list[mx.array] = []
         for each in work:
             key = each.item.key
@@ -144,6 +144,6 @@ class EncoderCache:
         return finished(self._encode(item)) if made is None else made
 
     def clear(self) -> None:
-        """Forgets all: after a step that failed, what it should have computed never was."""
+        """Forget everything, after a failed step."""
         self._made.clear()
         self._started.clear()

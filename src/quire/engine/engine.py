@@ -43,19 +43,19 @@ log = logging.getLogger("quire.engine")
 
 
 def no_proposer(request: Request) -> Proposer | None:
-    """Nothing is guessed."""
+    """Return no drafter: speculation is off."""
     return None
 
 
 _FAULTS_IN_A_ROW = 3
 _DISK_OPEN_S = 1.0
-"""The most that start-up waits for the folder: milliseconds, unless it must be cut down."""
+"""Most seconds that start-up waits for the disk tier's folder, which usually takes milliseconds."""
 _IDLE_S = 0.005
-"""A step with nothing to do waits so long for a grammar or the disk, then looks for requests."""
+"""Sleep in seconds of an idle step that waits for a grammar or the disk."""
 
 
 class Engine:
-    """Serves requests with one model. Not thread-safe: whoever owns MLX owns the engine.
+    """Serves requests with one model. Not thread-safe: only the thread that owns MLX calls it.
 
     Args:
         loaded: the model.
@@ -115,7 +115,7 @@ class Engine:
         self._grammars = GrammarQueue(self.constraints.make)
         self._proposers = proposers
         self._running: LaunchedStep | None = None
-        """The step that has begun; its tokens are not read yet."""
+        """The running step, whose tokens are not read yet."""
         self._faults = 0
         self._beside: list[Output] = []
         """Outputs that the next step adds to its own: accepted, refused and dropped requests."""
@@ -123,7 +123,7 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request; one that can't be served ends with an error at a later step."""
+        """Queue a request. An invalid one ends with an error at a later step."""
         if request.grammar is None:
             self._admit(request, lambda: self.constraints.make(request))
         else:
@@ -164,7 +164,7 @@ class Engine:
         )
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a request before the next step, for a reason that the text side has."""
+        """End a request before the next step, for a reason that the text side gives."""
         dropped = self._grammars.drop(request_id)
         if dropped is None:
             self._scheduler.abort(request_id, reason)
@@ -196,7 +196,7 @@ class Engine:
     # -- steps ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Starts what is left of the step that has begun; `step` does so too, if nobody has.
+        """Launch the rest of the running step; `step` does so too, if needed.
 
         On a CPU that takes nearly as long as the step. Requests that come meanwhile, and are added
         before `step`, are part of the step that it plans.
@@ -210,7 +210,7 @@ class Engine:
             self._beside += self._fail_step(error)
 
     def step(self) -> list[Output]:
-        """Plans a step while the one planned last runs, begins it, and reads the other's tokens.
+        """Plan the next step while one runs, start it, and read the finished one's tokens.
 
         Raises:
             EngineFailure: steps fail again and again; the engine cannot go on.
@@ -240,7 +240,7 @@ class Engine:
         return outputs
 
     def _wait_for_others(self) -> None:
-        """Sleeps a little where only the compiler of grammars, or the disk, has anything to do."""
+        """Sleep briefly if only the grammar compiler or the disk has work."""
         if self._running is not None:
             return
         if self._grammars:
@@ -259,7 +259,7 @@ class Engine:
             budget.observe(*shape, step.seconds, recorded=step.whole)
 
     def _fail_step(self, error: Exception) -> list[Output]:
-        """A step failed as a whole: its rows end with an error, and what is cached is dropped."""
+        """End the requests of a failed step with an error, and drop the cache."""
         self._faults += 1
         self._running = None
         if self._faults >= _FAULTS_IN_A_ROW:
@@ -293,7 +293,7 @@ class Engine:
         return disk
 
     def close(self) -> None:
-        """Drops grammars that wait. Hands what is kept to the disk tier, and gives it some time."""
+        """Drop waiting grammars, and give the disk tier some time to write cached blocks."""
         self._grammars.close()
         if self._disk is not None:
             self._runner.wait()

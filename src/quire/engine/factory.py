@@ -1,4 +1,4 @@
-"""From settings to an engine that is ready to serve."""
+"""Makes an engine, ready to serve, from its settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_engine(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     make_room: MakeRoom = refuse,
 ) -> Engine:
-    """Opens the model, sizes the KV budget from what memory it leaves, and makes the engine.
+    """Open the model, size the KV budget from the remaining memory, and make the engine.
 
     Args:
         on_progress: how far it has come, again and again.

@@ -1,4 +1,4 @@
-"""Requests whose grammars are being compiled: in a thread, so that no step waits for one."""
+"""Compiles grammars of requests in a thread, so that no step waits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from quire.core.turns import Turns
 from quire.scheduler.sequence import TokenConstraint
 
 STACK_BYTES = 16 << 20
-"""Four times what the process that checks grammars has, so that what passed there passes here."""
+"""Thread stack size: four times that of the checking process, so that checked grammars pass."""
 
 MakeConstraint = Callable[[], TokenConstraint | None]
-"""Gives a request's constraint, or raises what making it raised."""
+"""Returns a request's constraint, or raises the error of making it."""
 
 
 class _Entry:
-    """A request, and its constraint once that is made. Equal to itself alone."""
+    """A request, and its constraint once made. Equal only to itself."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -27,7 +27,7 @@ class _Entry:
 
 
 class GrammarQueue:
-    """Makes token constraints. API keys take turns; a key's own requests keep their order.
+    """Makes token constraints. API keys take turns; requests of one key keep their order.
 
     One thread makes them, whose stack is large; the compiler releases the interpreter's lock, so
     steps go on meanwhile. All methods are called by the engine's thread.
@@ -40,7 +40,7 @@ class GrammarQueue:
         self._make = make
         self._thread: ThreadPoolExecutor | None = None
         self._entries: dict[str, _Entry] = {}
-        """By request: what was asked for, and neither taken nor dropped."""
+        """Pending and finished entries, by request."""
         self._turns: Turns[str, _Entry] = Turns()
         """Grammars that the thread has not started. Both threads use it, under `_lock`."""
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class GrammarQueue:
         return bool(self._entries)
 
     def add(self, request: Request) -> None:
-        """Begins with a request, or lets it wait for its turn."""
+        """Start compiling for a request, or queue it."""
         entry = self._entries[request.id] = _Entry(request)
         with self._lock:
             self._turns.add(request.caller, entry)
@@ -61,7 +61,7 @@ class GrammarQueue:
             threading.stack_size(before)
 
     def drop(self, request_id: str) -> Request | None:
-        """Forgets a request; None if it is not here. What is being compiled is not interrupted."""
+        """Forget a request; return None if it is unknown. A running compilation goes on."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return None
@@ -77,20 +77,20 @@ class GrammarQueue:
         return [(entry.request, entry.made.result) for entry in ready]
 
     def wait(self, seconds: float) -> None:
-        """Waits until one is ready, at most so long."""
+        """Wait until one is ready, at most `seconds`."""
         made = [entry.made for entry in self._entries.values()]
         if made:
             wait(made, seconds, FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Drops what is queued; the thread ends when it is done with the one that it compiles."""
+        """Drop the queue. The thread ends after its current grammar."""
         self._entries.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
 
     def _make_next(self) -> None:
-        """Runs in the thread, once for each request that was added: some may be dropped since."""
+        """Compile one grammar in the thread; called once per added request, dropped or not."""
         with self._lock:
             taken = self._turns.take()
         if taken is None:

@@ -1,4 +1,4 @@
-"""From a plan to the flat arrays of one step, and the face of the step that a model sees."""
+"""Turns a plan into the flat arrays of one step, and into the model's view of the step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 
 class _Rows:
-    """Rows as a model sees them; implements `models.base.ForwardContext`.
+    """Rows of a step as a model sees them: a `models.base.ForwardContext`.
 
     Attributes:
         sequences: in the order of the rows.

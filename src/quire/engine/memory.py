@@ -1,4 +1,4 @@
-"""How much memory weights and KV cache may have, and how long a context that allows."""
+"""Memory for weights and KV cache, and the context length that it allows."""
 
 from __future__ import annotations
 

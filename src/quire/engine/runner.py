@@ -1,4 +1,4 @@
-"""Carries out plans: embeddings, layers, and the last stage. Owns the model and the pools."""
+"""Executes plans: embeddings, layers, last stage. Owns the model and the pools."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, Ste
 
 _FIRST_LAYER = (0,)
 _LONG_S = 1e-3
-"""The most that tokens which are there already may wait for a step to be launched."""
+"""Longest launch time in seconds that finished tokens may wait for."""
 
 
 class SampledRow(NamedTuple):
-    """A row of logits: whose it is, and the position of the token that is drawn from it."""
+    """A row of logits: its request, and the position of the token drawn from it."""
 
     id: str
     position: int
 
 
 class PendingLogits(NamedTuple):
-    """Logits `[R, vocab]`, and what the sampler is told of each row."""
+    """Logits `[R, vocab]`, and the sampling parameters of each row."""
 
     logits: mx.array
     rows: list[RowSampling]
@@ -51,7 +51,7 @@ class PendingLogits(NamedTuple):
 
 @dataclass
 class LaunchedStep:
-    """A step whose graph is built, and perhaps running.
+    """A step whose graph is built and which may be running.
 
     Attributes:
         sampling: the sequences that the rows of `sampled` belong to, in order.
@@ -129,7 +129,7 @@ class Runner:
         self._flushed = True
         self._started_at = 0.0
         self._launch_s = 0.0
-        """How long launching the last step took."""
+        """Seconds that launching the last step took."""
 
     def rows_together(self, format: KVFormat) -> int:
         """Return the most rows that one operation computes; 0 if no step is one operation."""
@@ -142,7 +142,7 @@ class Runner:
     # -- one step after the other --------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None) -> LaunchedStep | None:
-        """Builds the plan's step while the one before runs, waits for that one, begins this one."""
+        """Build the plan's step while another runs, wait for that one, and start the new one."""
         before, self._running = self._running, None
         resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
         if before is not None and resizes:
@@ -162,7 +162,7 @@ class Runner:
         return step
 
     def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
-        """Draws the tokens of the step that has begun, whose plan left some masks open.
+        """Draw the tokens of the running step, whose plan left some masks open.
 
         Args:
             masks: by sequence number; rows of others that awaited one are drawn without.
@@ -181,7 +181,7 @@ class Runner:
             mx.async_eval(drawn)
 
     def flush(self) -> None:
-        """Starts computing what is left of the step that has begun."""
+        """Launch the rest of the running step."""
         if self._flushed or self._running is None:
             return
         self._flushed = True
@@ -199,23 +199,23 @@ class Runner:
         return StepResult(tokens, vectors, step.features)
 
     def wait(self) -> None:
-        """Returns when all that was launched is computed."""
+        """Wait until all launched work is computed."""
         mx.synchronize()
 
     def rehearse(self) -> None:
-        """Copies blocks as prefixes that are shared need it, though none does."""
+        """Run the copies that shared prefixes need, to load their kernels."""
         self.pools.rehearse()
         mx.eval(self.pools.arrays(self._layers))
 
     def clear(self) -> None:
-        """A step failed: forgets what it should have computed, and all that was kept."""
+        """Forget the results of a failed step, and everything cached."""
         self._running = None
         self.pools.clear()
         self.media.clear()
         self._vectors.clear()
 
     def carry_out(self, changes: Iterable[Change]) -> None:
-        """Mutates the pools: what must be done before a step, to and from the disk as well."""
+        """Apply a plan's changes to the pools, including transfers from and to disk."""
         carry_out(changes, self.pools, self.spill)
 
     def _start(self, step: LaunchedStep) -> None:
@@ -228,7 +228,7 @@ class Runner:
     # -- the graph of a step -------------------------------------------------------------------
 
     def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
-        """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
+        """Build a step's graph. Only moves of pools are computed already.
 
         Args:
             before: the step that still runs, whose tokens may be this one's input.
@@ -267,7 +267,7 @@ class Runner:
         return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
     def _computed(self, inputs: StepInputs) -> Computed:
-        """In one operation where that serves, else layer by layer."""
+        """Run the layers as one operation if supported, else eagerly."""
         if self._whole is not None:
             found = self._whole.computed(inputs, lambda: self.model(inputs))
             if found is not None:
@@ -282,7 +282,7 @@ class Runner:
         row_of: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
-        """The last stage, by each sequence's task. `computed`: their wanted rows, in order."""
+        """Run each task's last stage on `computed`, the sequences' wanted rows in order."""
         rows: list[int] = []
         first = 0
         for each in ending:

@@ -1,4 +1,4 @@
-"""The last stage of tasks that yield a vector: from final hidden states to numbers."""
+"""The last stage of tasks that return a vector: from final hidden states to numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.scheduler.plan import ScheduledSequence
 
 
 class VectorStage:
-    """Makes the vectors of sequences whose task is not to generate.
+    """Computes the vectors of sequences that do not generate.
 
     Keeps, of each prompt whose every token counts, the sum over the chunks that were read so far.
     """
@@ -62,10 +62,10 @@ class VectorStage:
         return list(self._sums.values())
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Sequences ended, perhaps before their last rows."""
+        """Forget ended sequences, also before their last rows."""
         for number in numbers:
             self._sums.pop(number, None)
 
     def clear(self) -> None:
-        """Forgets all: after a step that failed, what it should have computed never was."""
+        """Forget everything, after a failed step."""
         self._sums.clear()

@@ -1,4 +1,4 @@
-"""Runs a model through made-up requests before it serves, so that no kernel is compiled later.
+"""Runs made-up requests before the model serves, so that no kernel is compiled later.
 
 A GPU's kernels are compiled when they are first needed, seconds each. Streams would stand still
 meanwhile, and the prefill budget would take the time for a prompt's. What was compiled is kept on
@@ -26,14 +26,14 @@ from quire.scheduler.prefill_budget import MeasuredSteps
 log = logging.getLogger("quire.engine")
 
 _NO_HURRY_MS = 1e9
-"""A step's time, so that chunks double up to the most that a step reads."""
+"""A step time in milliseconds that lets chunks double up to the largest step."""
 _TOKENS = 4
 _FEW_TOKENS = (2, 8)
-"""Prompt tokens of the first steps that are measured."""
+"""Prompt tokens of the first measured steps."""
 _FIRST_PROMPT = 300
-"""Tokens: more than recorded steps would read."""
+"""Prompt tokens: more than CUDA graphs would read."""
 _BURST = 32
-"""Prompts of the first burst that is made ready for."""
+"""Prompts of the first burst to prepare for."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 _ADJUSTED = SamplingParams(
@@ -42,7 +42,7 @@ _ADJUSTED = SamplingParams(
 
 
 class _Round(NamedTuple):
-    """Requests that are served together: all at once, and one more when those generate."""
+    """Requests served together: all at once, and one more when those generate."""
 
     requests: list[Request]
     late: Request | None = None
@@ -53,7 +53,7 @@ def warm_up(
     config: EngineConfig,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Runs an engine of its own, which is thrown away: nothing that it learns or keeps is left.
+    """Compile and load kernels with an engine that is thrown away afterwards.
 
     Args:
         on_progress: called with the batches of requests that have run, and with the number of all.
@@ -164,7 +164,7 @@ def _first_length(config: EngineConfig, context: int) -> int:
 
 
 def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Round]:
-    """Chunks of every size, a burst, streams of every number, and chunks beside streams."""
+    """Return chunks of every size, a burst, every number of streams, and chunks beside streams."""
 
     def request(name: str, length: int, sampling: SamplingParams) -> Request:
         return _request(name, length, vocabulary, sampling)

@@ -1,4 +1,4 @@
-"""The process that owns MLX: opens the model, then serves requests from the pipe, step by step."""
+"""The process that owns MLX: opens the model, then serves requests from the pipe."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.worker")
 
 _GATHER_S = 0.030
-"""How long a token may wait for the next ones of its stream: nobody sees that."""
+"""Seconds that a token may wait for the next ones of its stream."""
 _MANY = 4000
-"""Tokens a second from which they wait. What a message costs the HTTP side and the client, some
-50 us a stream, would be a fifth of a core that the engine needs."""
+"""Tokens per second from which tokens wait: a message costs about 50 us per stream."""
 
 
 def main() -> int:
-    """Serves until the other end closes. Argument 1: the file descriptor of the pipe."""
+    """Serve until the other end closes. Argument 1 is the pipe's file descriptor."""
     leave_stopping_to_the_parent()
     pipe = socket.socket(fileno=int(sys.argv[1]))
     frames = Frames(pipe)
@@ -108,14 +107,14 @@ class _Worker:
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
         self._started: set[str] = set()
-        """Requests whose first output went out."""
+        """Requests whose first output was sent."""
         self._held: dict[str, list[int]] = {}
-        """Tokens that wait for those of the next step, by request."""
+        """Tokens held back for the next message, by request."""
         self._sent_at = 0.0
-        """When tokens last went out that may have waited."""
+        """Time of the last message that sent held tokens."""
 
     def run(self) -> int:
-        """Steps while there is work, sleeps while there is none."""
+        """Step while there is work, sleep while there is none; return the exit status."""
         while True:
             if not self._take_messages():
                 self._engine.close()
@@ -133,7 +132,7 @@ class _Worker:
                 return 1
 
     def _take_messages(self) -> bool:
-        """Takes in what has arrived; waits for something when idle. False when the pipe closed."""
+        """Read messages that arrived; wait for one when idle. Return False if the pipe closed."""
         while self._poll.poll(0 if self._engine.has_work else None):
             messages = self._frames.read()
             if messages is None:

@@ -1,4 +1,4 @@
-"""Gives sequences their blocks, takes them back, and says where everything is. Pure Python."""
+"""Allocates and releases sequences' blocks, and reports their block tables. Pure Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.scheduler.sequence_blocks import BlockTable
 
 
 class BlockTables:
-    """The one writer of sequences' block tables.
+    """Owner of the sequences' block tables: nothing else writes them.
 
     Args:
         block_size: tokens per block.
@@ -31,7 +31,8 @@ class BlockTables:
     # -- blocks come ---------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence, match: Match) -> bool:
-        """Shares what matched and makes room for the whole prompt; False changes nothing."""
+        """Share the matched blocks and allocate blocks for the prompt. Return False, without
+        changes, if there is no room."""
         format, held = sequence.format, sequence.blocks
         shared = [b for table in match.blocks.values() for b in table if b is not None]
         sources = [*match.partial.values(), *match.snapshots.values()]
@@ -58,7 +59,7 @@ class BlockTables:
         return True
 
     def extend(self, sequence: Sequence, end: int) -> bool:
-        """Blocks for the sequence's tokens up to `end`, and for the media that they attend to.
+        """Allocate blocks for the tokens up to `end`, and for media that they attend to.
 
         False changes nothing but that it holds what is there of the latter.
         """
@@ -84,7 +85,7 @@ class BlockTables:
         return True
 
     def reserve_spares(self, sequence: Sequence) -> bool:
-        """Second slots for recurrent states, so that drafts may be among the next rows."""
+        """Reserve second slots for recurrent states, so that the next rows may include drafts."""
         held = sequence.blocks
         if not self._recurrent or held.spares:
             return True
@@ -111,7 +112,7 @@ class BlockTables:
     # -- blocks go -----------------------------------------------------------------------------
 
     def release(self, sequence: Sequence) -> None:
-        """Takes everything back."""
+        """Release everything that a sequence holds."""
         held = sequence.blocks
         for table in held.tables:
             self._manager.release_all(table.blocks)
@@ -122,13 +123,13 @@ class BlockTables:
         held.tables, held.tails, held.placement = [], {}, None
 
     def drop_copies(self, sequence: Sequence) -> bool:
-        """Lets go of what was to be copied; whether there was anything."""
+        """Release the sources of planned copies; return whether there were any."""
         copies, sequence.blocks.copies = sequence.blocks.copies, []
         self._manager.release_all(source for source, _ in copies)
         return bool(copies)
 
     def release_passed(self, sequence: Sequence) -> None:
-        """Lets go of blocks that left the window of all tokens that may still be computed."""
+        """Release the blocks that no future token's window reaches."""
         self.cross.release_passed(sequence)
         if not self._windows:
             return
@@ -172,20 +173,21 @@ class BlockTables:
         return count - beyond if sequence.format.has_tail and beyond < count else count
 
     def drop_spares(self, sequence: Sequence) -> bool:
-        """Lets go of second slots; whether there were any."""
+        """Release the second slots; return whether there were any."""
         spares, sequence.blocks.spares = sequence.blocks.spares, {}
         self._manager.release_all(spares.values())
         return bool(spares)
 
     def advance(self, sequence: Sequence) -> None:
-        """The next rows are planned: the state in the sequence's own slots takes them in."""
+        """Note that the sequence's own state slots will include the rows just planned."""
         if self._recurrent and not sequence.progress.drafts:
             sequence.blocks.state_at = sequence.progress.computed
 
     # -- cutting back --------------------------------------------------------------------------
 
     def settle(self, sequence: Sequence, accepted: int) -> int:
-        """The drafts among the last rows were checked: `accepted` computed tokens are right.
+        """Keep the first `accepted` computed tokens, after the drafts among the last rows are
+        known.
 
         Returns:
             How many of them the sequence can go on from: all, but for a recurrent state that took
@@ -201,7 +203,7 @@ class BlockTables:
         return keep
 
     def cut(self, sequence: Sequence, length: int) -> int | None:
-        """Takes back the blocks of computed tokens from `length` on.
+        """Release the blocks of computed tokens from `length` on.
 
         Returns:
             How many computed tokens are left: `length`, or fewer where the block within which it

@@ -1,4 +1,4 @@
-"""When requests have to be finished; asking costs what has passed, not what is in flight."""
+"""Deadlines of requests. A query costs by the number of passed ones, not by all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Deadlines:
         """A heap. Dropped entries stay until they reach the top, or until they are the majority."""
 
     def set(self, number: int, time: float) -> None:
-        """For a sequence that has none yet."""
+        """Set the deadline of a sequence that has none."""
         self._times[number] = time
         heapq.heappush(self._heap, (time, number))
 
     def drop(self, number: int) -> None:
-        """Forgets a sequence, whether it has a deadline or not."""
+        """Drop a sequence's deadline, if it has one."""
         self._times.pop(number, None)
         if len(self._heap) > 2 * len(self._times) + 16:
             self._heap = [(time, number) for number, time in self._times.items()]

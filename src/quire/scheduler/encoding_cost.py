@@ -8,14 +8,14 @@ from quire.scheduler.plan import EncoderWork
 
 _SMOOTHING = 0.2
 _MAX_SLOWDOWN = 2.0
-"""A step that took longer than so many times what was expected counts as one that took that."""
+"""Outlier limit: a step counts as at most this multiple of its expected time."""
 
 _Bucket = tuple[str, int]
-"""A kind of media, and the number of bits of a piece's rows: attention's share grows with them."""
+"""Media kind, and bit length of a piece's rows, because attention grows with them."""
 
 
 class EncodingCost:
-    """Seconds a row of a piece, by kind of media and size of the piece."""
+    """Seconds per row of a piece, by media kind and piece size."""
 
     def __init__(self) -> None:
         self._row_s: dict[_Bucket, float] = {}
@@ -33,7 +33,7 @@ class EncodingCost:
         return max(rows, 1) * self._row_s[kind, nearest]
 
     def observe(self, work: Iterable[EncoderWork], seconds: float) -> None:
-        """Pieces took so long together."""
+        """Learn from pieces that took `seconds` together."""
         work = list(work)
         known = [self.seconds(each.item.kind, each.rows) for each in work]
         expected = sum(

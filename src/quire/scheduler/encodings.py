@@ -16,7 +16,7 @@ from quire.scheduler.plan import EncoderWork
 from quire.scheduler.sequence import Sequence
 
 KEPT_BYTES = 64 << 20
-"""Features that are kept for requests to come: some 45 images of Gemma 4 26B."""
+"""Bytes of features cached for later requests: about 45 images of Gemma 4 26B."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Encoding:
 
 
 class Encodings:
-    """The one owner of what the runner's encoder cache holds, which only follows plans.
+    """Owner of the encoder cache's contents: the runner's cache follows the plans made here.
 
     Args:
         ahead: the next tokens of a prompt, whose items are encoded before they are read; as many as
@@ -62,7 +62,7 @@ class Encodings:
         self._encodings: dict[MediaKey, _Encoding] = {}
         """Ordered by last use: the most recently needed comes last."""
         self._needed: dict[int, dict[MediaKey, int]] = {}
-        """By sequence number: the items that its next rows need, and the first of these rows."""
+        """By sequence number, the items that its next rows need, with the first of these rows."""
         self._oldest_first = False
         self._shares: Shares[str] = Shares()
         """Rows that were encoded, by API key."""
@@ -70,7 +70,7 @@ class Encodings:
     # -- a step --------------------------------------------------------------------------------
 
     def update_needs(self, running: Iterable[Sequence]) -> bool:
-        """Finds out what the sequences that run need; whether anything has to be encoded."""
+        """Update what running sequences need; return whether anything has to be encoded."""
         missing = False
         for sequence in running:
             if not sequence.request.media:
@@ -87,7 +87,7 @@ class Encodings:
         return missing
 
     def plan(self, running: Iterable[Sequence], seconds: float) -> tuple[list[EncoderWork], float]:
-        """Pieces for about so many seconds, and the seconds that they are likely to take.
+        """Choose pieces for about `seconds`; return them with their expected time.
 
         API keys take turns by the rows that were encoded for them. Within a key, every other step
         begins with the request that came first, the others with the one that has the least to
@@ -127,8 +127,8 @@ class Encodings:
     # -- what is kept --------------------------------------------------------------------------
 
     def forget(self) -> tuple[MediaKey, ...]:
-        """Lets go of what no live request needs: all that is not complete, and of the rest, those
-        needed longest ago, down to the limit."""
+        """Evict features that no live request needs: incomplete ones, and the least recently needed
+        beyond the limit."""
         if not self._encodings:
             return ()
         needed = {key for keys in self._needed.values() for key in keys}
@@ -143,17 +143,17 @@ class Encodings:
         return tuple(forgotten)
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence has ended. What one that waits again needs stays."""
+        """Forget an ended sequence. Features that a waiting sequence needs stay."""
         self._needed.pop(sequence.number, None)
 
     def made(self, features: Mapping[MediaKey, int]) -> None:
-        """A step completed these features, of so many bytes."""
+        """Note the features that a step completed, with their bytes."""
         for key, size in features.items():
             if key in self._encodings:
                 self._encodings[key].bytes = size
 
     def clear(self) -> None:
-        """A step failed: nothing is there."""
+        """Forget all features, after a failed step."""
         self._encodings.clear()
         self._needed.clear()
 

@@ -12,7 +12,7 @@ from quire.core.request import Request
 
 
 class Limits:
-    """The longest context, and what of it the KV budget holds in each format.
+    """The longest context, by the model and by what the KV budget holds in each format.
 
     Args:
         max_context: tokens a sequence may have, prompt and answer together.
@@ -30,7 +30,7 @@ class Limits:
     def check(
         self, request: Request, format: KVFormat, cross_media: tuple[CrossMedia, ...] = ()
     ) -> None:
-        """Whether a request can be served if it gets all the memory.
+        """Raise `RequestError` if the request would not fit even with all the memory.
 
         Args:
             cross_media: the media that its tokens attend to through cross-attention layers.

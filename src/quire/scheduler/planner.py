@@ -1,4 +1,4 @@
-"""Chooses the rows of a step: who generates, who reads its prompt, who has to wait or give way."""
+"""Chooses the rows of a step: generation, prompt chunks, admission and preemption."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MAX_LOOKUP_TOKENS = 1 << 17
 """Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
 
 _CATCH_UP = 16
-"""Rows that a sequence with a proposer computes as it generates: after wrong drafts a recurrent
-state is a few tokens behind."""
+"""Rows that a sequence with a proposer may catch up as generating rows: after rejected drafts, its
+recurrent state is a few tokens behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SchedulerConfig:
 
 
 class Planner:
-    """Owns the queues: who runs and holds blocks, and who waits.
+    """Owner of the queues of running and waiting sequences.
 
     Args:
         fail: ends a request for which there is no room, however long it waits.
@@ -86,7 +86,8 @@ class Planner:
         self._admitted: list[Sequence] = []
         """Sequences that the current plan admits."""
         self._no_room: tuple[int, int] | None = None
-        """Who (`number`) found no room last, and when: not asked again before a block came back."""
+        """Number of the last sequence without room, and the count of releases then. It is not tried
+        again until a block is released."""
 
     def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
         """Return the next step, or None when no sequence can move before the host reads tokens.
@@ -105,18 +106,18 @@ class Planner:
         return self._freeze(plan, copies, ended, encoding)
 
     def forget(self) -> None:
-        """No block is left: whoever found no room may ask again."""
+        """Let sequences without room try again, because no block is held any more."""
         self._no_room = None
 
     def vacate(self, sequence: Sequence) -> None:
-        """A running sequence gives back its blocks; what it computed stays for others to reuse."""
+        """Release a running sequence's blocks. Its computed blocks stay reusable."""
         sequence.status = Status.WAITING
         self.running.remove(sequence)
         self.sharing.end(sequence)
         self.tables.release(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """A running sequence waits again, first in line, and computes again what is lost."""
+        """Put a running sequence first in the queue. Evicted tokens are computed again."""
         self.vacate(sequence)
         sequence.progress.computed = 0
         self.waiting.appendleft(sequence)
@@ -177,7 +178,7 @@ class Planner:
         return ()
 
     def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
-        """Plans chunks of prompts, and what encoders compute for these and later ones."""
+        """Plan prompt chunks, and encoder work for them and for later chunks."""
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
@@ -224,7 +225,7 @@ class Planner:
         return self._prefill_split.split(budget, remaining, room)
 
     def _plan_chunk(self, sequence: Sequence, share: int, plan: list[PlannedRows]) -> None:
-        """Rows for the next `share` tokens of a prompt, or for fewer where blocks are short."""
+        """Plan the next `share` tokens of a prompt, or fewer if blocks are short."""
         count = min(share, self.sharing.until_snapshot(sequence))
         if count < len(sequence.progress.tokens) - sequence.progress.computed:
             count = self.tables.to_block_end(sequence, count)
@@ -268,7 +269,7 @@ class Planner:
         return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
 
     def _admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:
-        """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
+        """Move waiting sequences to `prompts`, first come, first served, while memory allows."""
         deferred: list[Sequence] = []
         looked_up = 0
         while self.waiting and len(self.running) < self._config.max_sequences:
@@ -309,7 +310,7 @@ class Planner:
     # -- room ----------------------------------------------------------------------------------
 
     def _make_room(self, rows: PlannedRows, plan: list[PlannedRows]) -> bool:
-        """Blocks for rows, taken from the youngest sequences if need be.
+        """Allocate blocks for rows, preempting the youngest sequences if needed.
 
         False when the sequence itself was the youngest and had to give way.
         """
@@ -326,7 +327,7 @@ class Planner:
         return True
 
     def _yield_room(self, sequence: Sequence) -> bool:
-        """Has a sequence that found no room while no other runs reuse nothing, which takes room.
+        """Free reused blocks of a lone sequence without room: it will reuse nothing.
 
         False if it reuses nothing already: it can never run, and its request failed.
         """
@@ -339,7 +340,7 @@ class Planner:
         return False
 
     def _preempt(self, sequence: Sequence, plan: list[PlannedRows]) -> None:
-        """Takes a sequence's blocks; it waits, first in line, and computes again what is lost."""
+        """Preempt a sequence: release its blocks, and put it first in the queue."""
         self.counters.preemptions += 1
         plan[:] = [rows for rows in plan if rows.sequence is not sequence]
         if self.tables.drop_copies(sequence):
@@ -350,7 +351,7 @@ class Planner:
     # -- after a plan --------------------------------------------------------------------------
 
     def _advance(self, rows: PlannedRows) -> None:
-        """Marks the rows as computed; what follows in a later step may rely on it."""
+        """Mark the rows as computed, so that later steps may rely on them."""
         sequence, progress = rows.sequence, rows.sequence.progress
         progress.computed = rows.end
         if rows.samples:

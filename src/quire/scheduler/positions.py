@@ -1,4 +1,4 @@
-"""The positions of a sequence's tokens, by which RoPE turns queries and keys."""
+"""Positions of a sequence's tokens for RoPE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
 
 
 class TokenPositions:
-    """Positions of the prompt, and of whatever follows it.
+    """Positions of the prompt and of all tokens after it.
 
     Args:
         prompt: `[axes, prompt tokens]` for multimodal RoPE, of most families time, height and

@@ -22,23 +22,22 @@ from quire.scheduler.step_times import StepTimes
 _LEAST_S = 1e-6
 """Lower bound of a step's time, because a clock may stand still."""
 _FIRST_TOKENS = 32
-"""Prompt tokens of a step before any such step was measured, and the fewest where nobody generates:
-that few rows take about as long as one, since all weights are read."""
+"""Prompt tokens of a step before any was measured, and the minimum without streams: so few rows
+take about as long as one, because all weights are read."""
 _WORTH, _LEAST_WORTH = 5, 2
 """Prompts add at least this multiple of a step's fixed cost. The second factor holds beside
 streams, if the first would make the step longer than `step_s`."""
 _READS_IN_A_ROW = 16
-"""Steps that read beside streams, one after the other, before one only generates: that alone shows
-what generating takes."""
+"""Most consecutive steps that read beside streams before one only generates: only such a step shows
+how long generation takes."""
 _MAX_OVERRUN = 4
-"""A step is charged at most so many times what it was expected to take: a machine that stands
-still for a while makes nobody wait as long again."""
+"""Outlier limit: a step is charged at most this multiple of its expected time."""
 _SAVED = 4
-"""Allowances that are saved at most: steps that went quickly pay for slow ones."""
+"""Most allowances saved up by quick steps for slow ones."""
 _LEAST_ADDED = 0.1
-"""Share of a step's time that is put down to its prompts, at least."""
+"""Least share of a step's time that its prompts are charged."""
 _UNSEEN = 2
-"""Steps that are planned while the time of none of them is known yet, at most."""
+"""Most steps in flight whose times are unknown."""
 _LEAST_GRAPHED = 8
 """Rows that a CUDA graph must have left for prompts to be worth it."""
 _GRAPHED_STEPS = 4
@@ -102,7 +101,7 @@ class PrefillBudget:
         self._max_rows = max_rows
         self.times = times or MeasuredSteps()
         self._owed_s = 0.0
-        """The account: what prompts took beyond their allowances; below 0 what is saved."""
+        """The account in seconds: prompt time beyond the allowances; negative if saved."""
         self._expected: deque[_Expected] = deque(maxlen=_UNSEEN)
         self._reads_in_a_row = 0
 

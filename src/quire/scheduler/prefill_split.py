@@ -1,4 +1,4 @@
-"""How a step's budget of prompt tokens is split among the prompts that are being read."""
+"""Splits a step's budget of prompt tokens among the prompts being read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MIN_CHUNK = 16
 """Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
 
 _MAX_OVERTAKING = 256
-"""Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
+"""Tokens that shorter prompts may take from the oldest prompt's halves."""
 
 
 class PrefillSplit:
@@ -17,7 +17,7 @@ class PrefillSplit:
 
     def __init__(self) -> None:
         self._owed = 0
-        """Tokens of the oldest prompt's halves that shorter ones took."""
+        """Tokens of the oldest prompt's halves that shorter prompts took."""
 
     def split(self, budget: int, remaining: list[int], room: int) -> list[int]:
         """Return each prompt's share of this step's tokens.

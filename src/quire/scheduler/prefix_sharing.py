@@ -21,7 +21,7 @@ _NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)
 
 
 class PrefixSharing:
-    """The prefix index as sequences use it. Owns the index, and what each sequence has in it.
+    """The prefix index as sequences use it. Owns the index and each sequence's cursor.
 
     Args:
         block_size: tokens per block.
@@ -47,7 +47,7 @@ class PrefixSharing:
         self._every = snapshot_every
         self._enabled = enabled
         self._computing: dict[bytes, Sequence] = {}
-        """Keys of blocks that running sequences are about to compute, and who will."""
+        """The running sequence that will compute each block, by key."""
 
     # -- before a sequence runs ----------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class PrefixSharing:
         return any(ahead < p <= agree for p in self._snapshot_positions(neighbour))
 
     def _request_snapshot(self, neighbour: Sequence, sequence: Sequence) -> None:
-        """Have a neighbour leave a snapshot where a waiting prompt parts from its own, if ahead."""
+        """Ask a neighbour to leave a snapshot where a waiting prompt diverges from its own."""
         computed = neighbour.progress.computed
         if not self._recurrent or neighbour.prefix.parting > computed:
             return
@@ -118,11 +118,11 @@ class PrefixSharing:
         return not self.prefetch.settle(sequence.prefix.reading)
 
     def ignore(self, sequence: Sequence, kind: MissKind) -> None:
-        """From now on the sequence reuses nothing, and says why."""
+        """Let a sequence reuse nothing, for a reason that its output names."""
         sequence.prefix.ignored = ReuseMiss(kind)
 
     def start(self, sequence: Sequence, match: Match, running: Iterable[Sequence]) -> bool:
-        """A sequence runs: it goes on from what it matched, and will compute the rest.
+        """Start a sequence after its match; note the blocks that it will compute.
 
         Args:
             running: the others that run.
@@ -155,7 +155,7 @@ class PrefixSharing:
     def _beside_neighbours(
         self, sequence: Sequence, match: Match, running: Iterable[Sequence]
     ) -> tuple[ReuseMiss | None, int]:
-        """Correct what a match says by the last blocks of running neighbours.
+        """Correct a match's miss by the last blocks of running neighbours.
 
         These are not in the index before they are full, or the neighbour ends.
 
@@ -176,7 +176,7 @@ class PrefixSharing:
     # -- while it runs -------------------------------------------------------------------------
 
     def register(self, sequence: Sequence) -> None:
-        """Tells the index of blocks that are full and whose tokens the host has read."""
+        """Register full blocks whose tokens the host has read."""
         progress, cursor = sequence.progress, sequence.prefix
         size = self._size
         full = progress.confirmed // size
@@ -195,12 +195,12 @@ class PrefixSharing:
             cursor.registered += 1
 
     def _move(self, cursor: PrefixCursor, node: Node | None) -> None:
-        """A sequence goes on from another node of the index, which stays as long as it does."""
+        """Move a sequence's cursor to another node of the index."""
         left, cursor.node = cursor.node, node
         self.index.move(left, node)
 
     def prompt_done(self, sequence: Sequence) -> None:
-        """Nobody need wait for this sequence's prompt any more."""
+        """Note that no other sequence has to wait for this prompt."""
         cursor = sequence.prefix
         for key in cursor.computing:
             if self._computing.get(key) is sequence:
@@ -228,7 +228,7 @@ class PrefixSharing:
         return min([rest, *(a for a in ahead if a > 0)])
 
     def _snapshot_positions(self, sequence: Sequence) -> set[int]:
-        """Message ends, the prompt's last token but one, every so often, and where prompts part.
+        """Return snapshot positions: message ends, near the prompt's end, intervals, divergences.
 
         Formats with a tail are shared by whole blocks: there the positions are block boundaries.
         """
@@ -279,7 +279,7 @@ class PrefixSharing:
         return self.index.insert(cursor.node, key, tokens, blocks)
 
     def cut(self, sequence: Sequence, computed: int) -> None:
-        """A sequence was cut back to so many computed tokens; those before are as they were."""
+        """Shorten a sequence's registered part to its remaining computed tokens."""
         cursor, blocks = sequence.prefix, computed // self._size
         cursor.cut(blocks)
         node = cursor.node
@@ -289,7 +289,7 @@ class PrefixSharing:
         self._move(cursor, node)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence gives its blocks back: what it computed stays for others to find."""
+        """Register the blocks of a sequence that releases them, for later reuse."""
         self.prompt_done(sequence)
         self._register_tail(sequence)
         self._move(sequence.prefix, None)
@@ -298,7 +298,7 @@ class PrefixSharing:
     # -- when it goes --------------------------------------------------------------------------
 
     def _register_tail(self, sequence: Sequence) -> None:
-        """Registers what lies beyond the last full block, and the recurrent state itself."""
+        """Register the partly filled block after the last full one, and the recurrent state."""
         progress = sequence.progress
         partial = progress.confirmed % self._size
         if not self._enabled or (partial and sequence.format.has_tail):

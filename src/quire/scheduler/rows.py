@@ -1,4 +1,4 @@
-"""Rows of a plan that is being made, and how they become part of the snapshot."""
+"""Rows of a plan in the making, and their conversion to a snapshot."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ class PlannedRows:
 
 
 def block_copies(pairs: Iterable[tuple[Block, Block]]) -> tuple[BlockCopy, ...]:
-    """(from, to) blocks as a snapshot."""
+    """Return copies of blocks (from, to) as a snapshot."""
     return tuple(BlockCopy(source.pool, source.id, target.id) for source, target in pairs)

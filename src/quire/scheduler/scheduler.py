@@ -1,4 +1,4 @@
-"""The scheduler: which tokens of which sequences a step computes, in which blocks. Pure Python.
+"""The scheduler: chooses the tokens and blocks of each step. Pure Python.
 
 There is no prefill phase and no decode phase. Each step takes the next rows of every sequence that
 generates (one, or as many more as there are drafts), then fills a budget of prompt tokens
@@ -30,7 +30,7 @@ from quire.scheduler.sequence import Sequence, SequenceParts, Status
 
 
 class Scheduler:
-    """Owns every sequence, the block manager and the prefix index.
+    """Owner of every sequence, the block manager and the prefix index.
 
     Args:
         identity: root of the block identities for (format, salt).
@@ -60,7 +60,7 @@ class Scheduler:
         self.encodings = self._planner.encodings
         self.counters = self._planner.counters
         self._formats: dict[KVFormat, KVFormat] = {}
-        """Equal formats of different requests, as one object."""
+        """One object for equal formats of different requests."""
         self._by_id: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
@@ -68,7 +68,7 @@ class Scheduler:
         self._clock = clock
         self._arrived = 0
         self._ended: list[int] = []
-        """Numbers of those that no plan said of yet that they ended."""
+        """Numbers of ended sequences that no plan has reported yet."""
         self._outbox: list[Output] = []
 
     # -- requests come and go ------------------------------------------------------------------

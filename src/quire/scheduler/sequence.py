@@ -1,4 +1,4 @@
-"""One request while it is served, in parts that each have one writer."""
+"""A request while it is served, in parts that each have one writer."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from quire.scheduler.sequence_blocks import SequenceBlocks
 
 
 class TokenConstraint(Protocol):
-    """Says on the host which tokens may come next: a grammar, a thinking budget."""
+    """A constraint on the host of the next token: a grammar or a thinking budget."""
 
     def mask(self) -> TokenMask | None:
         """Return the tokens that may come next, or None while all may."""
         ...
 
     def accept(self, token: int) -> None:
-        """The row's next token is this one."""
+        """Take the row's next token."""
         ...
 
 
 class LoopDetector(Protocol):
-    """Watches for an answer that repeats itself."""
+    """A detector of answers that repeat themselves."""
 
     def push(self, token: int) -> int | None:
-        """Takes the next token; the cycle's length when the answer is stuck in one."""
+        """Take the next token; return the cycle's length if the answer loops."""
         ...
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens of one sequence, which a step then checks all at once."""
+    """A drafter: guesses the next tokens of one sequence, which a step then verifies together."""
 
     def propose(self, tokens: Seq[int], limit: int) -> Seq[int]:
         """Return the drafts of the tokens that follow `tokens`, `limit` of them or fewer."""
@@ -59,7 +59,7 @@ class Status(Enum):
 
 
 class Progress:
-    """A sequence's tokens, and how far they are computed. Written by the scheduler.
+    """A sequence's tokens, and the number of computed ones. Written by the scheduler.
 
     *Computed* tokens catch up with the *known* ones: those that the host has read (`tokens`) and
     those that a step in flight samples (`pending`).
@@ -112,16 +112,16 @@ class Progress:
 
     @property
     def certain(self) -> int:
-        """Computed tokens that are no drafts."""
+        """Computed tokens that are not drafts."""
         return self.computed - len(self.drafts)
 
     @property
     def confirmed(self) -> int:
-        """Computed tokens that the host has read: what the index may register."""
+        """Computed tokens that the host has read. The index may register their blocks."""
         return min(self.computed, len(self.tokens))
 
     def append(self, token: int) -> None:
-        """The host has read the next token."""
+        """Add the next token, read by the host."""
         self.tokens.append(token)
         if self.content is not self.tokens:
             self.content.append(token)
@@ -186,7 +186,8 @@ class PrefixCursor:
 
     @property
     def reason(self) -> str | None:
-        """`Output.reuse`: why not more was reused; empty if all was, None before it first ran."""
+        """The value of `Output.reuse`: why reuse ended; empty if it did not, None before the first
+        run."""
         if not self.started:
             return None
         return "" if self.miss is None else str(self.miss)
@@ -206,7 +207,7 @@ class PrefixCursor:
         return self._keys[:blocks]
 
     def cut(self, blocks: int) -> None:
-        """Forgets the keys of what lies after the first `blocks`."""
+        """Forget the keys after the first `blocks` blocks."""
         del self._keys[blocks:]
 
 
@@ -229,7 +230,7 @@ class SequenceParts:
 
 
 class Sequence:
-    """A request while it is served. For what is not named here, see `SequenceParts`.
+    """A request while it is served; `SequenceParts` describes the other attributes.
 
     Attributes:
         number: in the order of arrival; no other sequence of the engine ever has it.
@@ -277,5 +278,5 @@ class Sequence:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether what may come next depends on a token that the host has not read yet."""
+        """Whether the next token's mask depends on a token that the host has not read yet."""
         return self.constraint is not None and self.progress.pending > 0

@@ -7,9 +7,9 @@ from itertools import pairwise
 from statistics import median_low
 
 _REMEMBERED = 5
-"""Steps of each range of rows that count."""
+"""Number of recent steps kept for each range of rows."""
 _GROWTH = 2
-"""Times the most rows that were seen, at most: times are known for steps like those seen."""
+"""Times are known up to this multiple of the most rows seen."""
 
 
 class StepTimes:
@@ -24,7 +24,7 @@ class StepTimes:
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         """Rows and seconds of the last steps, by the upper end of their range."""
         self._points: list[tuple[float, float]] = []
-        """Rows and seconds of the ranges that were seen; both ascend."""
+        """Rows and seconds of the ranges seen, both ascending."""
 
     @property
     def largest(self) -> int:
