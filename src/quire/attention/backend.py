@@ -48,7 +48,7 @@ class AttentionCase:
 
 
 class Scoring(NamedTuple):
-    """How queries times keys become weights.
+    """The parameters that turn queries times keys into weights.
 
     Attributes:
         scale: multiplies the logits.
@@ -75,7 +75,7 @@ class PreparedAttention(ABC):
     def forward(
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
-        """Lets each row see its range of keys; those of this step are written.
+        """Attend: each row sees its range of keys. Those of this step are written already.
 
         Args:
             q: `[T, heads, head_dim]`.
@@ -102,7 +102,7 @@ class AttentionBackend(ABC):
 
     @property
     def problem(self) -> str | None:
-        """Why it computes nothing on this machine; None if it does, as far as a small case shows.
+        """The reason why the backend does not work on this machine; None if a small case works.
 
         May take as long as compiling a kernel.
         """

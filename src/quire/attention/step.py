@@ -1,4 +1,4 @@
-"""Attention of one step: each layer's rows written, and read by the backends that serve them."""
+"""Attention of one step: writes each layer's rows, and lets backends read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ number of keys that an indexer chooses (0 without one)."""
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbouring sequences of one format that one backend serves.
+    """Adjacent sequences of one format that one backend serves.
 
     Attributes:
         rows: among the rows of the format.
@@ -94,7 +94,7 @@ class _FormatRows:
         return self.split[length]
 
     def indexer(self, limit: int) -> IndexerTopK:
-        """Mutates: what chooses so many keys a row, made once."""
+        """Return the selector of `limit` keys per row, made once."""
         if limit not in self.indexers:
             self.indexers[limit] = IndexerTopK(self.metadata, limit)
         return self.indexers[limit]
@@ -102,7 +102,7 @@ class _FormatRows:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A model's attention: where its layers keep keys and values, and who computes.
+    """A model's attention: the places of its layers' keys and values, and the backends.
 
     Attributes:
         layout: of the model's layers.

@@ -1,4 +1,4 @@
-"""Who holds which block. Pure Python: the pools on the device follow what is decided here.
+"""Owner of all blocks: allocation, reference counts, eviction. Pure Python; the pools follow.
 
 The fate of a block:
 
@@ -22,7 +22,7 @@ _FIRST_BLOCKS = 16
 
 
 class BlockManager:
-    """Hands out blocks within a budget.
+    """Allocates blocks within a byte budget.
 
     Args:
         budget: bytes that all pools together may claim.
@@ -35,7 +35,7 @@ class BlockManager:
         """Whether the disk tier accepts a block of that name; the bytes count those accepted before
         in the same step. None: there is no disk tier."""
         self.releases = 0
-        """Counts the blocks that lost their last user; only then is there more room than before."""
+        """Counts blocks that lost their last user: only then is there more room than before."""
         self._changes: list[Change] = []
         self._spilled = 0
         self._clock = 0
@@ -43,7 +43,7 @@ class BlockManager:
     # -- what a sequence does ------------------------------------------------------------------
 
     def allocate(self, key: PoolKey, count: int) -> list[Block] | None:
-        """`count` blocks with one reference each, or None when there is no room for all of them."""
+        """Return `count` blocks with one reference each; None if not all of them fit."""
         pool = self.capacity.pool(key)
         if len(pool.free) < count and not self._make_room(pool, count):
             return None
@@ -54,13 +54,13 @@ class BlockManager:
         return self.capacity.has_room(wanted)
 
     def retain(self, block: Block) -> None:
-        """One more user of the block."""
+        """Add a user to the block."""
         if block.refs == 0:
             del self._pool_of(block).kept[block]
         block.refs += 1
 
     def release(self, block: Block) -> None:
-        """One user less. The last one leaves it kept if the index holds it, else free."""
+        """Remove a user. An unused block stays cached if the index holds it, else it is free."""
         assert block.refs > 0, f"{block} released more often than retained"
         block.refs -= 1
         if block.refs == 0:
@@ -72,7 +72,7 @@ class BlockManager:
                 self._pool_of(block).kept[block] = None
 
     def release_all(self, blocks: Iterable[Block | None]) -> None:
-        """Releases the last blocks first, so that leaves are evicted before what they hang on."""
+        """Release the last blocks first, so that leaves are evicted before their parents."""
         for block in reversed(list(blocks)):
             if block is not None:
                 self.release(block)
@@ -80,22 +80,22 @@ class BlockManager:
     # -- what the index does -------------------------------------------------------------------
 
     def keep(self, block: Block, holder: Holder) -> None:
-        """From now on the block outlives its users."""
+        """Let the block outlive its users, cached for `holder`."""
         block.holder = holder
 
     def drop(self, block: Block) -> None:
-        """The index lets go of the block; it is free as soon as nobody uses it."""
+        """Remove the block from the cache; it is free once it has no users."""
         block.holder = None
         if block.refs == 0:
             del self._pool_of(block).kept[block]
             self._pool_of(block).give_back(block)
 
     def restore(self, block: Block, contents: HostBlock) -> None:
-        """The block gets what the disk tier kept of it, before the next step."""
+        """Restore the block's contents from the disk tier before the next step."""
         self._changes.append(Restore(block.pool, block.id, contents))
 
     def spill_kept(self) -> None:
-        """Offers what is kept to the disk tier as if evicted: what was used last, if not all."""
+        """Offer cached blocks to the disk tier as if evicted, most recently used first."""
         kept = [block for pool in self.capacity.pools.values() for block in pool.kept]
         kept.sort(key=lambda block: block.stamp)
         first = len(self._changes)
@@ -108,7 +108,7 @@ class BlockManager:
                 self.disk_accepts(name, 0)
 
     def touch(self, block: Block) -> None:
-        """The block was wanted; it is now the most recently used."""
+        """Make the block the most recently used."""
         if block.refs == 0:
             self._stamp(block)
             self._pool_of(block).kept.move_to_end(block)
@@ -116,7 +116,7 @@ class BlockManager:
     # -- what the engine reads -----------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forgets every block; the pools do the same. Nobody may hold one any more."""
+        """Forget every block; the pools do the same. No block may be in use."""
         self.capacity.reset()
         self._changes.clear()
         self._spilled = 0
@@ -137,7 +137,7 @@ class BlockManager:
         block.stamp = self._clock
 
     def _make_room(self, pool: Pool, wanted: int) -> bool:
-        """Brings a pool's free blocks to `wanted`, or changes nothing and says no."""
+        """Bring a pool's free blocks to `wanted`. Return False, without changes, if impossible."""
         if not self.capacity.has_room({pool.key: wanted}):
             return False
         first = 1 if pool.key.tail else _FIRST_BLOCKS  # a sequence has one tail, many others
@@ -171,7 +171,7 @@ class BlockManager:
             self._changes.append(Spill(block.pool, block.id, name))
 
     def _take_from_others(self, pool: Pool, need: int) -> None:
-        """Makes `need` unclaimed bytes: others evict what was used least recently, and shrink."""
+        """Make `need` unclaimed bytes: other pools evict least recently used blocks and shrink."""
         pools = self.capacity.pools.values()
         others = [other for other in pools if other is not pool and other.block_bytes]
         spare = self.capacity.unclaimed

@@ -1,4 +1,4 @@
-"""Blocks, the pools that they belong to, and what the arrays on the device have to follow."""
+"""Blocks, their pools, and the changes that the arrays on the device have to follow."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def blocks_by_pool(
 
 
 class Holder(Protocol):
-    """Keeps blocks beyond the life of the sequences that made them."""
+    """A cache that keeps blocks beyond the life of the sequences that made them."""
 
     def name(self, block: Block) -> bytes | None:
         """Return a name of the block's contents that outlives the process; None if incomplete."""
@@ -65,7 +65,7 @@ class Holder(Protocol):
         ...
 
     def forget(self, block: Block) -> None:
-        """The block is being evicted; drop every reference to it."""
+        """Drop every reference to the block, which is being evicted."""
         ...
 
 
@@ -87,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A pool's arrays get `capacity` blocks, after `moves` (from id, to id) within them."""
+    """A resize of a pool's arrays to `capacity` blocks, after `moves` (from id, to id)."""
 
     pool: PoolKey
     capacity: int
@@ -96,7 +96,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """A block is about to lose its place `id`; its contents go to the disk tier as `name`."""
+    """A transfer to the disk tier, as `name`, of a block that is about to lose its place `id`."""
 
     pool: PoolKey
     id: int
@@ -105,7 +105,7 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A block at `id` gets `contents` that the disk tier read."""
+    """A transfer of `contents` from the disk tier to the block at `id`."""
 
     pool: PoolKey
     id: int

@@ -1,4 +1,4 @@
-"""How many blocks each pool has, within one budget of bytes. Pure Python."""
+"""Number of blocks of each pool, within one byte budget. Pure Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.cache.blocks import Block, PoolKey, Resize
 
 @dataclass(slots=True)
 class Pool:
-    """One pool's blocks: `blocks[id]` is the block that has the id, None where it is free.
+    """The blocks of one pool: `blocks[id]` is the block with that id, None if free.
 
     Attributes:
         block_bytes: 0 where no layer of the group stores anything in the pool, such as a pool of
@@ -33,29 +33,29 @@ class Pool:
 
     @property
     def live(self) -> int:
-        """Blocks that somebody uses."""
+        """Blocks in use."""
         return self.capacity - len(self.free) - len(self.kept)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the blocks that hold nothing."""
+        """Bytes of free blocks."""
         return len(self.free) * self.block_bytes
 
     def take(self, count: int) -> list[Block]:
-        """Mutates: `count` free blocks, with one reference each."""
+        """Take `count` free blocks, with one reference each."""
         blocks = [Block(self.key, self.free.pop()) for _ in range(count)]
         for block in blocks:
             self.blocks[block.id] = block
         return blocks
 
     def give_back(self, block: Block) -> None:
-        """Mutates: the block is free."""
+        """Free a block."""
         self.blocks[block.id] = None
         self.free.append(block.id)
 
 
 class Capacity:
-    """The pools and the bytes that they claim: a pool claims its capacity, used or not.
+    """The pools and their claims: a pool claims bytes for its capacity, used or not.
 
     Args:
         budget: bytes that all pools together may claim.
@@ -96,7 +96,7 @@ class Capacity:
         return self.bytes_of(missing) <= spare
 
     def grow(self, pool: Pool, wish: int) -> Resize | None:
-        """Mutates: claims up to `wish` more blocks for a pool; None where none fits."""
+        """Claim up to `wish` more blocks for a pool; return None if none fits."""
         extra = min(wish, self.unclaimed // pool.block_bytes) if pool.block_bytes else wish
         if extra <= 0:
             return None
@@ -106,7 +106,7 @@ class Capacity:
         return Resize(pool.key, pool.capacity)
 
     def shrink(self, pool: Pool, count: int) -> Resize:
-        """Mutates: takes `count` free blocks off a pool's end, moving others down."""
+        """Take `count` free blocks off a pool's end, moving others down."""
         capacity = pool.capacity - count
         pool.free.sort(reverse=True)
         low = [id for id in pool.free if id < capacity]
@@ -124,13 +124,13 @@ class Capacity:
         return Resize(pool.key, capacity, tuple(moves))
 
     def reset(self) -> None:
-        """Mutates: no pool has a block."""
+        """Take all blocks from all pools."""
         self.pools.clear()
         self.claimed = 0
         self.epoch += 1
 
     def usage(self) -> dict[PoolKey, tuple[int, int, int]]:
-        """For each pool: bytes that sequences hold, bytes kept for reuse, bytes claimed."""
+        """Return, by pool, the bytes that sequences hold, cached bytes, and claimed bytes."""
         table = {}
         for key, pool in self.pools.items():
             size = pool.block_bytes

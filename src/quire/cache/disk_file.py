@@ -1,4 +1,4 @@
-"""The SQLite file of a disk store: its tables, its transactions, its pages."""
+"""The SQLite file of a disk store: tables, transactions, size."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class DiskFile:
             return _pragma(self._db, "freelist_count")
 
     def limit(self, pages: int) -> None:
-        """From now on the file does not grow beyond so many pages."""
+        """Let the file grow to at most `pages` SQLite pages."""
         with translated():
             _pragma(self._db, f"max_page_count={pages}")
 
@@ -207,7 +207,7 @@ class DiskFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All that is written within, or nothing of it."""
+        """Run a transaction: all writes within succeed, or none."""
         self._check_alive()
         with translated():
             self._db.execute("BEGIN IMMEDIATE")
@@ -220,7 +220,7 @@ class DiskFile:
                 raise
 
     def _check_alive(self) -> None:
-        """The file is still the one that was opened: a folder may be deleted or unmounted."""
+        """Raise `StoreError` if the opened file was deleted or its disk unmounted."""
         try:
             if self._inode is None or self._path.stat().st_ino == self._inode:
                 return

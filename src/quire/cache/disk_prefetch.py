@@ -1,4 +1,4 @@
-"""Decides what of a prompt is worth reading from disk, and brings it back into memory.
+"""Decides which part of a prompt is worth reading from disk, and reads it into memory.
 
 A prompt's beginning is read where the whole of it is on disk, or partly in memory already, for
 every group: full attention needs all blocks, a window those that cover it before the boundary, a
@@ -24,7 +24,7 @@ from quire.cache.specs import recurrent_groups
 from quire.core.kv_format import KVFormat
 
 _READ_BYTES = 256 << 20
-"""Read at once; a longer beginning comes in pieces, so that the host never holds it all."""
+"""Bytes read at once. Longer beginnings come in pieces, which bounds the host's memory."""
 _MIN_TIMEOUT_S = 2.0
 _TIMEOUT_FACTOR = 4
 """A request waits for the disk `_MIN_TIMEOUT_S`, and this many times the estimate."""
@@ -44,13 +44,13 @@ class Tier(Protocol):
         ...
 
     def decline(self) -> None:
-        """A read was not worth its time."""
+        """Note that a read was not worth its time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WantedPrefix:
-    """Whose beginning is wanted.
+    """The prompt whose beginning is wanted.
 
     Attributes:
         keys: chained hashes of the full blocks that may be reused.
@@ -64,7 +64,7 @@ class WantedPrefix:
 
 @dataclass(slots=True, weakref_slot=True)
 class PrefetchedPart:
-    """Part of a prompt's beginning on its way. Sequences with the same beginning share it.
+    """A part of a prompt's beginning that is being read. Sequences with that beginning share it.
 
     Attributes:
         end: the block number before which everything is read that is missing.
@@ -83,7 +83,7 @@ class PrefetchedPart:
 
 
 class DiskPrefetch:
-    """Owned by the scheduler.
+    """Reader of cached beginnings from the disk tier. Owned by the scheduler.
 
     Args:
         tier: where blocks are.
@@ -110,7 +110,7 @@ class DiskPrefetch:
     def start(
         self, prompt: WantedPrefix, matched: int, before: PrefetchedPart | None
     ) -> PrefetchedPart | None:
-        """Starts reading what follows `matched` tokens in memory, if that beats computing it.
+        """Start reading the tokens after `matched`, if reading is quicker than computing.
 
         Args:
             before: the prompt's last reading; its time limit is not renewed.
@@ -190,7 +190,7 @@ class DiskPrefetch:
     def _missing(
         self, prompt: WantedPrefix, path: list[Node], boundary: int
     ) -> dict[int, list[int]]:
-        """By block number, the groups whose blocks must be read to begin at `boundary`."""
+        """Return, by block number, the groups whose blocks must be read to start at `boundary`."""
         size = self._index.block_size
         missing: dict[int, list[int]] = {}
         for number in range(boundary):
@@ -225,7 +225,7 @@ class DiskPrefetch:
     # -- back into memory ----------------------------------------------------------------------
 
     def _restore(self, reading: PrefetchedPart) -> None:
-        """Enters what was read in the index."""
+        """Enter the blocks that were read in the index."""
         path = self._index.path(reading.prompt.identity, reading.prompt.keys)
         # Room for what comes must not be made by evicting what it continues.
         held = [
@@ -239,7 +239,7 @@ class DiskPrefetch:
         self._manager.release_all(held)
 
     def _enter(self, reading: PrefetchedPart, path: list[Node], fresh: list[Block]) -> None:
-        """Makes nodes and blocks up to the first one that did not come, or has no room."""
+        """Make nodes and blocks up to the first that is missing or has no room."""
         prompt, size = reading.prompt, self._index.block_size
         node = self._index.root(prompt.identity)
         for number in range(reading.end):

@@ -1,4 +1,4 @@
-"""SQLite as the disk tier uses it: its errors as what they mean, and the lock of a folder."""
+"""SQLite for the disk tier: translated errors, and the lock of a folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BAD = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """SQLite's errors as what they mean here."""
+    """Translate SQLite's errors to those of the store."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -1,4 +1,4 @@
-"""KV blocks on disk: an SQLite file under a byte limit, least recently used out first.
+"""KV blocks on disk: an SQLite file under a byte limit, with least recently used eviction.
 
 Why not LMDB: it reads through a memory map and trusts its own pages. Measured with lmdb 3.0.0: a
 truncated file ends the process with SIGBUS, and flipped bits in the tree abort it now and then.
@@ -144,7 +144,7 @@ class DiskStore:
             self._rebuild(str(damage))
 
     def touch(self, key: bytes, hits: int = 0) -> None:
-        """The value was wanted: it is now the most recently used. Written with the next values."""
+        """Make the value the most recently used. The use is written with the next values."""
         if key in self._order:
             self._order.move_to_end(key)
             _, before = self._touched.pop(key, (0, 0))
@@ -192,14 +192,14 @@ class DiskStore:
         self._fit()
 
     def _rebuild(self, why: str) -> None:
-        """A file that cannot be trusted is thrown away: it was only a cache."""
+        """Replace a file that cannot be trusted by an empty one: it was only a cache."""
         self._say(f"the cache file is damaged ({why}); it is emptied")
         self._order.clear()
         self._touched.clear()
         self._file.renew(self._max_pages)
 
     def _fit(self) -> None:
-        """Brings a file from a higher limit under this one."""
+        """Shrink a file from a higher limit to this one."""
         try:
             before, pages = len(self._order), self._file.pages
             if pages > self._max_pages:

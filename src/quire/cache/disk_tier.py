@@ -1,4 +1,4 @@
-"""The disk tier: a thread that owns the store, and what the engine's thread may ask of it.
+"""The disk tier: a thread that owns the store, and its interface for the engine's thread.
 
 Nothing here waits for the disk. What is to be written goes into a bounded queue, and is dropped
 when that is full; what is to be read comes back when it is there. Whatever goes wrong with the
@@ -65,7 +65,7 @@ class DiskCounters:
 
 
 class DiskTier:
-    """Owned by the engine's thread, which calls everything here.
+    """Interface of the disk tier. Only the engine's thread calls it.
 
     Args:
         config: folder and limit.
@@ -93,7 +93,7 @@ class DiskTier:
     ) -> None:
         self.counters = DiskCounters()
         self.failure: str | None = None
-        """Why there is no disk tier, once there is none."""
+        """The reason why the disk tier is off, if it is."""
         self._config, self._fingerprint, self._name = config, fingerprint, name
         self._queue_bytes, self._clock = queue_bytes, clock
         self._store: DiskStore | None = None
@@ -271,14 +271,14 @@ class DiskTier:
             store.close()
 
     def _say(self, message: str) -> None:
-        """Each kind of trouble once; `quire cache` and the counters tell the rest."""
+        """Log each kind of trouble once; `quire cache` and the counters tell the rest."""
         kind = message.split("(")[0].split(";")[0]
         if kind not in self._said:
             self._said.add(kind)
             log.warning("%s: %s", self._config.path, message)
 
     def _serve(self) -> bool:
-        """One read, or one commit. False when it is time to end."""
+        """Serve one read or one commit. Return False when it is time to end."""
         with self._changed:
             if not (self._reads or self._writes or self._closing):
                 self._changed.wait(_IDLE_FLUSH_S)

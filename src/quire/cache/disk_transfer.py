@@ -16,7 +16,7 @@ SpillTo = Callable[[bytes, HostBlock], None]
 
 
 def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) -> None:
-    """Mutates the pools: does what a plan says must happen to them before its step, in order.
+    """Apply the changes of a plan to the pools, in order, before its step.
 
     Args:
         spill: takes the blocks that leave; None where no plan spills.

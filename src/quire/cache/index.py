@@ -271,7 +271,7 @@ class PrefixIndex:
         return match
 
     def _touch(self, path: list[Node], parting: Node | None) -> None:
-        """Deepest first, so that a leaf is always evicted before what it hangs on."""
+        """Mark a path as used, deepest node first: leaves are evicted before their parents."""
         for node in [*([parting] if parting is not None else []), *reversed(path)]:
             for block in (*node.blocks.values(), *node.snapshots.values()):
                 self._manager.touch(block)
@@ -356,7 +356,7 @@ class PrefixIndex:
             self.prune(left)
 
     def prune(self, node: Node) -> None:
-        """Remove nodes that nobody needs, upwards: no block, snapshot, child or cursor is there."""
+        """Remove nodes without block, snapshot, child or cursor, upwards from this one."""
         while node.parent is not None and not (
             node.children or node.blocks or node.snapshots or node.cursors
         ):
@@ -367,7 +367,7 @@ class PrefixIndex:
             del self._roots[node.key]
 
     def remove(self, node: Node) -> None:
-        """Removes a node whose anchor is gone, and everything that hangs on it."""
+        """Remove a node that lost its blocks, and everything below it."""
         parent = node.parent
         self._unlink(node)
         pending = [node]
@@ -390,7 +390,7 @@ class PrefixIndex:
             node.parent = None
 
     def clear(self) -> None:
-        """Lets go of everything that is kept."""
+        """Forget everything that is cached."""
         for root in list(self._roots.values()):
             for child in list(root.children.values()):
                 self.remove(child)

@@ -30,7 +30,7 @@ class KVPool:
         self.indexes = {layer: store for layer, store in stores.items() if store is not None}
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, tails: bool) -> None:
-        """Mutates: follows the block manager."""
+        """Resize the arrays as the block manager decided."""
         for store in self._stores():
             if not tails:
                 store.resize(capacity, moves)
@@ -47,7 +47,7 @@ class KVPool:
         return [array for store in self._stores() for array in store.export(blocks)]
 
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
-        """Mutates: blocks get contents that `export` gave."""
+        """Write contents that `export` returned into blocks."""
         at = 0
         for store in self._stores():
             parts = len(store.export(blocks[:0]))
@@ -106,7 +106,7 @@ class Pools:
         return pool
 
     def resize(self, change: Resize) -> None:
-        """Mutates: follows the block manager."""
+        """Resize a pool's arrays as the block manager decided."""
         key = change.pool
         if key.group in self._recurrent:
             self.states(key.group, key.format).resize(change.capacity, change.moves)
@@ -115,7 +115,7 @@ class Pools:
             pool.resize(change.capacity, change.moves, tails=key.tail)
 
     def copy(self, pairs: Iterable[tuple[PoolKey, int, int]]) -> None:
-        """Mutates: of each (pool, from, to), block `to` becomes a copy of block `from`."""
+        """Copy block `from` to block `to` for each (pool, from, to)."""
         by_pool: dict[PoolKey, list[tuple[int, int]]] = {}
         for pool, source, target in pairs:
             by_pool.setdefault(pool, []).append((source, target))
@@ -128,7 +128,7 @@ class Pools:
             self.restore(key, [i for _, i in ids], contents[key])
 
     def rehearse(self) -> None:
-        """Each pool's first block is copied onto itself, as others are to other places.
+        """Copy each pool's first block onto itself, to load the kernels of copies.
 
         So that on a GPU the kernels that copy and move blocks are compiled.
         """
@@ -145,11 +145,11 @@ class Pools:
         return self._pool(key).export(np.array(ids, dtype=np.int32))
 
     def restore(self, key: PoolKey, ids: list[int], contents: list[mx.array]) -> None:
-        """Mutates: blocks get contents that `export` gave."""
+        """Write contents that `export` returned into blocks."""
         self._pool(key).restore(np.array(ids, dtype=np.int32), contents)
 
     def clear(self) -> None:
-        """Mutates: forgets all blocks, as `BlockManager.reset` does."""
+        """Forget all blocks, as `BlockManager.reset` does."""
         self._kv.clear()
         self._states.clear()
 

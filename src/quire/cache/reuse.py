@@ -23,7 +23,7 @@ class MissKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReuseMiss:
-    """Why no more is reused.
+    """The reason why no more is reused.
 
     Attributes:
         token: where; None where the kind alone says it.

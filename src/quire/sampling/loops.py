@@ -18,7 +18,7 @@ from collections import deque
 from quire.core.sampling_params import MIN_REPEATS
 
 _BOUND_REPEATS, _BOUND_TOKENS = 32, 512
-"""From which a bound answer is in a loop, where nobody says: a table of zeros is none yet."""
+"""Repeats and tokens from which an answer bound by a grammar counts as a loop by default."""
 
 _MODULUS = (1 << 61) - 1
 _BASE = 0x1B873593CC9E2D51 % _MODULUS
@@ -37,7 +37,7 @@ def loop_detector(repeats: int | None, *, bound: bool) -> LoopDetector | None:
 
 
 class LoopDetector:
-    """Follows one answer.
+    """Detects loops in one answer.
 
     Args:
         repeats: how often a cycle must follow on itself, at least `MIN_REPEATS`.
