@@ -85,7 +85,7 @@ def test_large_videos_are_refused_by_their_header(ours: VideoProcessor) -> None:
 
 def test_what_is_no_video(ours: VideoProcessor) -> None:
     limits = FileLimits()
-    assert "not a WAV" in refused(ours, b"#EXTM3U\n", "media_invalid", limits)
+    assert "not a MP4" in refused(ours, b"#EXTM3U\n", "media_invalid", limits)
     song = encoded_sound(tone(0.5), "mov", "aac")
     assert "holds no video" in refused(ours, song, "media_invalid", limits)
     refused(ours, video(greys(24))[:900], "media_invalid", limits)

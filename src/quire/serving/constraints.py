@@ -87,7 +87,7 @@ class Constraints:
         )
         built = await self._sandbox.build(request, spec.caller)
         if built.unenforced:
-            log.info("left to the model: %s", "; ".join(built.unenforced))
+            log.info("schema keywords not enforced: %s", "; ".join(built.unenforced))
         return built
 
     def for_prompt(
