@@ -52,7 +52,6 @@ OTHERS: dict[str, object] = {
     "penalize_nl": True,
     "plugins": [],
     "priority": 1,
-    "prompt_logprobs": 1,
     "provider": {"order": ["x"]},
     "repeat_last_n": 64,
     "request_id": "x",

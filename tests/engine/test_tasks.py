@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from quire.core.config import EngineConfig
-from quire.core.request import Embed, FinishReason, Output, Request, Score, Task
+from quire.core.request import Embed, FinishReason, Output, Request, Score, ScorePrompt, Task
 from quire.models.weights.loader import LoadedModel
 from tests.models.solo import SoloStep, solo_logits
 from tests.support.everyday import everyday
@@ -160,3 +160,27 @@ def test_positions_come_from_the_model_s_own_rule(
         logits = loaded.model.logits(loaded.model(step))
         chosen = mx.argmax(logits, axis=-1).tolist()[len(request.prompt) - 1 : -1]
         assert company.answers[request.id].tokens == chosen
+
+
+def test_prompts_scored_in_chunks(opened: Open) -> None:
+    """Chunks of 50 tokens, and more rows than are scored at once."""
+    loaded = opened("llama")
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20, max_step_tokens=50)
+    asked = [
+        replace(each, task=ScorePrompt(each.prompt[1:], top=3)) for each in prompts((2, 65, 300))
+    ]
+    got = ends(Company(loaded, config), asked)
+    whole = replace(config, max_step_tokens=2048)
+    at_once = ends(Company(loaded, whole), asked)
+    for request in asked:
+        assert isinstance(request.task, ScorePrompt)
+        logits = np.array(solo_logits(loaded.model, list(request.prompt)))[:-1]
+        normal = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+        for output in (got[request.id], at_once[request.id]):
+            assert output.vector is not None
+            read = request.task.read(output.vector)
+            assert [each.token_id for each in read] == list(request.prompt[1:])
+            for row, token in zip(normal, read, strict=True):
+                assert abs(row[token.token_id] - token.logprob) < 1e-4
+                assert token.rank == 1 + (row > row[token.token_id]).sum()
+                assert [each for each, _ in token.top] == list(np.argsort(-row, kind="stable")[:3])

@@ -165,7 +165,40 @@ class Score:
     needs_every_row: ClassVar[bool] = False
 
 
-Task = Generate | Embed | Score
+@dataclass(frozen=True, slots=True)
+class ScorePrompt:
+    """Task: natural-log probabilities of the prompt's own tokens, each given those before it.
+
+    The vector has `2 + 2 * top` numbers for each target: its log-probability, its rank among all
+    tokens from 1, the ids of the likeliest tokens, and their log-probabilities.
+
+    Attributes:
+        targets: the prompt's tokens behind the first, at least one.
+        top: how many of the likeliest tokens to report.
+    """
+
+    targets: tuple[int, ...]
+    top: int = 0
+
+    samples: ClassVar[bool] = False
+    needs_every_row: ClassVar[bool] = True
+
+    def read(self, vector: tuple[float, ...]) -> tuple[ScoredToken, ...]:
+        """Return the tokens that a vector says, in order."""
+        width = 2 + 2 * self.top
+        rows = (vector[first : first + width] for first in range(0, len(vector), width))
+        return tuple(
+            ScoredToken(
+                target,
+                logprob=row[0],
+                top=tuple(zip(map(int, row[2 : 2 + self.top]), row[2 + self.top :], strict=True)),
+                rank=int(row[1]),
+            )
+            for target, row in zip(self.targets, rows, strict=True)
+        )
+
+
+Task = Generate | Embed | Score | ScorePrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +265,17 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredToken(TokenLogprobs):
+    """A token of a prompt.
+
+    Attributes:
+        rank: among all tokens, the likeliest first; from 1.
+    """
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,20 @@ from typing import assert_never
 
 import mlx.core as mx
 
-from quire.core.request import Embed, Generate, Score
+from quire.core.request import Embed, Generate, Score, ScorePrompt
 from quire.models.base import LanguageModel
+from quire.sampling.top import top
 from quire.scheduler.plan import ScheduledSequence
+
+_SCORED_TOGETHER = 128
+"""Rows whose logits over the whole vocabulary are held at once."""
 
 
 class VectorStage:
     """Computes the vectors of sequences that do not generate.
 
-    Keeps, of each prompt whose every token counts, the sum over the chunks that were read so far.
+    Keeps, of each prompt whose every token counts, the sum over the chunks that were read so far,
+    or the scores of their tokens.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -34,6 +39,8 @@ class VectorStage:
             case Score() as task:
                 logits = self._model.logits(hidden[-1:]).squeeze(0)
                 return logits[mx.array(task.labels)] - mx.logsumexp(logits)
+            case ScorePrompt() as task:
+                return self._score(task, rows, hidden)
             case Generate():
                 raise AssertionError("tokens are sampled")
             case _ as unknown:
@@ -56,6 +63,22 @@ class VectorStage:
             vector = vector / mx.maximum(mx.linalg.norm(vector), 1e-12)
         return vector
 
+    def _score(
+        self, task: ScorePrompt, rows: ScheduledSequence, hidden: mx.array
+    ) -> mx.array | None:
+        """Score the prompt's tokens, each by the row of the one before it."""
+        parts = [self._sums.pop(rows.number)] if rows.start else []
+        end = min(rows.end, len(task.targets))  # the last row says what would follow the prompt
+        for first in range(rows.start, end, _SCORED_TOGETHER):
+            last = min(end, first + _SCORED_TOGETHER)
+            logits = self._model.logits(hidden[first - rows.start : last - rows.start])
+            parts.append(_scored(logits.astype(mx.float32), task.targets[first:last], task.top))
+        scores = mx.concatenate(parts)
+        if not rows.completes:
+            self._sums[rows.number] = scores
+            return None
+        return scores.flatten()
+
     @property
     def sums(self) -> list[mx.array]:
         """Arrays to compute with the step, beside the vectors."""
@@ -69,3 +92,15 @@ class VectorStage:
     def clear(self) -> None:
         """Forget everything, after a failed step."""
         self._sums.clear()
+
+
+def _scored(logits: mx.array, targets: tuple[int, ...], count: int) -> mx.array:
+    """Return the rows of `ScorePrompt`'s vector, `[R, 2 + 2 * count]`, for logits `[R, vocab]`."""
+    normal = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    own = mx.take_along_axis(normal, mx.array(targets)[:, None], axis=-1)
+    rank = 1 + (normal > own).sum(axis=-1, keepdims=True)
+    columns = [own, rank.astype(mx.float32)]
+    if count:
+        ids, values = top(normal, count)
+        columns += [ids.astype(mx.float32), values]  # ids below 2 ** 24 are exact
+    return mx.concatenate(columns, axis=-1)

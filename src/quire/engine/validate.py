@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.request import Request, Score
+from quire.core.request import Request, Score, ScorePrompt
 from quire.core.sampling_params import check_sampling
 from quire.engine.encoder_cache import EncoderCache
 from quire.engine.invariance import check_invariant
@@ -48,6 +48,8 @@ def _check_names(request: Request, model: LanguageModel, formats: Sequence[KVFor
         _check_ids("thinking.end_ids", request.thinking.end_ids, model.vocab_size)
     if isinstance(request.task, Score):
         _check_ids("labels", request.task.labels, model.vocab_size)
+    if isinstance(request.task, ScorePrompt):
+        _check_ids("targets", request.task.targets, model.vocab_size)
     if request.kv_format is not None:
         _check_format(request.kv_format.name, [each.name for each in formats])
 

@@ -9,7 +9,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.core.request import Embed, Failure, FinishReason, Request, Task
+from quire.core.request import (
+    Embed,
+    Failure,
+    FinishReason,
+    Request,
+    ScoredToken,
+    ScorePrompt,
+    Task,
+)
 from quire.serving.generation import Prepared
 from quire.serving.interface import EngineClient
 from quire.serving.pooling import Pooling
@@ -56,6 +64,24 @@ class Vectors:
             RunFailed: the engine refused one, or failed.
             EngineFailure: the engine cannot go on.
         """
+        return await self._run(prepared, [task] * len(prepared.prompts))
+
+    async def score_prompts(self, prepared: Prepared, top: int) -> list[tuple[ScoredToken, ...]]:
+        """Return for each prompt the log-probabilities of its tokens behind the first.
+
+        Args:
+            top: how many of the likeliest tokens to report beside each.
+
+        Raises:
+            RunFailed, EngineFailure: as `compute`.
+        """
+        longer = tuple(each for each in prepared.prompts if len(each.tokens) > 1)
+        tasks = [ScorePrompt(prompt.tokens[1:], top) for prompt in longer]
+        found = iter(await self._run(replace(prepared, prompts=longer), tasks))
+        scored = iter([task.read(next(found).values) for task in tasks])
+        return [next(scored) if len(each.tokens) > 1 else () for each in prepared.prompts]
+
+    async def _run(self, prepared: Prepared, tasks: Sequence[Task]) -> list[Vector]:
         requests = [
             Request(
                 id=uuid.uuid4().hex,
@@ -67,7 +93,7 @@ class Vectors:
                 deadline_s=self._deadline_s,
                 task=task,
             )
-            for prompt in prepared.prompts
+            for prompt, task in zip(prepared.prompts, tasks, strict=True)
         ]
         tickets = self._client.submit(requests)
         try:

@@ -80,7 +80,6 @@ def test_top_logprobs_hold_the_sampled_token() -> None:
     [
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),

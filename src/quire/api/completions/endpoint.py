@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.shared.context import Context, ServerContext, common_fields
+from quire.api.shared.context import Context, ServerContext, common_fields, until_gone
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
@@ -39,7 +39,7 @@ from quire.api.shared.render import (
 from quire.api.shared.schema import GenerationFields, StreamUsage, without_limit
 from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
-from quire.core.request import TokenLogprobs
+from quire.core.request import ScoredToken, TokenLogprobs
 from quire.core.sampling_params import MOST_TOKENS
 from quire.serving.generation import Generation, Prepared
 from quire.serving.service import Service
@@ -65,6 +65,9 @@ class CompletionRequest(GenerationFields, FormatFields):
     prompt: Prompt
     max_tokens: CompletionLimit | None = None
     echo: bool | None = None
+    prompt_logprobs: Integer | None = Field(
+        default=None, ge=0, le=20, description="alternatives for each token of the prompt, as vLLM"
+    )
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
     best_of: Integer | None = Field(default=None, ge=1, le=128)
     suffix: None = Field(default=None, description="answers follow a prompt, they fill no gap")
@@ -81,12 +84,6 @@ class CompletionRequest(GenerationFields, FormatFields):
                 param="best_of",
                 code="unsupported_parameter",
             )
-        if self.echo and self.logprobs is not None:
-            raise RequestError(
-                "'echo' is not offered together with 'logprobs': a prompt has no logprobs here.",
-                param="echo",
-                code="unsupported_parameter",
-            )
         prompts = self.prompts()
         check_count(len(prompts) * (self.n or 1), _MAX_CHOICES, "prompt")
         return Generation(
@@ -96,9 +93,41 @@ class CompletionRequest(GenerationFields, FormatFields):
             **common_fields(context, self, request.headers, logprobs=self.logprobs),
         )
 
+    @property
+    def prompt_top(self) -> int | None:
+        """Alternatives to report for each token of the prompts; None scores no prompt."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [each for each in (echoed, self.prompt_logprobs) if each is not None]
+        return max(wanted, default=None)
+
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """Return the prompts, as text or as token ids."""
         return prompts_of(self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """How likely a prompt's tokens were: its first token, and the log-probabilities of the rest."""
+
+    first: int
+    scores: tuple[ScoredToken, ...]
+
+    def body(self, tokenizer: TokenNames) -> list[dict[str, Any] | None]:
+        """Return vLLM's `prompt_logprobs`: by token id, the token's own among them."""
+        listed: list[dict[str, Any] | None] = [None]
+        for each in self.scores:
+            ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top, 1)]
+            listed.append(
+                {
+                    str(token): {
+                        "logprob": clamp(value),
+                        "rank": rank,
+                        "decoded_token": token_text(tokenizer, token),
+                    }
+                    for token, value, rank in [(each.token_id, each.logprob, each.rank), *ranked]
+                }
+            )
+        return listed
 
 
 class LogprobsWriter:
@@ -107,6 +136,13 @@ class LogprobsWriter:
     def __init__(self, tokenizer: TokenNames) -> None:
         self._tokenizer = tokenizer
         self._offset = 0
+
+    def first(self, token_id: int) -> dict[str, Any]:
+        """The lists for a prompt's first token, of which no model says how likely it was."""
+        name = token_text(self._tokenizer, token_id)
+        offset, self._offset = self._offset, self._offset + len(name)
+        unknown = {"token_logprobs": [None], "top_logprobs": [None]}
+        return {"tokens": [name], **unknown, "text_offset": [offset]}
 
     def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """OpenAI's four parallel lists for the next tokens; tops hold the sampled token, too."""
@@ -136,8 +172,14 @@ class CompletionLogprobs:
         self._writer = LogprobsWriter(tokenizer)
         self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
 
+    def add_prompt(self, prompt: PromptScores) -> int:
+        """Write the tokens of an echoed prompt."""
+        return self._add(self._writer.first(prompt.first)) + self.add(prompt.scores)
+
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
-        lists = self._writer.write(entries)
+        return self._add(self._writer.write(entries)) if entries else 0
+
+    def _add(self, lists: dict[str, Any]) -> int:
         for name, items in self._written.items():
             items.append(compact(lists[name])[1:-1])
         return sum(len(items[-1]) for items in self._written.values())
@@ -158,6 +200,7 @@ class CompletionChunks:
         echoes: list[str] | None,
         usage: StreamUsage,
         token_ids: bool = False,
+        scores: Sequence[PromptScores] = (),
     ) -> None:
         self._constant = b"data: " + compact(identity)[:-1] + b',"choices":['
         self._heads = ChunkHeads(self._constant, run, b"text", token_ids=token_ids)
@@ -166,6 +209,7 @@ class CompletionChunks:
         self._echoes = echoes
         self._echoed = [echoes is None] * len(run.choices)
         self._logprobs = [LogprobsWriter(tokenizer) for _ in run.choices]
+        self._scores = scores
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """Yield the chunks of a batch of events."""
@@ -173,8 +217,18 @@ class CompletionChunks:
         for index, event in batch:
             if self._echoes is not None and not self._echoed[index]:
                 self._echoed[index] = True
-                yield self._head(index) + quoted(self._echoes[index]) + self._ends.tail
+                yield self._head(index) + quoted(self._echoes[index]) + self._echo_end(index)
             yield self._chunk(index, event)
+
+    def _echo_end(self, index: int) -> bytes:
+        """Return how the chunk of an echoed prompt ends."""
+        if not self._scores:
+            return self._ends.tail
+        writer, prompt = self._logprobs[index], self._scores[index]
+        lists = writer.first(prompt.first)
+        for name, values in writer.write(prompt.scores).items():
+            lists[name] += values
+        return b',"logprobs":' + compact(lists) + b',"finish_reason":null}' + self._ends.after
 
     def _head(self, index: int) -> bytes:
         """Return how a chunk starts; a choice's first one holds its prompt's ids, if wanted."""
@@ -230,6 +284,8 @@ class _ReadRequest:
 
     Attributes:
         echoes: the text of each choice's prompt, if it goes before the answer.
+        prompt_top: alternatives to report for each token of the prompts; None scores no prompt.
+        prompt_logprobs: whether the scores stand in a member of their own.
     """
 
     prepared: Prepared
@@ -238,6 +294,8 @@ class _ReadRequest:
     usage: StreamUsage
     logprobs: bool
     numbered: bool
+    prompt_top: int | None
+    prompt_logprobs: bool
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
@@ -250,6 +308,8 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         usage=fields.stream_usage(),
         logprobs=fields.logprobs is not None,
         numbered=fields.return_tokens_as_token_ids is True,
+        prompt_top=fields.prompt_top,
+        prompt_logprobs=fields.prompt_logprobs is not None,
     )
 
 
@@ -263,6 +323,7 @@ class Completions:
         """`POST /v1/completions`."""
         context, asked = await self._server.read(request, _read)
         service, echoes = context.service, asked.echoes
+        scores = await _scores(context, request, asked)
         run = await context.start(request, asked.prepared)
         identity = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -274,12 +335,21 @@ class Completions:
         token_ids = asked.prepared.spec.token_ids
         if asked.stream:
             chunks = CompletionChunks(
-                identity, run, names, echoes=echoes, usage=asked.usage, token_ids=token_ids
+                identity,
+                run,
+                names,
+                echoes=echoes,
+                usage=asked.usage,
+                token_ids=token_ids,
+                scores=scores if asked.logprobs else (),
             )
             return EventStream(run, chunks)
-        logprobs: list[Logprobs] = [
-            CompletionLogprobs(names) if asked.logprobs else NoLogprobs() for _ in run.choices
-        ]
+        logprobs: list[Logprobs] = []
+        for index in range(len(run.choices)):
+            written = CompletionLogprobs(names) if asked.logprobs else NoLogprobs()
+            logprobs.append(written)
+            if isinstance(written, CompletionLogprobs) and echoes is not None:
+                self._server.slots.hold(request.scope, written.add_prompt(scores[index]))
         answers = await collect(request, run, logprobs, slots=self._server.slots)
         choices = (
             _choice(index, answer, echoes[index] if echoes is not None else "", written)
@@ -291,8 +361,25 @@ class Completions:
                 {**choice, "token_ids": stream.take_ids(), "prompt_token_ids": prompt}
                 for choice, stream, prompt in ids
             )
+        if asked.prompt_logprobs:
+            known = zip(choices, scores, strict=True)
+            choices = ({**choice, "prompt_logprobs": each.body(names)} for choice, each in known)
         body = {**identity, "choices": Array(choices), "usage": usage_body(run.usage)}
         return await whole(pieces(body), run_headers(run))
+
+
+async def _scores(context: Context, request: Request, asked: _ReadRequest) -> list[PromptScores]:
+    """Return how likely each choice's prompt was; empty if nobody asks."""
+    if asked.prompt_top is None:
+        return []
+    prepared = context.owned(request, asked.prepared)
+    work = context.service.vectors.score_prompts(prepared, asked.prompt_top)
+    found = await until_gone(request.receive, work)
+    scored = [
+        PromptScores(prompt.tokens[0], scores)
+        for prompt, scores in zip(prepared.prompts, found, strict=True)
+    ]
+    return [each for each in scored for _ in range(prepared.spec.n)]
 
 
 def _echoes(service: Service, fields: CompletionRequest) -> list[str]:
