@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from pydantic import ValidationError
 
+from quire.cli.batch import BatchCommand
 from quire.cli.bench import BenchCommand
 from quire.cli.cache import CacheCommand
 from quire.cli.chat import ChatCommand
@@ -56,6 +57,7 @@ class CompletionCommand(Command):
 _ALL: tuple[type[Command], ...] = (
     *(RunCommand, with_media_limits(ServeCommand), ChatCommand, BenchCommand, LaunchCommand),
     *(
+        BatchCommand,
         PsCommand,
         SearchCommand,
         ModelsCommand,

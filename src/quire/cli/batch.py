@@ -1,0 +1,118 @@
+"""`quire batch`: answers a file of requests, and goes on where an earlier run ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import httpx
+from pydantic import Field
+from rich.console import Console
+
+from quire.cli.batch_file import Answers, BatchRequest, read_requests
+from quire.cli.keys import ClientOptions
+from quire.cli.own_server import loading_server
+from quire.cli.progress import shown
+from quire.cli.settings import Command, said
+from quire.cli.values import Count, File, Flag, Place
+from quire.core.errors import QuireError
+
+_BUSY = (429, 503)
+_TRIES = 8
+_LONGEST_WAIT_S = 30.0
+
+
+class BatchCommand(ClientOptions, Command):
+    """Answers the requests of a file in OpenAI's batch format, by the server at --url, or by a
+    model that it serves itself (--model). Run again after a crash, it answers what is missing.
+    """
+
+    command: ClassVar[str] = "batch"
+    summary: ClassVar[str] = "answer a file of requests"
+    alternatives: ClassVar[tuple[str, ...]] = ("url", "model")
+
+    input: Annotated[File, Flag(positional=True)] = Field(description="requests, a line each")
+    output: Annotated[File, Flag(positional=True)] = Field(description="answers, a line each")
+    model: Annotated[Place | None, Flag(bare="")] = Field(
+        None,
+        description="instead of --url: serve this folder or hub id for this batch; the embedded "
+        "model if none is named",
+    )
+    concurrency: Count = Field(128, description="requests in flight")
+
+    def run(self) -> int:
+        """Answers what has no answer yet. 1 if a request failed, 2 if none could be sent."""
+        console = Console(stderr=True)
+        try:
+            requests = read_requests(self.input)
+            with Answers(self.output) as answers, contextlib.ExitStack() as stack:
+                left = [each for each in requests if each.custom_id not in answers.done]
+                url, key = self._server(stack, console) if left else ("", None)
+                begin = stack.enter_context(shown(console))
+                done = begin(f"{len(left)} requests", len(left))
+                run = _Run(url, key, answers, done)
+                failed = asyncio.run(run.answer(left, self.concurrency))
+        except (QuireError, httpx.HTTPError, OSError) as error:
+            print(f"quire batch: {said(error)}", file=sys.stderr)
+            return 2
+        before = len(requests) - len(left)
+        told = f"{len(left)} answered, {failed} of them with an error; {before} were there before"
+        print(f"quire batch: {told}", file=sys.stderr)
+        return 1 if failed else 0
+
+    def _server(self, stack: contextlib.ExitStack, console: Console) -> tuple[str, str | None]:
+        """Return URL and key of the server; one of our own ends with the stack."""
+        if self.model is None:
+            return self.url, self.key
+        return stack.enter_context(loading_server(self.model, None, console)), None
+
+
+class _Run:
+    """Sends requests and writes their answers."""
+
+    def __init__(self, url: str, key: str | None, answers: Answers, done: Any) -> None:
+        self._url = url
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._answers = answers
+        self._done = done
+        self._failed = 0
+
+    async def answer(self, requests: Sequence[BatchRequest], at_once: int) -> int:
+        """Send all, so many at once; return how many were answered with an error.
+
+        Raises:
+            httpx.HTTPError: the server cannot be reached; what was answered is written.
+        """
+        waiting = iter(requests)
+        limits = httpx.Limits(max_connections=at_once)
+        async with httpx.AsyncClient(
+            base_url=self._url, headers=self._headers, timeout=None, limits=limits
+        ) as client:
+
+            async def worker() -> None:
+                for request in waiting:
+                    await self._one(client, request)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(at_once, len(requests))):
+                    group.create_task(worker())
+        return self._failed
+
+    async def _one(self, client: httpx.AsyncClient, request: BatchRequest) -> None:
+        for tries in range(_TRIES):
+            answer = await client.post(request.url, json=request.body)
+            if answer.status_code not in _BUSY or tries == _TRIES - 1:
+                break
+            wait = float(answer.headers.get("retry-after") or 2**tries)
+            await asyncio.sleep(min(wait, _LONGEST_WAIT_S))
+        try:
+            body = answer.json()
+        except ValueError:
+            body = answer.text
+        request_id = answer.headers.get("x-request-id", "")
+        self._answers.add(request.custom_id, answer.status_code, request_id, body)
+        self._failed += answer.status_code != 200
+        self._done()

@@ -1,0 +1,101 @@
+"""`quire batch` against a real server: answers, a kill in the middle, and wrong files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli.batch_file import Answers
+from quire.core.errors import QuireError
+from tests.support.child import Child
+from tests.support.waiting import wait_until
+
+
+def line(name: str, url: str = "/v1/completions", **body: Any) -> str:
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body}) + "\n"
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "quire", "batch", *map(str, arguments)]
+
+
+def answers(path: Path) -> dict[str, Any]:
+    read = [json.loads(each) for each in path.read_text().splitlines()]
+    found = {each["custom_id"]: each["response"] for each in read}
+    assert len(found) == len(read), "an answer stands twice"
+    return found
+
+
+def test_every_request_gets_an_answer(child: Child, tmp_path: Path) -> None:
+    into, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+    into.write_text(
+        line("text", prompt="1 2 3", max_tokens=3, temperature=0)
+        + line("chat", "/v1/chat/completions", **chat)
+        + line("vector", "/v1/embeddings", input="x")
+        + line("wrong", prompt="x", temperature=-1)
+    )
+    ran = subprocess.run(command(into, out, "--url", child.url), capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stderr
+    assert "4 answered, 1 of them with an error; 0 were there before" in ran.stderr
+    found = answers(out)
+    assert {name: each["status_code"] for name, each in found.items()} == {
+        "text": 200,
+        "chat": 200,
+        "vector": 200,
+        "wrong": 400,
+    }
+    assert found["text"]["body"]["choices"][0]["text"]
+    assert found["wrong"]["body"]["error"]["param"] == "temperature"
+
+
+def test_a_killed_batch_goes_on(child: Child, tmp_path: Path) -> None:
+    into, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    count = 24
+    asked = {"max_tokens": 40, "ignore_eos": True}
+    into.write_text("".join(line(f"r{n}", prompt=f"{n} is", **asked) for n in range(count)))
+    arguments = command(into, out, "--url", child.url, "--concurrency", 2)
+    first = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+    wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 3)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    kept = out.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    assert 3 <= kept.count(b"\n") < count
+    out.write_bytes(kept + b'{"id": "batch_req_1", "custom_id": "r')  # as a full disk leaves it
+    again = subprocess.run(arguments, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert out.read_bytes().startswith(kept)
+    assert set(answers(out)) == {f"r{n}" for n in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "line 1: no JSON"),
+        (line("a") + line("a"), "line 2: the custom_id 'a' stands twice"),
+        (line("a", "/v1/files"), "line 1: a request POSTs to one of"),
+        (line("a", stream=True), "leave out 'stream'"),
+        ('{"custom_id": 5}', "a custom_id, a text"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, text: str, said: str) -> None:
+    into = tmp_path / "in.jsonl"
+    into.write_text(text)
+    ran = subprocess.run(command(into, tmp_path / "out"), capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+def test_one_process_writes_answers(tmp_path: Path) -> None:
+    with Answers(tmp_path / "out"), pytest.raises(QuireError, match="another process"):
+        Answers(tmp_path / "out")
+    (tmp_path / "other").write_text("notes\n")
+    with pytest.raises(QuireError, match="something else"):
+        Answers(tmp_path / "other")
