@@ -16,6 +16,7 @@ from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
 from quire.api.messages.endpoint import Messages
+from quire.api.ollama.endpoint import Ollama
 from quire.api.openapi import OpenApi
 from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
@@ -69,6 +70,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Responses(server, stores),
         Embeddings(server),
         Rerank(server),
+        Ollama(server),
         Utilities(server),
         streams,
         OpenApi(OPERATIONS, names).get,

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import quire
-from quire.api.routes import EVENTS, JSON, Operation
-from quire.api.shared.errors import speaks_anthropic
+from quire.api.routes import EVENTS, JSON, LINES, Operation
+from quire.api.shared.errors import speaks_anthropic, speaks_ollama
 
 _REASONS = {
     400: "The request cannot be served as it is; `param` names the field at fault",
@@ -60,6 +60,12 @@ _ANTHROPIC_ERROR = {
     },
 }
 
+_OLLAMA_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
 
 def document(operations: Sequence[Operation], names: Sequence[str]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server with these models."""
@@ -90,6 +96,7 @@ def document(operations: Sequence[Operation], names: Sequence[str]) -> dict[str,
                 **schemas["$defs"],
                 "Error": _ERROR,
                 "AnthropicError": _ANTHROPIC_ERROR,
+                "OllamaError": _OLLAMA_ERROR,
             },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -107,6 +114,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
     if not operation.open:
         statuses.add(401)
     shape = "AnthropicError" if speaks_anthropic(operation.path) else "Error"
+    shape = "OllamaError" if speaks_ollama(operation.path) else shape
     error = {"schema": {"$ref": f"#/components/schemas/{shape}"}}
     if operation.open:
         error = {"schema": {"type": "object"}}
@@ -136,7 +144,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 def _content(media: str) -> dict[str, Any]:
     """Return an answer's schema; OpenAPI 3.1 has no words for the events of a stream."""
-    if media == EVENTS:
+    if media in (EVENTS, LINES):
         return {}
     return {"schema": {"type": "object" if media == JSON else "string"}}
 

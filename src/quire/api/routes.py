@@ -14,6 +14,9 @@ from quire.api.completions.endpoint import CompletionRequest, Completions
 from quire.api.embeddings.endpoint import EmbeddingRequest, Embeddings
 from quire.api.messages.endpoint import Messages
 from quire.api.messages.schema import CountRequest, MessagesRequest
+from quire.api.ollama.endpoint import Ollama
+from quire.api.ollama.schema import ChatRequest as OllamaChatRequest
+from quire.api.ollama.schema import EmbedRequest, GenerateRequest, ShowRequest
 from quire.api.rerank.endpoint import Rerank, RerankRequest, ScoreRequest
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.listing import ItemsQuery
@@ -24,6 +27,7 @@ from quire.api.shared.schema import Wire
 from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest, Utilities
 
 JSON, EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+LINES = "application/x-ndjson"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -42,6 +46,7 @@ class Endpoints:
     responses: Responses
     embeddings: Embeddings
     rerank: Rerank
+    ollama: Ollama
     utilities: Utilities
     streams: CallerStreams
     document: Endpoint
@@ -255,6 +260,43 @@ OPERATIONS: tuple[Operation, ...] = (
         ScoreRequest,
         statuses=_GENERATING,
     ),
+    Operation(
+        lambda e: e.ollama.chat,
+        "post",
+        "/api/chat",
+        "Answers a conversation, as Ollama's API does",
+        OllamaChatRequest,
+        (JSON, LINES),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.ollama.generate,
+        "post",
+        "/api/generate",
+        "Answers a prompt, as Ollama's API does",
+        GenerateRequest,
+        (JSON, LINES),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.ollama.embed,
+        "post",
+        "/api/embed",
+        "Texts to vectors, as Ollama's API does",
+        EmbedRequest,
+        statuses=_GENERATING,
+    ),
+    Operation(lambda e: e.ollama.tags, "get", "/api/tags", "The models that are served"),
+    Operation(lambda e: e.ollama.running, "get", "/api/ps", "The models that are loaded"),
+    Operation(
+        lambda e: e.ollama.show,
+        "post",
+        "/api/show",
+        "What a model is and can do",
+        ShowRequest,
+        statuses=(404, 429),
+    ),
+    Operation(lambda e: e.ollama.version, "get", "/api/version", "The version of Ollama's API"),
     Operation(lambda e: e.utilities.root, "get", "/", summary="Who answers here"),
     Operation(
         lambda e: e.utilities.health,

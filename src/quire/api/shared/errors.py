@@ -1,7 +1,7 @@
 """The one place where errors become responses, in the shape of the protocol that was spoken.
 
 A protocol registers nothing: its paths decide. Everything under `/v1/messages` speaks Anthropic,
-everything else OpenAI.
+under `/api/` Ollama, everything else OpenAI.
 """
 
 from __future__ import annotations
@@ -106,8 +106,15 @@ def speaks_anthropic(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
+def speaks_ollama(path: str) -> bool:
+    """Whether a path belongs to Ollama's protocol, whose errors are a message."""
+    return path.startswith("/api/")
+
+
 def body_for(path: str, failure: Failure) -> dict[str, Any]:
     """Return the error's body in the shape of the protocol that `path` belongs to."""
+    if speaks_ollama(path):
+        return {"error": failure.message}
     return anthropic_body(failure) if speaks_anthropic(path) else openai_body(failure)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.shared.errors import speaks_anthropic
+from quire.api.shared.errors import speaks_anthropic, speaks_ollama
 from quire.api.shared.sse import COMMENT, KEEPALIVE_S
 from quire.serving.model import Lease
 from quire.serving.tasks import cancel_and_wait
@@ -59,7 +59,8 @@ class ModelUse:
 
     async def waiting(self, work: Awaitable[Result], *, streams: bool) -> Result:
         """Return the result of `work`, while the client of a stream is told that it goes on."""
-        keeper = asyncio.create_task(self._keep_alive()) if streams else None
+        told = streams and not speaks_ollama(self._path)  # whose streams have no comments
+        keeper = asyncio.create_task(self._keep_alive()) if told else None
         try:
             return await work
         finally:

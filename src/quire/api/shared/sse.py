@@ -150,7 +150,7 @@ class EventStream(Response):
 
     async def _send_head(self, send: Send) -> None:
         headers = {
-            "content-type": "text/event-stream; charset=utf-8",
+            "content-type": f"{self.media_type}; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
             **run_headers(self._run),

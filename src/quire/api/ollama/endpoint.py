@@ -1,0 +1,264 @@
+"""The endpoints of Ollama's API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import quire
+from quire.api.ollama.prompt import conversation, prompted
+from quire.api.ollama.render import (
+    LineRenderer,
+    Lines,
+    Shape,
+    message_shape,
+    now,
+    response_shape,
+    whole_answer,
+)
+from quire.api.ollama.schema import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
+from quire.api.shared.context import Context, ServerContext, until_gone
+from quire.api.shared.fold import collect
+from quire.api.shared.json_text import parse_json
+from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.pieces import pieces, whole
+from quire.api.shared.render import ChatLogprobs, Logprobs, NoLogprobs
+from quire.api.shared.schema import parse
+from quire.api.shared.sse import run_headers
+from quire.api.shared.vector_fields import counted
+from quire.core.errors import RequestError
+from quire.core.info import ModelInfo
+from quire.serving.generation import Generation, Prepared
+from quire.serving.model import Model
+from quire.serving.vectors import embed_task, shortened
+
+_SPOKEN = "0.13.0"
+"""The version of Ollama whose API this is: VS Code's provider asks for 0.6.4 or later."""
+_UNKNOWN_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadRequest:
+    """What shapes the answer to a request that has been read.
+
+    Attributes:
+        prepared: None where nothing is asked of the model.
+    """
+
+    prepared: Prepared | None
+    stream: bool
+    keep_alive: float | None = None
+    logprobs: bool = False
+
+
+async def _read_chat(context: Context, request: Request, body: bytes) -> _ReadRequest:
+    fields = context.parse(request, body, ChatRequest)
+    context.check_model(fields.model)
+    streams = fields.stream is not False
+    if not fields.messages:
+        return _ReadRequest(None, streams, fields.keep_alive)
+    return _ReadRequest(
+        await context.prepare(conversation(context, request, fields)),
+        streams,
+        logprobs=fields.logprobs is True,
+    )
+
+
+async def _read_generate(context: Context, request: Request, body: bytes) -> _ReadRequest:
+    fields = context.parse(request, body, GenerateRequest)
+    context.check_model(fields.model)
+    streams = fields.stream is not False
+    if not fields.prompt and not fields.images:
+        return _ReadRequest(None, streams, fields.keep_alive)
+    return _ReadRequest(
+        await context.prepare(prompted(context, request, fields)),
+        streams,
+        logprobs=fields.logprobs is True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadEmbed:
+    prepared: Prepared | None
+    dimensions: int | None
+
+
+async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadEmbed:
+    fields = context.parse(request, body, EmbedRequest)
+    context.check_model(fields.model)
+    texts = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
+    if not any(texts):
+        return _ReadEmbed(None, None)
+    if fields.options is not None:
+        fields.options.note(request.scope)
+    spec = Generation(
+        prompts=texts,
+        truncate=None if fields.truncate is False else -1,
+        truncate_left=False,
+        keep_alive_s=fields.keep_alive,
+    )
+    return _ReadEmbed(await context.prepare(spec), fields.dimensions or None)
+
+
+class Ollama:
+    """The endpoints."""
+
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
+        self._started = datetime.now(UTC)
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /api/chat`."""
+        return await self._answer(request, _read_chat, message_shape)
+
+    async def generate(self, request: Request) -> Response:
+        """`POST /api/generate`."""
+        return await self._answer(request, _read_generate, response_shape)
+
+    async def _answer(
+        self,
+        request: Request,
+        reader: Callable[[Context, Request, bytes], Awaitable[_ReadRequest]],
+        shape: Shape,
+    ) -> Response:
+        context, asked = await self._server.read(request, reader)
+        service = context.service
+        if asked.prepared is None:
+            return self._loaded(context, request, asked.keep_alive, shape)
+        run = await context.start(request, asked.prepared)
+        if asked.stream:
+            lines = LineRenderer(service.name, run, service.tokenizer, shape)
+            return Lines(run, lines, keepalive=lines.silence)
+        written: Logprobs = ChatLogprobs(service.tokenizer) if asked.logprobs else NoLogprobs()
+        (answer,) = await collect(request, run, [written], slots=self._server.slots)
+        body = whole_answer(service.name, run, answer, shape)
+        if asked.logprobs:
+            body["logprobs"] = written.body()["content"]
+        return await whole(pieces(body), run_headers(run))
+
+    def _loaded(
+        self, context: Context, request: Request, keep_alive: float | None, shape: Shape
+    ) -> Response:
+        """Answer a request that only loads its model, or says how long it stays."""
+        context.keep(request, keep_alive)
+        reason = "unload" if keep_alive == 0 else "load"
+        head = {"model": context.service.name, "created_at": now()}
+        return JSONResponse({**head, **shape({"content": ""}), "done": True, "done_reason": reason})
+
+    async def embed(self, request: Request) -> Response:
+        """`POST /api/embed`."""
+        begun = time.perf_counter()
+        context, asked = await self._server.read(request, _read_embed)
+        embeddings: list[list[float]] = []
+        tokens = 0
+        if asked.prepared is not None:
+            vectors = context.service.vectors
+            task = embed_task(vectors.pooling, None, normalized=None)
+            work = vectors.compute(context.owned(request, asked.prepared), task)
+            for each in await until_gone(request.receive, work):
+                embeddings.append(
+                    shortened(each.values, asked.dimensions, normalized=task.normalized)
+                )
+                tokens += each.prompt_tokens
+            counted(request, tokens, 0)
+        return JSONResponse(
+            {
+                "model": context.service.name,
+                "embeddings": embeddings,
+                "total_duration": round((time.perf_counter() - begun) * 1e9),
+                "load_duration": 0,
+                "prompt_eval_count": tokens,
+            }
+        )
+
+    async def tags(self, request: Request) -> Response:
+        """`GET /api/tags`: the models that are served."""
+        return JSONResponse({"models": [self._listed(model) for model in self._server.models]})
+
+    async def running(self, request: Request) -> Response:
+        """`GET /api/ps`: the models that are loaded."""
+        models = [each for each in self._server.models if each.loaded is not None]
+        return JSONResponse({"models": [self._running(model) for model in models]})
+
+    async def show(self, request: Request) -> Response:
+        """`POST /api/show`: what a model is and can do."""
+        server = self._server
+        check_headers(request)
+        with server.slots.bodies.reading() as counted_body:
+            body = await read_body(request, server.config.max_body_bytes, counted_body)
+        strict = server.config.strict_fields
+        fields, _ = parse(ShowRequest, parse_json(body), strict_fields=strict)
+        name = fields.model or fields.name
+        if not name:
+            raise RequestError("'model' is missing.", param="model", code="missing")
+        return JSONResponse(self._shown(server.models.find(name)))
+
+    async def version(self, request: Request) -> Response:
+        """`GET /api/version`: which version of the API this is, and of Quire."""
+        return JSONResponse({"version": _SPOKEN, "quire": quire.__version__})
+
+    def _listed(self, model: Model) -> dict[str, Any]:
+        info = model.info
+        return {
+            "name": model.name,
+            "model": model.name,
+            "modified_at": self._started.isoformat(),
+            "size": 0 if info is None else info.weight_bytes,
+            "digest": _UNKNOWN_DIGEST,
+            "details": _details(info),
+        }
+
+    def _running(self, model: Model) -> dict[str, Any]:
+        left = model.expires_s
+        until = datetime.now(UTC) + timedelta(days=36500 if left is None else left / 86400)
+        info = model.info
+        return {
+            **self._listed(model),
+            "expires_at": until.isoformat(),
+            "size_vram": 0 if info is None else info.weight_bytes,
+            "context_length": 0 if info is None else info.context_length,
+        }
+
+    def _shown(self, model: Model) -> dict[str, Any]:
+        info, loaded = model.info, model.loaded
+        capabilities, template = ["completion"], ""
+        if loaded is not None:
+            service = loaded.service
+            template = service.template.source
+            known = {"image": "vision", "audio": "audio"}
+            capabilities += [known[each] for each in service.modalities if each in known]
+            capabilities += ["tools"] if "tools" in service.template.variables else []
+            capabilities += ["thinking"] if service.constraints.can_think else []
+            capabilities += [] if service.vectors.pooling.problem else ["embedding"]
+        family = "" if info is None else info.model_type
+        about: dict[str, Any] = {"general.architecture": family, "general.basename": model.name}
+        if info is not None:
+            about[f"{family}.context_length"] = info.context_length
+            about[f"{family}.vocab_size"] = info.vocab_size
+        return {
+            "modelfile": f"FROM {model.name}\n",
+            "parameters": "",
+            "template": template,
+            "modified_at": self._started.isoformat(),
+            "details": _details(info),
+            "model_info": about,
+            "capabilities": capabilities,
+        }
+
+
+def _details(info: ModelInfo | None) -> dict[str, Any]:
+    family = "" if info is None else info.model_type
+    return {
+        "parent_model": "",
+        "format": "mlx",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "",
+        "quantization_level": "" if info is None else info.dtype,
+    }

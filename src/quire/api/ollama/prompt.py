@@ -1,0 +1,150 @@
+"""Ollama's messages and prompts as the service takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from quire.api.ollama.schema import (
+    AnswerFields,
+    ChatRequest,
+    GenerateRequest,
+    Message,
+    ModelOptions,
+)
+from quire.api.shared.access import note_ignored
+from quire.api.shared.content import function_call, read_arguments
+from quire.api.shared.context import Context, decoding
+from quire.api.shared.media_parts import media_part
+from quire.api.shared.thinking import offered, template_variables
+from quire.api.shared.toolbox import ClientTool, ToolboxBuilder
+from quire.api.shared.unsupported_media import newest, without_unsupported_media
+from quire.serving.generation import Generation
+
+_DATA = "data:image/png;base64,"
+"""The head of a picture's URL. What it is shows in its first bytes, whatever this says."""
+
+
+def conversation(context: Context, request: Request, fields: ChatRequest) -> Generation:
+    """Return what `/api/chat` asks for.
+
+    Raises:
+        RequestError: fields that contradict each other or this server's limits.
+    """
+    context.check_messages(len(fields.messages))
+    builder = ToolboxBuilder()
+    for tool in fields.tools or ():
+        about = tool.function
+        builder.add_function(
+            ClientTool(about.name), about.description, about.parameters, strict=False
+        )
+    messages = _templated(fields.messages)
+    last = newest("messages", fields.messages)
+    final = fields.messages[-1]
+    return _generation(
+        context,
+        request,
+        fields,
+        messages=without_unsupported_media(context.service, request.scope, messages, last),
+        tools=builder.build(None).templates,
+        continue_final=final.role == "assistant" and not final.tool_calls,
+        or_anew=True,
+    )
+
+
+def prompted(context: Context, request: Request, fields: GenerateRequest) -> Generation:
+    """Return what `/api/generate` asks for.
+
+    Raises:
+        RequestError: as `conversation`.
+    """
+    if fields.context:
+        note_ignored(request.scope, ["context"])
+    if fields.raw:
+        return _generation(context, request, fields, prompts=(fields.prompt or "",))
+    asked: list[dict[str, Any]] = []
+    if fields.system:
+        asked.append({"role": "system", "content": fields.system})
+    asked.append({"role": "user", "content": _content(fields.prompt or "", fields.images, "")})
+    messages = without_unsupported_media(context.service, request.scope, asked, "images")
+    return _generation(context, request, fields, messages=messages)
+
+
+def _generation(
+    context: Context, request: Request, fields: AnswerFields, **asked: Any
+) -> Generation:
+    options, scope = fields.options or ModelOptions(), request.scope
+    context.check_model(fields.model)
+    options.note(scope)
+    drawn = decoding(
+        context,
+        options.decoding(fields.keep_alive),
+        request.headers,
+        logprobs=fields.alternatives,
+    )
+    return Generation(
+        max_tokens=options.max_tokens,
+        stops=options.stops,
+        format=fields.guided_format(scope, None),
+        show_reasoning=fields.shows_reasoning,
+        thinking=offered(context.service, scope, *fields.wanted()),
+        template_kwargs=template_variables(context.service, scope, fields.chat_template_kwargs),
+        **drawn,
+        **asked,
+    )
+
+
+def _templated(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them; an answer of a tool belongs to the first call
+    of its name that has none yet."""
+    shaped: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []
+    for number, message in enumerate(messages):
+        role = "system" if message.role == "developer" else message.role
+        content = _content(message.content or "", message.images, f"messages[{number}].")
+        each: dict[str, Any] = {"role": role, "content": content}
+        if message.thinking:
+            each["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls = [
+                function_call(
+                    call.id or f"call_{number}_{index}",
+                    call.function.name,
+                    read_arguments(call.function.arguments),
+                )
+                for index, call in enumerate(message.tool_calls)
+            ]
+            waiting = [(call["id"], call["function"]["name"]) for call in calls]
+            each["tool_calls"] = calls
+        if role == "tool":
+            each |= _answered(message, waiting)
+        shaped.append(each)
+    return shaped
+
+
+def _answered(message: Message, waiting: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return which call a tool's message answers, and take it from those that wait."""
+    wanted = (message.tool_call_id, message.tool_name)
+    for call in waiting:
+        if wanted == (None, None) or call[0] == wanted[0] or call[1] == wanted[1]:
+            waiting.remove(call)
+            return {"tool_call_id": call[0], "name": call[1]}
+    name = {} if message.tool_name is None else {"name": message.tool_name}
+    return {"tool_call_id": message.tool_call_id or "", **name}
+
+
+def _content(text: str, images: list[str] | None, path: str) -> str | list[dict[str, Any]]:
+    if not images:
+        return text
+    parts = [
+        media_part(
+            "image",
+            each if each.startswith("data:") else _DATA + each,
+            f"{path}images[{index}]",
+            "images",
+        )
+        for index, each in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if text else parts

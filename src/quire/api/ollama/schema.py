@@ -1,0 +1,165 @@
+"""Fields of Ollama's requests: https://docs.ollama.com/api."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from starlette.types import Scope
+
+from quire.api.shared.access import note_ignored
+from quire.api.shared.content import Tool
+from quire.api.shared.durations import KeepAlive
+from quire.api.shared.formats import GuidedFields
+from quire.api.shared.numbers import Integer, Number
+from quire.api.shared.schema import DecodingFields, History, Strings, UnlessEmpty, Wire
+from quire.api.shared.thinking import ThinkingFields
+from quire.core.errors import RequestError
+from quire.core.sampling_params import LIMITS
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa"),
+        *("use_mmap", "use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all"),
+        *("typical_p", "tfs_z", "repeat_last_n", "mirostat", "mirostat_eta", "mirostat_tau"),
+        *("penalize_newline", "draft_num_predict"),
+    }
+)
+
+
+class ModelOptions(History):
+    """`options`. Those of Ollama's loader and of samplers that Quire lacks have no effect."""
+
+    temperature: Annotated[Number, Field(**LIMITS["temperature"])] | None = None
+    top_p: Annotated[Number, Field(**LIMITS["top_p"])] | None = None
+    top_k: Annotated[Integer, Field(**LIMITS["top_k"])] | None = None
+    min_p: Annotated[Number, Field(**LIMITS["min_p"])] | None = None
+    presence_penalty: Annotated[Number, Field(**LIMITS["presence_penalty"])] | None = None
+    frequency_penalty: Annotated[Number, Field(**LIMITS["frequency_penalty"])] | None = None
+    repeat_penalty: Annotated[Number, Field(**LIMITS["repetition_penalty"])] | None = None
+    seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
+    num_predict: Integer | None = Field(default=None, ge=-2, lt=2**31)
+    stop: Strings | None = None
+
+    model_config = ConfigDict(extra="allow")
+
+    def note(self, scope: Scope) -> None:
+        """Tell the client of options that have no effect.
+
+        Raises:
+            RequestError: an option that Ollama has not either.
+        """
+        given = self.model_extra or {}
+        if unknown := given.keys() - _WITHOUT_EFFECT:
+            name = f"options.{min(unknown)}"
+            raise RequestError(f"'{name}' is no option.", param=name, code="unknown_parameter")
+        note_ignored(scope, [f"options.{name}" for name, it in given.items() if it is not None])
+
+    def decoding(self, keep_alive: float | None) -> DecodingFields:
+        """Return the options by the names of the other protocols."""
+        return DecodingFields(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repeat_penalty,
+            seed=None if self.seed == -1 else self.seed,
+            keep_alive=keep_alive,
+        )
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens of an answer at most; None is what the context has room for."""
+        return None if self.num_predict is None or self.num_predict < 0 else self.num_predict
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(each for each in stop if each)
+
+
+class AnswerFields(GuidedFields, ThinkingFields):
+    """Fields that `/api/chat` and `/api/generate` share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    options: ModelOptions | None = None
+    keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log-probabilities to report beside each token's; None reports none."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CalledFunction(History):
+    """A call's name and its arguments, an object."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class ToolCall(History):
+    """A call that the assistant made."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class Message(History):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool", "developer"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(AnswerFields):
+    """`/api/chat`. Without messages it loads the model, or unloads it if `keep_alive` is 0."""
+
+    messages: list[Message] = Field(default_factory=list)
+    tools: list[Tool] | None = Field(default=None, max_length=1024)
+
+
+class GenerateRequest(AnswerFields):
+    """`/api/generate`. Without a prompt it loads the model, or unloads it if `keep_alive` is 0."""
+
+    prompt: str | None = None
+    system: str | None = None
+    images: list[str] | None = None
+    raw: bool | None = None
+    suffix: Annotated[None, UnlessEmpty] = Field(
+        default=None, description="answers follow a prompt, they fill no gap"
+    )
+    template: Annotated[None, UnlessEmpty] = Field(
+        default=None, description="the model's own chat template is used"
+    )
+    context: list[int] | None = Field(default=None, description="send messages to /api/chat")
+
+
+class EmbedRequest(Wire):
+    """`/api/embed`."""
+
+    model: str | None = None
+    input: str | list[str] = ""
+    truncate: bool | None = None
+    dimensions: Integer | None = Field(default=None, ge=0, le=1 << 20)
+    options: ModelOptions | None = None
+    keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
+
+
+class ShowRequest(Wire):
+    """`/api/show`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
