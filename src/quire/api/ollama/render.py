@@ -18,8 +18,8 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallBegun,
     ToolCallEnded,
+    ToolCallStarted,
 )
 from quire.text.output import Answer
 from quire.text.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ class LineRenderer:
                 return line
             case Reasoning(text) if text:
                 return self._said({"thinking": text})
-            case ToolCallBegun(index, call_id, name):
+            case ToolCallStarted(index, call_id, name):
                 self._calls[index] = (call_id, name, [])
             case ToolCallArguments(index, piece):
                 self._calls[index][2].append(piece)
