@@ -80,7 +80,7 @@ def typed_lines() -> Callable[[str], str]:
 
 
 def kept_file() -> Path:
-    """Where the last conversation is kept for `--resume`."""
+    """Return the file that keeps the last conversation for `--resume`."""
     return history_file().with_name("last_chat.json")
 
 

@@ -13,9 +13,7 @@ import pytest
 from quire.cli.models import inspect
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
-from quire.core.figures import size
-from quire.device.device import current_device
-from quire.models.base import named_parameters
+from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.loader import open_model
 from quire.models.weights.safetensors import find_shards
 from tests.models.solo import solo_greedy, solo_logits
@@ -110,14 +108,20 @@ def test_calls_leave_no_trace_on_the_model(name: str, tmp_path: Path) -> None:
     assert solo_greedy(model, PROMPT, 5) == first
 
 
-def test_too_large_for_memory_names_both_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_is_checked_before_weights_are_read(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "llama")
     needed = open_model(str(folder)).parameter_bytes
-    monkeypatch.setattr(current_device(), "weight_memory", lambda: 1000)
-    with pytest.raises(ModelError, match=rf"{size(needed)} of memory, 1\.0 KB are available"):
-        open_model(str(folder))
+    asked: list[int] = []
+
+    def refuse(model: LanguageModel, dtype: mx.Dtype, nbytes: int) -> None:
+        asked.append(nbytes)
+        raise ModelError("no room")
+
+    with pytest.raises(ModelError, match="no room"):
+        open_model(
+            str(folder), check_room=refuse, on_progress=lambda *_: pytest.fail("weights were read")
+        )
+    assert asked == [needed]
 
 
 def test_end_tokens_come_from_three_files(tmp_path: Path) -> None:
