@@ -361,7 +361,7 @@ def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     page.click("nav >> text=Chat")
     page.click("[aria-label=Stop]")
     page.click("nav >> text=Live")
-    page.wait_for_selector("text=Nothing runs.")
+    page.wait_for_selector("text=No request is running.")
 
 
 def test_what_was_refused_is_shown(page: Any, served: Served) -> None:
@@ -404,7 +404,7 @@ def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     assert HTTP.post(f"{served.url}/v1/chat/completions", json=asked).status_code == 200
     opened(page, f"{served.url}/#live")
     ended = page.locator("[aria-label='Last requests'] tbody tr").first
-    ended.get_by_text("Known up to token 3, then new").wait_for()
+    ended.get_by_text("Cached up to token 3, then different").wait_for()
     assert re.search(r"\t3 of \d+\t", ended.inner_text())
     shown = HTTP.get(f"{served.url}/metrics", headers={"accept": "application/json"}).json()
     shown["ended"] = [shown["ended"][0] | {"first_token_s": 0.202}]
@@ -501,6 +501,7 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         opening.set()
         page.wait_for_selector(".assistant .text:has-text('Chosen')")
         assert page.locator(".assistant .note").count() == 0
+        page.wait_for_selector(".assistant .stats:has-text('loading the model included')")
         assert page.locator(".assistant .who").inner_text() == "b"
         page.reload()
         page.wait_for_selector("#state[data-state=loaded] .words:text-is('loaded')")

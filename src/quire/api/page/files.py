@@ -20,6 +20,7 @@ _TYPES = {
     ".mjs": "text/javascript",
     ".woff2": "font/woff2",
     ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
 }
 _DOCUMENTS = {"/": "index.html", "/docs": "docs.html"}
 
@@ -31,6 +32,7 @@ POLICY = "; ".join(
         "img-src 'self' data: blob:",
         "media-src data:",
         "font-src 'self'",
+        "manifest-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

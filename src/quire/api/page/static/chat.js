@@ -17,11 +17,13 @@ export class Chat {
   constructor(root, side, leaveDrawer, turn) {
     this.turn = turn;
     this.runs = new Map(); // by the ids of the messages that are written
-    this.parameters = new Parameters();
-    this.composer = new Composer((text, files) => this.send(text, files), () => this.stop());
+    this.parameters = new Parameters(() => this.conversations.includes(this.current) && this.keep(this.current));
+    this.composer = new Composer((text, files) => this.send(text, files), () => this.stop(), () => this.editLast());
     this.sidebar = new Sidebar(side, {
       open: (conversation) => { this.open(conversation); leaveDrawer(); },
       remove: (conversation) => this.remove(conversation),
+      rename: (conversation, title) => this.rename(conversation, title),
+      take: (conversations) => this.take(conversations),
       runs: (conversation) => this.runsOf(conversation).length > 0,
     });
     this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
@@ -99,6 +101,7 @@ export class Chat {
 
   open(conversation) {
     this.current = conversation ?? tree.created();
+    this.parameters.open(this.current);
     this.views = [];
     this.log.replaceChildren();
     this.show();
@@ -153,6 +156,28 @@ export class Chat {
     this.forget(conversation);
     await store.remove(conversation.id);
     this.composer.catchFocus();
+  }
+
+  rename(conversation, title) {
+    conversation.title = title;
+    this.keep(conversation);
+    this.list();
+  }
+
+  /** Take in conversations of a file, and open the first. */
+  take(conversations) {
+    for (const each of conversations) {
+      this.conversations.push(each);
+      this.keep(each, each.messages, { fresh: true });
+    }
+    this.order();
+    this.open(conversations[0]);
+    announce(conversations.length === 1 ? "1 conversation imported." : `${conversations.length} conversations imported.`);
+  }
+
+  /** Edit the message of the user's that was sent last. */
+  editLast() {
+    if (!this.busy) this.views.findLast(({ message }) => message.role === "user")?.edit();
   }
 
   forget(conversation) {

@@ -6,7 +6,8 @@ import { Recorder } from "./recorder.js";
 import { settings } from "./store.js";
 
 export class Composer {
-  constructor(send, stop) {
+  /** `last` edits the message that was sent last. */
+  constructor(send, stop, last) {
     this.files = [];
     this.model = undefined; // not known yet
     this.submit = () => {
@@ -33,6 +34,7 @@ export class Composer {
     this.field.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.submit(); }
       if (event.key === "Escape") stop();
+      if (event.key === "ArrowUp" && !this.field.value) { event.preventDefault(); last(); }
     });
     this.field.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), this.take([...event.clipboardData.files])));
     for (const kind of ["dragover", "dragleave", "drop"]) addEventListener(kind, (event) => this.drag(event));

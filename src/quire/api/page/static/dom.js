@@ -48,6 +48,7 @@ const ICONS = {
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",
   tune: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
+  keys: "M3 7h18v10H3zM7 11h.01M11 11h.01M15 11h.01M8 14h8",
   close: "M6 6l12 12M18 6L6 18",
   tool: "M14 6a4 4 0 0 0-5 5l-5 5 3 3 5-5a4 4 0 0 0 5-5l-2.5 2.5-3-3z",
 };

@@ -9,13 +9,13 @@ import { Served } from "./served.js";
 
 const EVERY_MS = 1000;
 const MISSES = {
-  "": "All but the last token was known; that one is always computed",
-  new: "A new beginning",
-  "first difference": "Began as one before, then went on differently",
-  "cached prefix ends": "Goes on where one before ended",
-  "still being written": "Another request was still writing the same",
-  evicted: "Was known once, made room for others",
-  "snapshot missing": "Known, but no state was kept at that place",
+  "": "All but the last token were cached; the last one is always computed",
+  new: "No earlier prompt begins like this one",
+  "first difference": "Differs from an earlier prompt",
+  "cached prefix ends": "Continues an earlier prompt",
+  "still being written": "Another request was still computing the same beginning",
+  evicted: "Was cached, then evicted to free memory",
+  "snapshot missing": "Cached, but no state was kept at that place",
   off: "The prefix cache is off",
 };
 const ENDS = { stop: "done", length: "limit of tokens", loop: "repeated itself", abort: "stopped", error: "failed" };
@@ -36,15 +36,15 @@ export class Live {
     this.served = new Served();
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     const card = (title, ...nodes) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), nodes);
-    this.inner = h("div", { class: "live-inner" }, h("h1", { class: "unseen" }, "Live view of the server"), this.problem, this.tiles,
+    this.inner = h("div", { class: "live-inner" }, h("h1", { class: "unseen" }, "Live view of the server"), this.problem,
+      card("Models", this.served.node), this.tiles,
       h("div", { class: "cards" },
         card("Tokens written a second", this.written.node), card("Prompt tokens read a second", this.read.node)),
       card("Streams", this.streams),
       card("Last requests", this.ended),
       this.refusedCard = card("Refused requests", this.refused),
       card("KV cache", this.blocks.node),
-      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory)),
-      card("Models", this.served.node));
+      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory)));
     root.append(this.inner);
   }
 
@@ -132,7 +132,7 @@ export class Live {
     this.speeds = speeds;
     const most = Math.max(1, ...rows.map(([, speed]) => speed));
     if (!rows.length) {
-      this.streams.replaceChildren(h("p", { class: "hint" }, "Nothing runs. Ask something, and its stream shows here."));
+      this.streams.replaceChildren(h("p", { class: "hint" }, "No request is running. Streams show here while they run."));
       return;
     }
     const several = new Set(this.names).size > 1;
@@ -231,7 +231,7 @@ function stateOf({ first_token_s, read_tokens, prompt_tokens, left_s }) {
 /** Why no more of a prompt was reused: for people, with the place where the server names one. */
 function why(reuse) {
   const [, reason, place] = /^(.*?)(?: at token (\d+))?$/.exec(reuse ?? "");
-  if (place && reason === "first difference") return `Known up to token ${count(place)}, then new`;
+  if (place && reason === "first difference") return `Cached up to token ${count(place)}, then different`;
   if (place && reason === "cached prefix ends") return `Goes on after token ${count(place)}, where one before ended`;
   if (place && reason === "still being written") return `Another request was still writing the same from token ${count(place)}`;
   return reuse === null ? "–" : MISSES[reuse] ?? reuse;

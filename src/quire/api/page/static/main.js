@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { $, iconButton } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { Live } from "./live.js";
+import { listen, sheet } from "./shortcuts.js";
 import { Status } from "./status.js";
 import { themeButton } from "./theme.js";
 
@@ -35,7 +36,12 @@ const status = new Status($("#state"), chat, (list) => {
 });
 
 $("#menu-place").append(iconButton("menu", "Conversations", () => drawer(), { id: "menu", "aria-controls": "side", "aria-expanded": "false" }));
+$("#tools-place").append(iconButton("keys", "Keyboard shortcuts", sheet));
 themeButton($("#tools-place"));
+listen({
+  search: () => { drawer(true); chat.sidebar.search.focus(); },
+  begin: () => { location.hash = "#chat"; chat.open(null); },
+});
 addEventListener("hashchange", () => show(location.hash === "#live" ? "live" : "chat"));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && document.body.classList.contains("drawer")) drawer(false);

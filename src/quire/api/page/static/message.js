@@ -6,6 +6,8 @@ import { count, loaded, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
 import { isEmpty, isUnfinished } from "./run.js";
 
+const LONG = 2500; // characters of a message that is folded
+
 /** Whose words a message has; an answer is headed by its model's name. */
 export const whose = ({ role, model }) => ({ user: "You", assistant: model ?? "Model", tool: "Tool result" })[role];
 
@@ -39,6 +41,7 @@ export class MessageView {
   /** Shows how far the model is that is loaded only now; undefined for one that is not. */
   load(model) {
     if (!model && !this.loading) return;
+    if (model) this.message.waited = true;
     this.loading = model && (this.loading ?? new Waiting(`Loading ${model.id}`));
     if (model?.progress) this.loading.show(model.progress, loaded(model.progress));
     this.draw();
@@ -102,10 +105,24 @@ export class MessageView {
     if (this.markdown) this.markdown.show(message.content);
     else this.text.textContent = message.content;
     this.text.hidden = !message.content;
+    this.fold();
     this.pending = Boolean(this.streaming && !message.content && !message.reasoning && !message.calls.length);
     this.node.classList.toggle("pending", this.pending);
     this.figures();
     if (message.role === "assistant") this.after();
+  }
+
+  /** A long message of the user's shows its beginning, until one asks for the rest. */
+  fold() {
+    if (this.message.role !== "user" || this.message.content.length < LONG) return;
+    this.text.classList.add("folded");
+    const unfold = h("button", { type: "button", class: "quiet", "aria-expanded": "false", onclick: () => {
+      const folded = this.text.classList.toggle("folded");
+      unfold.textContent = folded ? "Show all" : "Show less";
+      unfold.setAttribute("aria-expanded", String(!folded));
+    } }, "Show all");
+    this.unfold?.remove();
+    this.text.after(this.unfold = unfold);
   }
 
   /** Four times a second at most while they change: digits that flicker cannot be read. */
@@ -113,7 +130,7 @@ export class MessageView {
     const now = performance.now();
     if (this.streaming && now - this.figuredAt < 250) return;
     this.figuredAt = now;
-    this.stats.textContent = figures(this.message.stats);
+    this.stats.textContent = figures(this.message);
   }
 
   thoughts() {
@@ -246,13 +263,14 @@ function resultForm(calls, send) {
 /** Tokens after the first that a speed is told of: fewer may come in one piece. */
 const FEWEST = 10;
 
-function figures(stats) {
+function figures({ stats, waited }) {
   if (!stats) return "";
-  if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${seconds(stats.first_s)} · written for ${seconds(stats.write_s)}`;
+  const loading = waited ? ", loading the model included" : "";
+  if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${seconds(stats.first_s)}${loading} · written for ${seconds(stats.write_s)}`;
   const parts = [`${count(stats.tokens)} tokens`];
   const later = stats.tokens - (stats.first_tokens ?? 1);
   if (stats.write_s > 0 && later >= FEWEST) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
-  if (stats.first_s !== undefined) parts.push(`first after ${seconds(stats.first_s)}`);
+  if (stats.first_s !== undefined) parts.push(`first after ${seconds(stats.first_s)}${loading}`);
   parts.splice(0, parts.length, ...parts.map((each) => each.replaceAll(" ", "\u00a0")));
   parts.push(`${count(stats.cached)} of ${count(stats.prompt)} prompt tokens from the cache`);
   return parts.join("\u00a0· "); // a line never begins with a dot

@@ -17,9 +17,18 @@ const NUMBERS = [
 const THOUGHTS = [["", "Model's choice"], ["on", "Think first"], ["off", "Answer at once"]];
 
 export class Parameters {
-  constructor() {
+  /** `changed` is told when those of the open conversation change. */
+  constructor(changed) {
+    this.changed = changed;
     this.values = settings.read("parameters", {});
     this.list = [];
+  }
+
+  /** Go over to a conversation, which has values of its own if some were set; the model is everybody's. */
+  open(conversation) {
+    this.conversation = conversation;
+    const general = settings.read("parameters", {});
+    this.values = { ...(conversation.parameters ?? general), model: general.model };
   }
 
   models(list) {
@@ -32,7 +41,8 @@ export class Parameters {
   }
 
   choose(name) {
-    this.keep({ ...this.values, model: name });
+    this.values.model = name;
+    settings.write("parameters", { ...settings.read("parameters", {}), model: name });
   }
 
   /**
@@ -66,9 +76,16 @@ export class Parameters {
     const formats = (model?.kv_formats ?? []).filter((name) => /^(plain|page-\d)$/.test(name));
     if (!model?.kv_formats && values.kv) formats.push(values.kv); // chosen before; only a loaded model says what it offers
     const tools = h("textarea", { rows: 4, spellcheck: "false", value: values.tools ?? "", placeholder: '[{"type": "function", "function": {"name": …}}]' });
+    const general = h("input", { type: "checkbox" });
+    const presets = settings.read("presets", {});
+    const preset = h("select", { "aria-label": "Preset", onchange: () => this.again(dialog, presets[preset.value] ?? {}) },
+      h("option", { value: "" }, "Presets"), Object.keys(presets).map((name) => h("option", { value: name }, name)));
     const wrong = h("p", { class: "error", role: "alert", hidden: true });
     const form = h("form", { method: "dialog" },
-      h("h2", {}, "Parameters"),
+      h("h2", {}, "Parameters of this conversation"),
+      h("div", { class: "row" }, preset,
+        h("button", { type: "button", onclick: () => this.save(dialog, presets, read(fields)) }, "Save as preset"),
+        h("button", { type: "button", onclick: () => this.drop(dialog, presets) }, "Delete preset")),
       labelled("system", "System message", h("textarea", { rows: 3, dir: "auto", value: values.system ?? "" })),
       h("div", { class: "grid" },
         NUMBERS.map(([name, label, more]) => labelled(name, label, h("input", { type: "number", value: values[name] ?? "", placeholder: defaults[name] ?? "default", ...more }))),
@@ -76,9 +93,10 @@ export class Parameters {
         labelled("kv", "KV cache", choice("kv", [["", "Server's default"], ...formats.map((name) => [name, name])]))),
       h("p", { class: "hint", hidden: Boolean(model?.kv_formats) }, "Which KV cache formats it can use is known once the model has been loaded."),
       labelled("tools", "Tools the model may call (a JSON list, as the API takes it). You type what a call returns.", tools),
+      h("label", { class: "check" }, general, " Also for new conversations"),
       wrong,
       h("div", { class: "row end" },
-        h("button", { type: "button", onclick: () => { this.keep({ model: values.model }); dialog.close(); } }, "Defaults"),
+        h("button", { type: "button", onclick: () => { this.keep({}, general.checked); dialog.close(); } }, "Defaults"),
         h("span", { class: "space" }),
         h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
         h("button", { class: "main" }, "Use")));
@@ -88,15 +106,42 @@ export class Parameters {
       wrong.hidden = !problem;
       wrong.textContent = problem;
       if (problem) event.preventDefault();
-      else this.keep({ ...read(fields), model: values.model });
+      else this.keep(read(fields), general.checked);
     });
     document.body.append(dialog);
     dialog.showModal();
   }
 
-  keep(values) {
-    this.values = values;
-    settings.write("parameters", values);
+  /** Show the dialogue anew with other values, which are kept when they are used. */
+  again(dialog, values) {
+    dialog.close();
+    const kept = this.values;
+    this.values = { ...values, model: kept.model };
+    this.show();
+    this.values = kept;
+  }
+
+  save(dialog, presets, values) {
+    const name = prompt("Name of the preset")?.trim();
+    if (!name) return;
+    settings.write("presets", { ...presets, [name]: values });
+    this.again(dialog, values);
+  }
+
+  drop(dialog, presets) {
+    const name = prompt(`Which preset is deleted? ${Object.keys(presets).join(", ")}`)?.trim();
+    if (!(name in presets)) return;
+    const { [name]: gone, ...rest } = presets;
+    settings.write("presets", rest);
+    this.again(dialog, this.values);
+  }
+
+  /** Keep values for the open conversation, and for new ones if they are `general`. */
+  keep(values, general) {
+    this.conversation.parameters = values;
+    this.values = { ...values, model: this.values.model };
+    if (general) settings.write("parameters", this.values);
+    this.changed();
   }
 }
 

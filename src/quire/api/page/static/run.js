@@ -18,7 +18,7 @@ export const isEmpty = ({ content, calls }) => !content && !calls.length;
 
 /** Make a message one that waits for its answer; one that is continued keeps its text. */
 export function prepare(message, model) {
-  for (const name of ["finish", "error", "stopped"]) delete message[name];
+  for (const name of ["finish", "error", "stopped", "waited"]) delete message[name];
   Object.assign(message, { content: message.content ?? "", reasoning: message.reasoning ?? "", calls: message.calls ?? [], stats: null, model, events: 0, stream: newId() });
 }
 
