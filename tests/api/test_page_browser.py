@@ -558,10 +558,10 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
         page.evaluate(GIVE, ["drop", "body"])
         page.wait_for_selector(".thumb >> nth=1")
         packed = {"name": "a.zip", "mimeType": "application/zip", "buffer": b"PK\0\1"}
-        page.set_input_files("input[type=file]", packed)
+        page.set_input_files(".composer input[type=file]", packed)
         page.wait_for_selector(".composer .error:has-text('a.zip is of no kind')")
         film = {"name": "film.mp4", "mimeType": "video/mp4", "buffer": b"film"}
-        page.set_input_files("input[type=file]", film)
+        page.set_input_files(".composer input[type=file]", film)
         page.wait_for_selector(
             ".composer .error:has-text('film.mp4 is not sent: quire-demo takes no video')"
         )
@@ -570,7 +570,7 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
             "mimeType": "audio/wav",
             "buffer": encoded_sound(tone(0.1), "wav", "pcm_s16le"),
         }
-        page.set_input_files("input[type=file]", beep)
+        page.set_input_files(".composer input[type=file]", beep)
         page.wait_for_selector(".thumb:has-text('beep.wav')")
         ask(page, "What are they?")
         page.wait_for_selector(".assistant .text:has-text('Two squares')")
@@ -600,10 +600,10 @@ def test_text_and_documents_are_sent_with_their_names(page: Any, served: Served)
     ]
     for name, mime, body in files:
         data = {"name": name, "mimeType": mime, "buffer": body}
-        page.set_input_files("input[type=file]", data)
+        page.set_input_files(".composer input[type=file]", data)
         page.wait_for_selector(f".thumb:has-text('{name}')")
     latin = {"name": "latin.txt", "mimeType": "text/plain", "buffer": "é".encode("latin-1")}
-    page.set_input_files("input[type=file]", latin)
+    page.set_input_files(".composer input[type=file]", latin)
     page.wait_for_selector(".composer .error:has-text('text (UTF-8)')")
     ask(page, "What is in them?")
     page.wait_for_selector(DONE)
@@ -654,7 +654,7 @@ def test_a_file_that_is_refused_does_not_stand_in_the_way(page: Any, served: Ser
     with serving(build_app(one_model(engine, "quire-demo", config), config)) as url:
         opened(page, url)
         broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"no picture"}
-        page.set_input_files("input[type=file]", broken)
+        page.set_input_files(".composer input[type=file]", broken)
         page.wait_for_selector(".thumb .chip:has-text('broken.png'):has-text('cannot be shown')")
         ask(page, "What is it?")
         page.wait_for_selector(".assistant .error:text-matches('^broken.png cannot be used: it ')")

@@ -163,6 +163,29 @@ def test_answering_again_and_sending_again_make_versions(page: Any, served: Serv
         assert text in exported
 
 
+def test_versions_of_an_answer_stand_side_by_side(page: Any, tokenizer: Tokenizer) -> None:
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, ServerConfig())
+        says(served, "**Red**")
+        opened(page, served.url)
+        ask(page, "A colour?")
+        page.wait_for_selector(DONE)
+        says(served, "Blue")
+        page.click("[aria-label='Answer again']")
+        page.wait_for_selector(".assistant .text:has-text('Blue')")
+        page.wait_for_selector(DONE)
+        page.click("[aria-label='Compare versions']")
+        columns = page.locator("dialog .column")
+        assert columns.locator(".text").all_inner_texts() == ["Red", "Blue"]
+        assert columns.locator("h3").all_inner_texts() == [
+            "quire-demo, version 1",
+            "quire-demo, version 2",
+        ]
+        boxes = [column.bounding_box() for column in columns.all()]
+        assert boxes[0]["y"] == boxes[1]["y"]
+        assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+
+
 def test_an_answer_cut_off_by_an_error_stays_part_of_the_conversation(
     page: Any, served: Served
 ) -> None:

@@ -30,7 +30,8 @@ def test_a_sound_and_a_video_are_played_sent_and_understood(page: Any, child: Ch
     page.goto(child.url)
     page.wait_for_selector("html[data-ready]")
     page.set_input_files(
-        "input[type=file]", {"name": "digit.mp3", "mimeType": "audio/mpeg", "buffer": sound}
+        ".composer input[type=file]",
+        {"name": "digit.mp3", "mimeType": "audio/mpeg", "buffer": sound},
     )
     page.wait_for_selector(".thumb:has-text('digit.mp3')")
     page.fill(".write textarea", "What digit is said?")
@@ -40,7 +41,7 @@ def test_a_sound_and_a_video_are_played_sent_and_understood(page: Any, child: Ch
     assert page.locator(".user audio").evaluate(playable)
     data = video(greys(8, (112, 160)), "webm", "libvpx")
     film = {"name": "film.webm", "mimeType": "video/webm", "buffer": data}
-    page.set_input_files("input[type=file]", film)
+    page.set_input_files(".composer input[type=file]", film)
     page.wait_for_selector(".thumb:has-text('film.webm')")
     page.fill(".write textarea", "What is it?")
     page.keyboard.press("Enter")

@@ -1,5 +1,6 @@
 // The chat: the open conversation's messages, where one writes, and the answers that run.
 
+import { compare } from "./compare.js";
 import { Composer } from "./composer.js";
 import { $, announce, h, iconButton } from "./dom.js";
 import { exported } from "./export.js";
@@ -194,6 +195,7 @@ export class Chat {
       more: () => this.answer(message),
       results: (results) => this.results(results),
       turn: (step) => this.turnTo(message, step),
+      compare: () => compare(tree.versions(this.current, message)),
     });
     if (this.runs.has(message.id)) view.begin();
     this.views.push(view);

@@ -43,6 +43,7 @@ const ICONS = {
   edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   again: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  columns: "M4 5h7v14H4zM13 5h7v14h-7z",
   older: "M14 6l-6 6 6 6",
   newer: "M10 6l6 6-6 6",
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",

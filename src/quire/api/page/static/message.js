@@ -23,7 +23,8 @@ export class MessageView {
     this.turns = h("span", { class: "turns", hidden: true },
       this.older = iconButton("older", "Older version", () => actions.turn(-1)),
       this.turnText = h("span", { class: "turn" }),
-      this.newer = iconButton("newer", "Newer version", () => actions.turn(1)));
+      this.newer = iconButton("newer", "Newer version", () => actions.turn(1)),
+      message.role === "assistant" && iconButton("columns", "Compare versions", actions.compare));
     this.foot = h("footer", { class: "foot" }, this.feet());
     this.who = h("div", { class: "who" });
     this.node = h("article", { class: `message ${message.role}` }, this.who, this.above, this.text, this.below, this.foot);
@@ -263,7 +264,8 @@ function resultForm(calls, send) {
 /** Tokens after the first that a speed is told of: fewer may come in one piece. */
 const FEWEST = 10;
 
-function figures({ stats, waited }) {
+/** What an answer took, in words. */
+export function figures({ stats, waited }) {
   if (!stats) return "";
   const loading = waited ? ", loading the model included" : "";
   if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${seconds(stats.first_s)}${loading} · written for ${seconds(stats.write_s)}`;
