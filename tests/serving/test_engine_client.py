@@ -170,14 +170,15 @@ async def test_closing_fails_requests_in_flight(client: ProcessEngine) -> None:
     await client.close()
 
 
-async def test_an_engine_asks_for_room_before_it_reads_weights() -> None:
+async def test_an_engine_asks_for_room_before_it_reads_weights(client: ProcessEngine) -> None:
+    weight_bytes = client.info.weight_bytes
     progress: list[Progress | None] = []
     asked: list[tuple[str, int]] = []
     config = EngineConfig(str(MODEL_DIR), memory=1000)
 
     async def make_room(lacking: NoRoom) -> EngineConfig:
         asked.append((str(lacking), len(progress)))
-        return replace(config, memory=(18_800_000, None)[len(asked) - 1])
+        return replace(config, memory=(weight_bytes + 1000, None)[len(asked) - 1])
 
     engine = await ProcessEngine.start(
         config, "warning", on_progress=progress.append, make_room=make_room
@@ -187,7 +188,7 @@ async def test_an_engine_asks_for_room_before_it_reads_weights() -> None:
         assert "the weights need" in weights
         assert "the budget holds a context of" in cache
         assert before == still_before == 0
-        assert Progress("weights", 0, engine.info.weight_bytes) in progress
+        assert Progress("weights", 0, weight_bytes) in progress
     finally:
         await engine.close()
 
