@@ -31,7 +31,7 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
 from quire.device.gpu_kernels import in_device_memory
-from quire.engine.decode import kernels, token_kernels
+from quire.executor.graphs import kernels, token_kernels
 
 BLOCK, COUNT = 64, 10
 HEADS = ((512, 2, 8), (256, 8, 2), (128, 8, 4))

@@ -24,9 +24,9 @@ from workload import drawn
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import Request, SamplingParams
-from quire.engine.decode.whole import WholeDecode
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
+from quire.executor.graphs.runner import CUDAGraphs
 
 STREAMS = 8
 CONTEXTS = (128, 1_100, 20_000)
@@ -36,7 +36,7 @@ STEPS, LAUNCHES = 80, 40
 class Recorded:
     """Stands before the extension that launches graphs, and remembers the last launch."""
 
-    def __init__(self, whole: WholeDecode) -> None:
+    def __init__(self, whole: CUDAGraphs) -> None:
         self._extension: Any = whole._extension
         self._last: dict[str, Any] | None = None
         whole._extension = self
@@ -129,7 +129,7 @@ def main(folder: str, out: Path, formats: list[str]) -> None:
     skipped = () if "all-layers" in formats else None
     formats = [each for each in formats if each != "all-layers"]
     engine = open_engine(EngineConfig(folder, kv_memory=40 << 30, kv_skip_layers=skipped))
-    whole = engine._runner._whole
+    whole = engine._runner._graphs
     recorded = None if whole is None else Recorded(whole)
     rows: list[dict[str, Any]] = []
     for format in formats or ["plain"]:

@@ -33,7 +33,7 @@ from quire.engine.factory import open_engine
 def without_kernels() -> None:
     """From here on MLX's own operations serve, and no step is recorded."""
     runner.open_backends = lambda: Backends([ReferenceBackend()])  # type: ignore[assignment]
-    runner.open_whole_decode = lambda *_, **__: None  # type: ignore[attr-defined]
+    runner.open_cuda_graphs = lambda *_, **__: None  # type: ignore[attr-defined]
     current_device().operations = Operations()
 
 

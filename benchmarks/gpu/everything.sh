@@ -37,7 +37,7 @@ if [ $# -eq 1 ]; then
   case $1 in
     tests)
       unset MLX_PTX_CACHE_DIR  # nothing was found out about kernels before
-      own -m pytest -m gpu -rf --junit-xml "$out/tests.xml" tests/engine/decode \
+      own -m pytest -m gpu -rf --junit-xml "$out/tests.xml" tests/executor/graphs \
         tests/attention tests/device/cuda tests/engine/test_gpu.py ;;
     contexts) steps contexts ;;
     kernels) steps step_kernels ;;

@@ -21,11 +21,12 @@ from contexts import CONTEXTS, STREAMS, Recorded, streams
 from quire.core.config import EngineConfig
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.gpu_kernels import kernel_text
-from quire.engine.decode import recorder, whole
 from quire.engine.factory import open_engine
+from quire.executor.graphs import recorder
+from quire.executor.graphs import runner as graphs
 
 LAUNCHES, STEPS = 6, 20
-_SOURCES = ("quire.engine.decode", "quire.attention.paged", "quire.device.cuda")
+_SOURCES = ("quire.executor.graphs", "quire.attention.paged", "quire.device.cuda")
 
 
 class Noted:
@@ -88,11 +89,11 @@ def profiled(
 
 def main(folder: str, out: Path, formats: list[str]) -> None:
     noted = Noted()
-    whole.launches = noted  # type: ignore[attr-defined]
+    graphs.launches = noted  # type: ignore[attr-defined]
     engine = open_engine(EngineConfig(folder, kv_memory=40 << 30))
-    if engine._runner._whole is None:
+    if engine._runner._graphs is None:
         raise SystemExit("no step of this model is recorded here")
-    recorded = Recorded(engine._runner._whole)
+    recorded = Recorded(engine._runner._graphs)
     found: list[dict[str, Any]] = []
     for format in formats or ["plain"]:
         noted.graphs.clear()

@@ -20,7 +20,7 @@ from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import Kernel
-from quire.engine.decode import kernels as decode
+from quire.executor.graphs import kernels as decode
 from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not

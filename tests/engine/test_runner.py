@@ -15,9 +15,9 @@ from quire.cache.blocks import PoolKey, Resize
 from quire.constraints.masks import TokenMask, mask_of
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
-from quire.engine.decode.whole import Computed
-from quire.engine.inputs import StepInputs
 from quire.engine.runner import Runner
+from quire.executor.graphs.runner import Computed
+from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling.rows import RowSampling
@@ -168,18 +168,18 @@ class _Whole:
         self._model = model
         self.computed_rows: list[mx.array] = []
 
-    def computed(self, inputs: StepInputs, reference: object) -> Computed:
+    def compute(self, inputs: StepInputs, reference: object) -> Computed:
         inputs.wanted, wanted = None, inputs.wanted
         self.computed_rows.append(self._model.logits(self._model(inputs)))
         inputs.wanted = wanted
-        return Computed(self.computed_rows[-1], logits=True, whole=True)
+        return Computed(self.computed_rows[-1], logits=True, graphed=True)
 
 
 def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_samples(
     runner: Runner, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = _Whole(runner.model)
-    monkeypatch.setattr(runner, "_whole", whole)
+    monkeypatch.setattr(runner, "_graphs", whole)
     step = runner.launch(resized(rows(PROMPT[:25], sampled=0)))
     assert step is not None
     assert any(root is whole.computed_rows[0] for root in step.to_eval)

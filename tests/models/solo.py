@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
-from quire.engine.recurrent_rows import RecurrentRows
+from quire.executor.recurrent_rows import RecurrentRows
 from quire.models.base import LanguageModel, MediaEncoder, MediaRows
 
 

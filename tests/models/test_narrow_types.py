@@ -11,8 +11,8 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.device.device import current_device
-from quire.engine.inputs import StepInputs
 from quire.engine.runner import Runner
+from quire.executor.inputs import StepInputs
 from quire.models.weights.loader import open_model
 from tests.models.test_family_parity import with_published_names
 from tests.support import registered, tiny_models

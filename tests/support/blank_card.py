@@ -18,8 +18,8 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
-from quire.engine.decode import whole
-from quire.engine.decode.pools import LayerPool, TokenPool
+from quire.executor.graphs import runner as graphs
+from quire.executor.graphs.pools import LayerPool, TokenPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
@@ -73,11 +73,11 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     patch.setattr(CompiledKernel, "__call__", blank)
     patch.setattr(VerifiedKernels, "holds", lambda self, verification: verification.check in _FOUND)
     patch.setattr(VerifiedKernels, "add", lambda self, verification: None)
-    for module in (whole, packed):
+    for module in (graphs, packed):
         patch.setattr(module, "card", lambda: H200)
-    patch.setattr(whole, "compiler", lambda: _Compiler(needed))
-    patch.setattr(whole, "load_extension", _Extension)
-    patch.setattr(whole, "Graph", _Graph)
+    patch.setattr(graphs, "compiler", lambda: _Compiler(needed))
+    patch.setattr(graphs, "load_extension", _Extension)
+    patch.setattr(graphs, "Graph", _Graph)
     for kind in (LayerPool, TokenPool):
         patch.setattr(kind, "tolerance", float("inf"))
     for module in (blocks, decoding, encoding):

@@ -20,9 +20,10 @@ from quire.device.operations import UnfusedOperations
 from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
-from quire.engine.decode import coding_check, whole
-from quire.engine.decode.pools import LayerPool
-from quire.engine.decode.recorder import Kernel
+from quire.executor.graphs import coding_check
+from quire.executor.graphs import runner as graphs
+from quire.executor.graphs.pools import LayerPool
+from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 
 SMALL = Card(multiprocessors=4, shared=227 << 10)
@@ -125,11 +126,11 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
     monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
-    for module in (whole, invariance):
+    for module in (graphs, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
-    monkeypatch.setattr(whole, "card", lambda: SMALL)
-    monkeypatch.setattr(whole, "compiler", lambda: compiler)
-    monkeypatch.setattr(whole, "load_extension", lambda: extension)
-    monkeypatch.setattr(whole, "verified_kernels", lambda: VerifiedKernels(None, ""))
-    for module in (whole, coding_check):
+    monkeypatch.setattr(graphs, "card", lambda: SMALL)
+    monkeypatch.setattr(graphs, "compiler", lambda: compiler)
+    monkeypatch.setattr(graphs, "load_extension", lambda: extension)
+    monkeypatch.setattr(graphs, "verified_kernels", lambda: VerifiedKernels(None, ""))
+    for module in (graphs, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)

@@ -6,7 +6,7 @@
 #include "emulated_metal.h"
 
 #define __shared__ threadgroup
-#define __align__(n) __attribute__((aligned(n)))
+#define __align__(n) __attribute__((aligned((n) < ALIGNED ? (n) : ALIGNED)))
 #define __device__
 #define __forceinline__ inline
 #define __syncthreads() emulated::wait(emulated::AT_BARRIER)

@@ -7,8 +7,8 @@ import re
 import mlx.core as mx
 import numpy as np
 
-from quire.engine.decode.coding_check import KernelRunner
-from quire.engine.decode.recorder import Kernel
+from quire.executor.graphs.coding_check import KernelRunner
+from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import guarded
 

@@ -25,8 +25,8 @@ from quire.engine import warm_up as warming
 from quire.engine.engine import Engine
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
-from tests.engine.decode.recorded import opened
-from tests.engine.decode.test_recording import FAMILIES
+from tests.executor.graphs.recorded import opened
+from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.blank_card import open_blank_card
 from tests.support.compiled_kernels import needed_kernels
 from tests.support.families import CONFIGS

@@ -27,7 +27,7 @@ from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.device import open_device
 from quire.device.dtypes import DTYPES
-from quire.engine.inputs import StepInputs
+from quire.executor.inputs import StepInputs
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import BlockIds, KVPlacement, ScheduledSequence, StepPlan
 from quire.text.template import ChatTemplate

@@ -97,12 +97,12 @@ class Engine:
                 config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
             ),
             self._identity,
-            rows_together=self._runner.rows_together,
+            max_graph_rows=self._runner.max_graph_rows,
         )
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
-        check_format(config, self._format(None), self._runner.recorded)
+        check_format(config, self._format(None), self._runner.graphs_serve)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
@@ -256,7 +256,7 @@ class Engine:
             seconds = max(step.seconds - rest, step.seconds * 0.1)
             self._scheduler.encodings.cost.observe(plan.encoding, seconds)
         elif plan.sequences:
-            budget.observe(*shape, step.seconds, recorded=step.whole)
+            budget.observe(*shape, step.seconds, recorded=step.graphed)
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """End the requests of a failed step with an error, and drop the cache."""

@@ -14,7 +14,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.device.device import current_device
-from quire.engine.decode.served import MOST_ROWS
+from quire.executor.graphs.runner import MAX_ROWS
 
 _FIELD = "batch-invariant"
 
@@ -31,8 +31,8 @@ def limited(config: EngineConfig) -> EngineConfig:
         raise ModelError(f"{_FIELD}: needs an NVIDIA GPU, or a CPU with the compiled kernels")
     return replace(
         config,
-        max_step_tokens=min(MOST_ROWS, config.max_step_tokens),
-        max_sequences=min(MOST_ROWS, config.max_sequences),
+        max_step_tokens=min(MAX_ROWS, config.max_step_tokens),
+        max_sequences=min(MAX_ROWS, config.max_sequences),
     )
 
 

@@ -21,10 +21,10 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
-from quire.engine.decode.whole import Computed, open_whole_decode
 from quire.engine.encoder_cache import EncoderCache
-from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
+from quire.executor.graphs.runner import Computed, open_cuda_graphs
+from quire.executor.inputs import StepInputs
 from quire.models.base import CrossRows, LanguageModel
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
@@ -59,7 +59,7 @@ class LaunchedStep:
         pending_logits: what `sampled` is drawn from, until all masks are known.
         vectors: by sequence number.
         features: bytes of those that it completes, by item.
-        whole: whether its layers are one operation, which MLX does not see writing to the pools.
+        graphed: whether its layers are a CUDA graph, which MLX does not see writing to the pools.
         first: what the first layer stores.
         to_eval: everything that the step must have computed when it is done.
         seconds: how long it ran, once it is done.
@@ -72,7 +72,7 @@ class LaunchedStep:
     sampled: Sampled | None = None
     vectors: dict[int, mx.array] = field(default_factory=dict)
     features: Mapping[MediaKey, int] = field(default_factory=dict)
-    whole: bool = False
+    graphed: bool = False
     first: list[mx.array] = field(default_factory=list)
     to_eval: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
@@ -120,7 +120,7 @@ class Runner:
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
         self._attention = Attention(layout, self.pools, open_backends())
-        self._whole = open_whole_decode(
+        self._graphs = open_cuda_graphs(
             model, layout, self.pools, identity, batch_invariant=batch_invariant
         )
         self._vectors = VectorStage(model)
@@ -131,13 +131,13 @@ class Runner:
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
 
-    def rows_together(self, format: KVFormat) -> int:
-        """Return the most rows that one operation computes; 0 if no step is one operation."""
-        return 0 if self._whole is None else self._whole.rows_together(format)
+    def max_graph_rows(self, format: KVFormat) -> int:
+        """See `CUDAGraphs.max_graph_rows`; 0 where no step is graphed."""
+        return 0 if self._graphs is None else self._graphs.max_graph_rows(format)
 
-    def recorded(self, format: KVFormat) -> bool:
-        """Return whether steps over a format can be one operation."""
-        return self._whole is not None and self._whole.serves_format(format)
+    def graphs_serve(self, format: KVFormat) -> bool:
+        """Whether steps over a format can be graphed."""
+        return self._graphs is not None and self._graphs.serves_format(format)
 
     # -- one step after the other --------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Runner:
         if before is not None and resizes:
             _let_go_of_pools(before)
         step = self._build(plan, before) if plan is not None else None
-        started, early = self._started_at, step is not None and step.whole
+        started, early = self._started_at, step is not None and step.graphed
         if step is not None and early:
             self._start(step)
         if before is not None:
@@ -248,8 +248,8 @@ class Runner:
             inputs.media = self.media.rows(inputs.sequences)
             inputs.cross = self._cross(inputs)
             computed = self._computed(inputs)
-            step.whole = computed.whole
-            if computed.whole:
+            step.graphed = computed.graphed
+            if computed.graphed:
                 step.to_eval.append(computed.rows)  # also where nobody reads them: it writes keys
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:
@@ -267,12 +267,12 @@ class Runner:
         return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
     def _computed(self, inputs: StepInputs) -> Computed:
-        """Run the layers as one operation if supported, else eagerly."""
-        if self._whole is not None:
-            found = self._whole.computed(inputs, lambda: self.model(inputs))
+        """Run the step as a CUDA graph where one serves, else eagerly."""
+        if self._graphs is not None:
+            found = self._graphs.compute(inputs, lambda: self.model(inputs))
             if found is not None:
                 return found
-        return Computed(self.model(inputs), logits=False, whole=False)
+        return Computed(self.model(inputs), logits=False, graphed=False)
 
     def _finish(
         self,
@@ -310,7 +310,7 @@ class Runner:
         previous: mx.array | None,
     ) -> None:
         if self._observe is not None:
-            if step.whole:  # they are read after the next step was computed
+            if step.graphed:  # they are read after the next step was computed
                 logits = logits + 0
                 step.to_eval.append(logits)
             self._observe([row for each in step.sampling for row in _rows_of(each)], logits)

@@ -21,7 +21,6 @@ from mlx.utils import tree_flatten
 from quire.cache.specs import LayerSpec
 from quire.core.media import CrossMedia, Pieces, PlacedMedia
 from quire.device.recurrence import DeltaGates
-from quire.models.stack import Stack, UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,14 +343,6 @@ class LanguageModel(Module):
     @abstractmethod
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` -> `[R, vocab]` in float32, softcapped where the family does so."""
-
-    def stack(self) -> Stack:
-        """Return the decoder as data, once its weights are there.
-
-        Raises:
-            UnsupportedModel: it cannot be described so; the default.
-        """
-        raise UnsupportedModel(f"{type(self).__name__} is not described as a stack")
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

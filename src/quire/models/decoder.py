@@ -10,11 +10,9 @@ import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
 from quire.models.base import ForwardContext, LanguageModel, Module, named_parameters
-from quire.models.decoder_stack import decoder_stack
 from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope, Rotate
-from quire.models.stack import Stack
 from quire.models.weights.names import Names, translate
 
 log = logging.getLogger("quire.models")
@@ -185,11 +183,6 @@ class Decoder(Module):
         y: mx.array = self.norm(x)
         return y
 
-    @property
-    def ropes(self) -> Mapping[Rotation, Rope]:
-        """By kind."""
-        return dict(self._ropes)
-
 
 class DecoderModel(LanguageModel):
     """A described decoder with its head.
@@ -223,9 +216,6 @@ class DecoderModel(LanguageModel):
 
     def __call__(self, step: ForwardContext) -> mx.array:
         return self.model(step)
-
-    def stack(self) -> Stack:
-        return decoder_stack(self.description, self.model, self.lm_head, self.model.ropes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         whole = self.description

@@ -17,8 +17,11 @@ from quire.program.values import (
     Node,
     Program,
     Size,
+    Value,
     depends_on_sizes,
 )
+
+_identity = id  # `id` names values here
 
 PRODUCTS = frozenset({"linear", "packed_linear"})
 _RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
@@ -79,7 +82,8 @@ def _pruned(program: Program) -> Program:
         if read & set(node.outputs) or _writes(node):
             read |= set(node.inputs)
             if node.kind == FUSED:
-                read |= {id for each in node.arguments for id in each.inputs}
+                inside = {id for each in node.arguments for id in each.outputs}
+                read |= {id for each in node.arguments for id in each.inputs} - inside
             nodes.append(node)
     constants = {id: each for id, each in program.constants.items() if id in read}
     return replace(program, nodes=tuple(reversed(nodes)), constants=constants)
@@ -145,17 +149,19 @@ def fuse(program: Program, groups: Sequence[tuple[str, Sequence[Node]]]) -> Prog
             group may both depend on it and be needed by it.
     """
     uses = Uses(program)
-    place = {id(node): number for number, node in enumerate(program.nodes)}
-    member = {id(node): number for number, (_, nodes) in enumerate(groups) for node in nodes}
+    place = {_identity(node): number for number, node in enumerate(program.nodes)}
+    member = {_identity(node): number for number, (_, nodes) in enumerate(groups) for node in nodes}
     fused: dict[int, Node] = {}
     for number, (what, nodes) in enumerate(groups):
-        fused[number] = _fused(program, uses, what, sorted(nodes, key=lambda n: place[id(n)]))
+        fused[number] = _fused(
+            program, uses, what, sorted(nodes, key=lambda n: place[_identity(n)])
+        )
     order: list[Node] = []
     for node in program.nodes:
-        number = member.get(id(node), -1)
+        number = member.get(_identity(node), -1)
         if number < 0:
             order.append(node)
-        elif number in fused and node is max(groups[number][1], key=lambda n: place[id(n)]):
+        elif number in fused and node is max(groups[number][1], key=lambda n: place[_identity(n)]):
             order.append(fused[number])
     return _pruned(_in_order(replace(program, nodes=tuple(order))))
 
@@ -169,17 +175,17 @@ def _fused(program: Program, uses: Uses, what: str, nodes: Sequence[Node]) -> No
         if maker is not None and maker.kind in _READ_THROUGH and maker.outputs[0] not in views:
             views |= dict.fromkeys(maker.outputs, maker)
             pending += maker.inputs
-    place = {id(node): number for number, node in enumerate(program.nodes)}
-    between = {id(view): view for view in views.values()}
-    body = sorted([*nodes, *between.values()], key=lambda n: place[id(n)])
-    inside = {id(node) for node in nodes}
+    place = {_identity(node): number for number, node in enumerate(program.nodes)}
+    between = {_identity(view): view for view in views.values()}
+    body = sorted([*nodes, *between.values()], key=lambda n: place[_identity(n)])
+    inside = {_identity(node) for node in nodes}
     own = made | views.keys()
     read = dict.fromkeys(id for node in body for id in node.inputs if id not in own)
     given = tuple(
         value
         for node in nodes
         for value in node.outputs
-        if uses.is_output(value) or any(id(r) not in inside for r in uses.readers(value))
+        if uses.is_output(value) or any(_identity(r) not in inside for r in uses.readers(value))
     )
     inputs = tuple(id for id in read if id not in program.constants)
     return Node(FUSED, inputs, given, arguments=tuple(body), attributes={"what": what})
@@ -217,10 +223,10 @@ def join_products(program: Program) -> Program:
         ):
             nodes = [each for each in both if each is not None]
             groups.append(("gated products", [*nodes, node]))
-            taken |= {id(each) for each in nodes}
+            taken |= {_identity(each) for each in nodes}
     alike: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
     for node in program.nodes:
-        if node.kind in PRODUCTS and id(node) not in taken:
+        if node.kind in PRODUCTS and _identity(node) not in taken:
             alike.setdefault((node.kind, node.inputs), []).append(node)
     groups += [("products", nodes) for nodes in alike.values() if len(nodes) > 1]
     return fuse(program, groups)
@@ -238,6 +244,45 @@ def join_heads(program: Program) -> Program:
             ]
             groups.append(("attention", [*before, node]))
     return fuse(program, groups)
+
+
+def join_routes(program: Program) -> Program:
+    """Fuse routers with the casts of their logits that nobody else reads."""
+    uses, groups = Uses(program), list[tuple[str, list[Node]]]()
+    for node in program.nodes:
+        if node.kind == "route":
+            cast = uses.maker(node.input("logits"))
+            alone = cast is not None and cast.kind == "AsType"
+            if alone and cast is not None and uses.only_reader(cast.outputs[0]) is not None:
+                groups.append(("route", [cast, node]))
+            else:
+                groups.append(("route", [node]))
+    return fuse(program, groups)
+
+
+def split_experts(program: Program) -> Program:
+    """Part experts from the weighted sum of what they give, which a kernel of rows computes.
+
+    Each `experts` node becomes `expert_outputs`, `[T, k, hidden]`, and `weighted_sum`. Replay knows
+    neither: the pass is for executors that record kernels.
+    """
+    values, nodes = dict(program.values), list[Node]()
+    for node in program.nodes:
+        if node.kind != "experts":
+            nodes.append(node)
+            continue
+        x, chosen, weights = (node.input(role) for role in ("x", "chosen", "weights"))
+        assert x is not None, "experts read rows"
+        assert chosen is not None, "experts are chosen"
+        assert weights is not None, "experts are weighted"
+        whole = values[node.outputs[0]]
+        made = max(values) + 1
+        values[made] = Value((*values[chosen].shape, whole.shape[-1]), whole.dtype)
+        nodes += [
+            Node("expert_outputs", (x, chosen), (made,), ("x", "chosen"), (), node.attributes),
+            Node("weighted_sum", (made, weights), node.outputs, ("x", "weights")),
+        ]
+    return replace(program, values=values, nodes=tuple(nodes))
 
 
 def _prepares_heads(
@@ -258,7 +303,9 @@ def _prepares_heads(
     return found
 
 
-_OF_ROWS = frozenset({*ELEMENTWISE, "rms_norm", "layer_norm", "activate", "gated"} - {"Arange"})
+_OF_ROWS = frozenset(
+    {*ELEMENTWISE, "rms_norm", "layer_norm", "activate", "gated", "weighted_sum"} - {"Arange"}
+)
 _NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
@@ -273,17 +320,17 @@ def join_rows(program: Program) -> Program:
     for node in program.nodes:
         if node.kind not in _OF_ROWS or _elements(program, node) is None:
             continue
-        region[id(node)] = [node]
+        region[_identity(node)] = [node]
         for value in node.inputs:
             maker = uses.maker(value)
-            if maker is None or id(maker) not in region:
+            if maker is None or _identity(maker) not in region:
                 continue
-            a, b = region[id(maker)], region[id(node)]
+            a, b = region[_identity(maker)], region[_identity(node)]
             if a is b or not _compatible(program, [*a, *b]) or _between(a, b, after):
                 continue
             merged = a + b
-            region.update({id(each): merged for each in merged})
-    distinct = {id(nodes): nodes for nodes in region.values()}
+            region.update({_identity(each): merged for each in merged})
+    distinct = {_identity(nodes): nodes for nodes in region.values()}
     return fuse(program, [("rows", nodes) for nodes in distinct.values()])
 
 
@@ -317,28 +364,33 @@ def _followers(program: Program) -> Mapping[int, list[Node]]:
     for node in program.nodes:
         for value in node.inputs:
             if value in maker:
-                after.setdefault(id(maker[value]), []).append(node)
+                after.setdefault(_identity(maker[value]), []).append(node)
         if _writes(node):
             if last is not None:
-                after.setdefault(id(last), []).append(node)
+                after.setdefault(_identity(last), []).append(node)
             last = node
     return after
 
 
 def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node]]) -> bool:
     """Whether a node outside of two groups depends on one of them and is needed by the other."""
-    inside = {id(each) for each in (*a, *b)}
+    inside = {_identity(each) for each in (*a, *b)}
 
     def leads_back(start: Sequence[Node]) -> bool:
-        pending = [n for each in start for n in after.get(id(each), ()) if id(n) not in inside]
+        pending = [
+            n
+            for each in start
+            for n in after.get(_identity(each), ())
+            if _identity(n) not in inside
+        ]
         seen = set[int]()
         while pending:
             node = pending.pop()
-            if id(node) in seen:
+            if _identity(node) in seen:
                 continue
-            seen.add(id(node))
-            for each in after.get(id(node), ()):
-                if id(each) in inside:
+            seen.add(_identity(node))
+            for each in after.get(_identity(node), ()):
+                if _identity(each) in inside:
                     return True
                 pending.append(each)
         return False
@@ -346,14 +398,20 @@ def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node
     return leads_back(a) or leads_back(b)
 
 
+def recordable(program: Program) -> Program:
+    """Run all passes, for executors that record kernels."""
+    return prepared(split_experts(program))
+
+
 def prepared(program: Program) -> Program:
-    """Run all passes."""
+    """Run the passes that keep a program one that can be replayed."""
     passes: Sequence[Callable[[Program], Program]] = (
         drop_idle_views,
         fold_constants,
         drop_idle_views,
         join_products,
         join_heads,
+        join_routes,
         join_rows,
     )
     for each in passes:

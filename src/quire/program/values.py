@@ -142,10 +142,10 @@ class Program:
         """Print one node a line, the nodes of a fused one indented below it."""
         lines = [f"program of {', '.join(self.symbols)}"]
         lines += [f"  {self._typed(id)} = {name}" for name, id in self.fields.items()]
-        lines += ["  " + line for node in self.nodes for line in self._lines(node)]
+        lines += ["  " + line for node in self.nodes for line in self.lines(node)]
         return "\n".join([*lines, f"  return {', '.join(map(self._name, self.outputs))}"])
 
-    def _lines(self, node: Node, indent: str = "") -> Iterator[str]:
+    def lines(self, node: Node, indent: str = "") -> Iterator[str]:
         given = list(map(self._name, node.inputs))
         if node.roles:
             given = [f"{role}={name}" for role, name in zip(node.roles, given, strict=True)]
@@ -155,7 +155,7 @@ class Program:
         outputs = ", ".join(map(self._typed, node.outputs))
         yield f"{indent}{outputs}{' = ' * bool(outputs)}{node.kind}({', '.join(given)})"
         for each in node.arguments if node.kind == FUSED else ():
-            yield from self._lines(each, indent + "    ")
+            yield from self.lines(each, indent + "    ")
 
     def _name(self, id: int) -> str:
         constant = self.constants.get(id)

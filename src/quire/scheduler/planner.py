@@ -52,7 +52,7 @@ class Planner:
     Args:
         fail: ends a request for which there is no room, however long it waits.
         clock: seconds; by which sequences arrived.
-        rows_together: of a step that costs little beside its rows, several of a sequence among
+        max_graph_rows: of a step that costs little beside its rows, several of a sequence among
             them; by the format of all its sequences. In formats with tails those of a sequence must
             lie in one block.
     """
@@ -65,7 +65,7 @@ class Planner:
         prefill_budget: PrefillBudget,
         fail: Callable[[Sequence, Failure], None],
         clock: Callable[[], float],
-        rows_together: Callable[[KVFormat], int],
+        max_graph_rows: Callable[[KVFormat], int],
     ) -> None:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -81,7 +81,7 @@ class Planner:
         self._prefill_split = PrefillSplit()
         self._fail = fail
         self._clock = clock
-        self._rows_together = rows_together
+        self._max_graph_rows = max_graph_rows
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
         self._admitted: list[Sequence] = []
         """Sequences that the current plan admits."""
@@ -192,7 +192,7 @@ class Planner:
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
-        most_recorded = 0 if format is None else self._rows_together(format)
+        most_recorded = 0 if format is None else self._max_graph_rows(format)
         shares = self._shares(prompts, generating, budget, most_recorded)
         for sequence, share in zip(prompts, shares, strict=True):
             if share and sequence.status is Status.RUNNING:

@@ -35,7 +35,7 @@ class Scheduler:
     Args:
         identity: root of the block identities for (format, salt).
         clock: seconds; for deadlines and times of waiting.
-        rows_together: see `Planner`.
+        max_graph_rows: see `Planner`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Scheduler:
         prefill_budget: PrefillBudget,
         identity: Callable[[KVFormat, str], bytes],
         clock: Callable[[], float] = time.monotonic,
-        rows_together: Callable[[KVFormat], int] = lambda format: 0,
+        max_graph_rows: Callable[[KVFormat], int] = lambda format: 0,
     ) -> None:
         self.config = config
         self.groups = groups
@@ -54,7 +54,7 @@ class Scheduler:
         self.limits = Limits(groups, manager, config.block_size, config.max_context)
         self.prefill_budget = prefill_budget
         self._planner = Planner(
-            config, groups, manager, prefill_budget, self._fail, clock, rows_together
+            config, groups, manager, prefill_budget, self._fail, clock, max_graph_rows
         )
         self.sharing = self._planner.sharing
         self.encodings = self._planner.encodings

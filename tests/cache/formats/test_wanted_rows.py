@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from quire.core.kv_format import KVFormat
-from quire.engine.inputs import StepInputs
+from quire.executor.inputs import StepInputs
 from quire.models.base import ForwardContext
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.cache.formats.harness import TOLERANCE, Bench, difference, requests

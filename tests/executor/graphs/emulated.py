@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.device.operations import Operations
-from quire.engine.decode.recorder import Kernel
+from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.rows import Argument, RowKernel
 from quire.program.replay import replay
 from quire.program.values import Node, Program, bound

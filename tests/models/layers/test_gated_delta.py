@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quire.device.recurrence import channel_delta, gated_delta
-from quire.engine.recurrent_rows import RecurrentRows
+from quire.executor.recurrent_rows import RecurrentRows
 from quire.models.base import named_parameters
 from quire.models.layers.gated_delta import GatedDelta, GatedDeltaNet
 from tests.models.solo import SoloStep

@@ -143,6 +143,8 @@ class _Generator:
             raise NotGenerated(f"{self._program.values[node.outputs[0]].dtype} is not computed")
         if node.kind in NORMS:
             return self._normed(node)
+        if node.kind == "weighted_sum":
+            return self._weighted_sum(node)
         if node.kind not in SUPPORTED:
             raise NotGenerated(f"{node.kind} is not known")
         given = [self._term(id) for id in node.inputs]
@@ -191,6 +193,26 @@ class _Generator:
                 text = rounded(f"{text} {sign} {weight.name}", dtype)
                 given.append(weight)
         return self._variable("float", text, given, phase + 1)
+
+    def _weighted_sum(self, node: Node) -> Term:
+        """Return the sum of `[T, k, width]` over k, weighted by `[T, k]`, in the order of k."""
+        x, weights = map(self._rows.root, node.inputs)
+        dtype, (_, count, width) = self._program.values[x].dtype, self._program.values[x].shape
+        assert isinstance(count, int), "a row has a fixed number of experts"
+        assert isinstance(width, int), "rows have a fixed width"
+        if x in self._computed or weights in self._computed:
+            raise NotGenerated("a weighted sum of computed values")
+        given, text = list[Term](), ""
+        for k in range(count):
+            part = Access(k * width, count * width, ((width, 1),))
+            share = Access(k, count, ((width, 0),))
+            given += [
+                self._leaf(x, dtype, part, False),
+                self._leaf(weights, self._program.values[weights].dtype, share, False),
+            ]
+            term = f"{given[-1].name} * {given[-2].name}"
+            text = f"{text} + {term}" if text else term
+        return self._variable("float", rounded(text, dtype), given)
 
     def _input(self, node: Node, role: str) -> int:
         found = node.input(role)

@@ -29,7 +29,6 @@ from quire.models.audio.gemma4 import (
 )
 from quire.models.base import ForwardContext, LanguageModel, MediaEncoder, Module
 from quire.models.families.gemma4_arguments import Gemma4Arguments
-from quire.models.gemma4_stack import gemma4_stack
 from quire.models.layers.clipped import CLIP_BOUNDS, Projector
 from quire.models.layers.common import GATES, GatedMLP, embed, project_logits
 from quire.models.layers.linear import matrix_of
@@ -38,7 +37,6 @@ from quire.models.layers.norm import RMSNorm
 from quire.models.layers.rope import Rope, Rotate
 from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING
-from quire.models.stack import Stack
 from quire.models.vision.gemma4 import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 
 # Encoders and projectors of the multimodal checkpoint.
@@ -224,11 +222,6 @@ class Decoder(Module):
         """Convert the layers' output to hidden states `[T, hidden]`."""
         return x
 
-    @property
-    def ropes(self) -> Mapping[str, Rope]:
-        """By the kind of layer."""
-        return dict(self._ropes)
-
     def _looked_up(self, step: ForwardContext) -> mx.array:
         """Return the tokens `[T]` whose embeddings are read: padding replaces media tokens."""
         if step.media is None:
@@ -323,9 +316,6 @@ class Gemma4(LanguageModel):
 
     def __call__(self, step: ForwardContext) -> mx.array:
         return self.model(step)
-
-    def stack(self) -> Stack:
-        return gemma4_stack(self.args, self.model, self.lm_head, self.model.ropes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         cap = self.args.final_logit_softcapping

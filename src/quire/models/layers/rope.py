@@ -202,7 +202,9 @@ class Rope:
             angles = positions.astype(mx.float32)[:, None] * self._frequencies  # [T, dims / 2]
         else:
             angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
-        cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        if self._gain != 1:
+            cos, sin = cos * self._gain, sin * self._gain
         return current_device().operations.rotation(cos, sin, self._interleaved)
 
 

@@ -5,6 +5,10 @@
 #ifndef READY
 #define READY
 #endif
+  // OFFSETS: a row of W may have one, which is added to its products.
+#ifndef OFFSETS
+#define OFFSETS 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block; codes of 4 bits, bfloat16.
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -221,6 +225,10 @@
 #elif EXPERTS
     y[(size_t)order[first + column] * N + n] = (T)sum[0];
 #else
-    y[(size_t)(first + column) * N + n] = (T)sum[0];
+    float v = sum[0];
+#if OFFSETS
+    if (offsets) v = (float)(T)v + (float)offsets[n];
+#endif
+    y[(size_t)(first + column) * N + n] = (T)v;
 #endif
   }

@@ -1,6 +1,13 @@
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
 // N neighbouring elements, read or written at once.
 template <typename E, int N>
-struct alignas(sizeof(E) * N) Pack {
+struct __align__(sizeof(E) * N) Pack {
   E at[N];
 };
 

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from quire.engine import runner
-from quire.engine.decode.whole import WholeDecode, open_whole_decode
+from quire.executor.graphs.runner import CUDAGraphs, open_cuda_graphs
 from quire.scheduler.prefill_budget import PrefillBudget
-from tests.engine.decode.recorded import Compared
+from tests.executor.graphs.recorded import Compared
 
 
 @pytest.fixture
-def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WholeDecode]]:
+def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
     """Those that engines open from now on."""
-    found: list[WholeDecode] = []
+    found: list[CUDAGraphs] = []
 
-    def noted(*arguments: Any, batch_invariant: bool) -> WholeDecode | None:
-        whole = open_whole_decode(*arguments, batch_invariant=batch_invariant)
+    def noted(*arguments: Any, batch_invariant: bool) -> CUDAGraphs | None:
+        whole = open_cuda_graphs(*arguments, batch_invariant=batch_invariant)
         if whole is not None:
             found.append(whole)
         return whole
 
-    monkeypatch.setattr(runner, "open_whole_decode", noted)
+    monkeypatch.setattr(runner, "open_cuda_graphs", noted)
     yield found
     found.clear()
 
@@ -54,6 +54,6 @@ def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def compared(
-    wholes: list[WholeDecode], recorded_prompts: list[int], monkeypatch: pytest.MonkeyPatch
+    wholes: list[CUDAGraphs], recorded_prompts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Compared:
     return Compared(wholes, recorded_prompts, monkeypatch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
-from quire.engine.decode import kernels
+from quire.executor.graphs import kernels
 
 _MOST_BLOCKS = 4
 """A multiprocessor: they fill the card, and leave none idle at the end."""
@@ -68,7 +68,7 @@ class Head:
     def text(self) -> str:
         """rows, x, codes, scales, biases, y."""
         parameters = ["const int* rows", "const T* x"]
-        parameters += [*(p.format("w", "scales", "biases") for p in kernels.WEIGHT), "float* y"]
+        parameters += [*kernels.matrix_parameters(), "float* y"]
         defines: Mapping[str, object] = {
             "INPUTS": self.inputs,
             "OUTPUTS": self.outputs,
@@ -83,7 +83,7 @@ class Head:
         }
         head, body = (
             kernel_text("quire.device.cuda", "common.cuh"),
-            kernel_text("quire.engine.decode", "head.cuh"),
+            kernel_text("quire.executor.graphs", "head.cuh"),
         )
         resident = 2 if self.tiles == 1 else 1
         return kernels.source_text(

@@ -1,7 +1,8 @@
-  // A warp for each row and head. Queries and keys are normalised and rotated, values perhaps
-  // normalised. Queries stay where they were; keys and values go to the row's slot of the pool, as they
-  // are or, CODED, as codes. Queries for coded keys are in the coordinates of those.
-  // q [T, HEADS, HEAD_DIM], k and v [T, KV_HEADS, HEAD_DIM]
+  // A warp for each row and head. Queries and keys may be normalised and rotated, values normalised.
+  // Keys and values go to the row's slot of the pool, as they are or, CODED, as codes. Queries for
+  // coded keys are in the coordinates of those.
+  // q [T, HEADS, HEAD_DIM], k and v [T, KV_HEADS, HEAD_DIM], each a part of a row of *_STRIDE elements
+  // q_out [T, HEADS, HEAD_DIM]; cosines and sines [T, PAIRS]
   const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);  // so that all lanes' branches are one
   const int row = blockIdx.x, head = blockIdx.y * (THREADS / 32) + warp, lane = threadIdx.x & 31;
   const bool query = head < HEADS, value = head >= HEADS + KV_HEADS;
@@ -16,24 +17,37 @@
     const int p = lane + 32 * i;
     first[i] = p >= PAIRS || NEIGHBOURS ? 2 * p : p;
     second[i] = p >= PAIRS || NEIGHBOURS ? 2 * p + 1 : p + PAIRS;
-    if (!value && p < PAIRS) sincosf(positions[row] * frequencies[p], &sine[i], &cosine[i]);
-    if (QK_NORM && !value) {
+    if (QK_NORM && !value && norm) {
       weight[2 * i] = (float)norm[first[i]];
       weight[2 * i + 1] = (float)norm[second[i]];
     }
   }
+#if KV_HEADS
   const size_t slot = ((size_t)blocks[row] * KV_HEADS + own) * BLOCK + offsets[row];
+#endif
   // What stands above reads nothing that another kernel writes.
   wait_for_others();
   if (row >= *rows || head >= HEADS + 2 * KV_HEADS) return;
-  const T* from = query ? q + ((size_t)row * HEADS + own) * HEAD_DIM
-                        : (value ? v : k) + ((size_t)row * KV_HEADS + own) * HEAD_DIM;
-  T* own_query = q + ((size_t)row * HEADS + own) * HEAD_DIM;
+  const T* from = (query ? q + (size_t)row * Q_STRIDE
+                         : value ? v + (size_t)row * V_STRIDE : k + (size_t)row * K_STRIDE) + own * HEAD_DIM;
+  T* own_query = q_out + ((size_t)row * HEADS + own) * HEAD_DIM;
+  #pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const int p = lane + 32 * i;
+    if (!value && p < PAIRS) {
+      cosine[i] = cosines[(size_t)row * PAIRS + p];
+      sine[i] = sines[(size_t)row * PAIRS + p];
+    }
+  }
 #if CODED
   __shared__ T vectors[THREADS / 32][HEAD_DIM];
   T* to = query && !QUERY_TURNED ? own_query : vectors[warp];
 #else
+#if KV_HEADS
   T* to = query ? own_query : (value ? values : keys) + slot * HEAD_DIM;
+#else
+  T* to = own_query;
+#endif
 #endif
   float a[EACH], b[EACH], sum = 0.f;
   #pragma unroll
@@ -50,7 +64,7 @@
     for (int i = 0; i < EACH; i++) {
       a[i] = rounded(a[i] * factor);
       b[i] = rounded(b[i] * factor);
-      if (!value) {
+      if (!value && norm) {
         a[i] = rounded(a[i] * weight[2 * i]);
         b[i] = rounded(b[i] * weight[2 * i + 1]);
       }
@@ -60,8 +74,8 @@
   for (int i = 0; i < EACH; i++) {
     float x = a[i], y = b[i];
     if (!value && lane + 32 * i < PAIRS) {
-      x = (a[i] * cosine[i] - b[i] * sine[i]) * GAIN;
-      y = (a[i] * sine[i] + b[i] * cosine[i]) * GAIN;
+      x = a[i] * cosine[i] - b[i] * sine[i];
+      y = a[i] * sine[i] + b[i] * cosine[i];
     }
     to[first[i]] = (T)x;
     to[second[i]] = (T)y;

@@ -11,7 +11,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, KVLayout, LayerSpec, RecurrentState, SharedKV
 from quire.cache.states import StateSlots
 from quire.core.kv_format import KVFormat
-from quire.engine.inputs import StepInputs
+from quire.executor.inputs import StepInputs
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 from tests.engine.rows import SIZE, scheduled
 

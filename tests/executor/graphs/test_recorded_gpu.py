@@ -8,13 +8,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from quire.executor.graphs.served import MOST_ROWS
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.engine.decode.served import MOST_ROWS
-from quire.engine.decode.whole import WholeDecode
+from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
-from tests.engine.decode.recorded import (
+from tests.executor.graphs.recorded import (
     CODED,
     CODED_FAMILIES,
     CODED_FORMATS,
@@ -23,7 +23,7 @@ from tests.engine.decode.recorded import (
     opened,
     streams_of,
 )
-from tests.engine.decode.test_recording import FAMILIES
+from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.parity import SCENARIOS, Company, prompts
 
 pytestmark = [
@@ -62,7 +62,7 @@ def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: K
 
 
 def test_rows_turn_by_their_positions(
-    wholes: list[WholeDecode], monkeypatch: pytest.MonkeyPatch
+    wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a picture they are not the tokens' numbers, behind a video they may be fractions."""
     loaded = replace(opened(FAMILIES["qwen3_moe"]), fingerprint="half as far")

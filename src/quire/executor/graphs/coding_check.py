@@ -17,9 +17,9 @@ from quire.cache.specs import KVSpec
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Compiler, DriverError, Graph
 from quire.device.cuda.extension import Extension
-from quire.engine.decode import heads, kernels
-from quire.engine.decode.heads import Coding, Heads, code_parts, code_tables
-from quire.engine.decode.recorder import Kernel, launches
+from quire.executor.graphs import heads, kernels
+from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
+from quire.executor.graphs.recorder import Kernel, launches
 
 _TOLERANCE = 1e-2
 
@@ -94,9 +94,11 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     wanted = expected.transform(q.astype(mx.float32))
     # No norms, and nothing turns with its position.
     sizes = case.heads, shape.kv_heads, shape.head_dim, count
-    kernel = Heads(*sizes, 0, False, 1.0, False, False, 0.0, Coding.of(store))
+    kv_width = shape.kv_heads * shape.head_dim
+    strides = case.heads * shape.head_dim, kv_width, kv_width
+    kernel = Heads(*sizes, 0, False, strides, False, False, 0.0, Coding.of(store))
     rows, blocks, offsets = mx.array([count]), mx.array(slots.blocks), mx.array(slots.offsets)
-    inputs = [rows, q, keys, values, *[None] * 4, blocks, offsets]
+    inputs = [rows, q, keys, values, q, *[None] * 4, blocks, offsets]
     inputs += [*code_tables(store), *code_parts(store)]
     mx.eval(wanted, [each for each in inputs if each is not None])
     arguments = tuple(0 if each is None else runner.address(each) for each in inputs)

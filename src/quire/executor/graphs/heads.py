@@ -10,7 +10,7 @@ import mlx.core as mx
 from quire.cache.formats.tokens import TokenStore
 from quire.device.cuda.encoding import Kind, coding_text
 from quire.device.gpu_kernels import kernel_text
-from quire.engine.decode import kernels
+from quire.executor.graphs import kernels
 
 THREADS = 128
 
@@ -87,7 +87,10 @@ class Heads:
     """What `heads.cuh` is compiled for.
 
     Attributes:
-        pairs: of elements that turn with a row's position.
+        kv_heads: 0 where the layer reads another one's keys.
+        pairs: of elements that turn with a row's position; 0 without rotation.
+        strides: elements from row to row of what queries, keys and values are part of.
+        normed: queries and keys are normalised, by a weight if they are given one.
         coding: None where blocks hold keys and values as they are.
     """
 
@@ -97,7 +100,7 @@ class Heads:
     block_size: int
     pairs: int
     neighbours: bool
-    gain: float
+    strides: tuple[int, int, int]
     normed: bool
     values_normed: bool
     eps: float
@@ -112,11 +115,12 @@ class Heads:
     def text(self) -> str:
         """The source.
 
-        Called with rows, q, k, v, norms of q and k, frequencies, positions, blocks and offsets;
-        then with keys and values of the pool, or with the parameters of its coding.
+        Called with rows, q, k, v, where queries go, norms of q and k, cosines, sines, blocks and
+        offsets; then with keys and values of the pool, or with the parameters of its coding.
         """
-        parameters = ["const int* rows", "T* q", "const T* k", "const T* v", "const T* q_norm"]
-        parameters += ["const T* k_norm", "const float* frequencies", "const float* positions"]
+        parameters = ["const int* rows", "const T* q", "const T* k", "const T* v", "T* q_out"]
+        parameters += ["const T* q_norm", "const T* k_norm"]
+        parameters += ["const float* cosines", "const float* sines"]
         parameters += ["const int* blocks", "const int* offsets"]
         defines: Mapping[str, object] = {
             "HEADS": self.heads,
@@ -125,7 +129,7 @@ class Heads:
             "BLOCK": self.block_size,
             "PAIRS": self.pairs,
             "NEIGHBOURS": int(self.neighbours),
-            "GAIN": kernels.number(self.gain),
+            **dict(zip(("Q_STRIDE", "K_STRIDE", "V_STRIDE"), self.strides, strict=True)),
             "QK_NORM": int(self.normed),
             "V_NORM": int(self.values_normed),
             "EPS": kernels.number(self.eps),
@@ -139,5 +143,5 @@ class Heads:
             parameters += self.coding.parameters
             defines = {**defines, **self.coding.defines}
             head = kernels.HALF + coding_text() + head
-        body = kernel_text("quire.engine.decode", "heads.cuh")
+        body = kernel_text("quire.executor.graphs", "heads.cuh")
         return kernels.source_text(parameters, body, THREADS, defines, head)

@@ -9,7 +9,7 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import portable_kernels as portable
 from quire.attention.paged import tokens
 from quire.device.gpu_kernels import kernel_text
-from quire.engine.decode import kernels
+from quire.executor.graphs import kernels
 
 _ATTENTION = "quire.attention.paged"
 

@@ -1,8 +1,9 @@
-"""Steps of few rows, as one operation on the device: sequences generate, or read short prompts.
+"""Runs steps of few rows as CUDA graphs: sequences generate, or read short prompts.
 
-Python touches a step's small arrays only: how many rows, their positions, slots, ranges and block
-tables. All kernels of the decoder are recorded once for 1, 2, 4 and so on rows, on addresses that
-stay: those of the weights, of the pools, and of memory between the kernels.
+The program of a step is traced from the model once. Its kernels are recorded for 1, 2, 4 and so on
+rows, on addresses that stay: those of the weights, of the pools, and of buffers between kernels.
+Python then touches a step's small arrays only: how many rows, their positions, slots, visible
+ranges and block tables.
 """
 
 from __future__ import annotations
@@ -30,50 +31,61 @@ from quire.device.cuda.driver import DriverError, Graph, card
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.engine.decode import workspace
-from quire.engine.decode.coding_check import DeviceRunner
-from quire.engine.decode.pools import kind_of
-from quire.engine.decode.recorder import Recorder, launches
-from quire.engine.decode.recording import Recording
-from quire.engine.decode.served import MOST_ROWS, UnsupportedStack, check_stack, has_head
-from quire.engine.inputs import StepInputs
+from quire.executor.graphs import layout as input_layout
+from quire.executor.graphs.coding_check import DeviceRunner
+from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
+from quire.executor.graphs.recorder import Buffer, Recorder, launches
+from quire.executor.graphs.recording import (
+    Place,
+    Recording,
+    UnsupportedNode,
+    record_head,
+    served_head,
+)
+from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
-from quire.models.stack import Stack, StackLayer, UnsupportedModel
+from quire.program.passes import recordable
+from quire.program.trace import NotLinear, StepPrograms, trace
+from quire.program.values import FUSED, Program
 from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike
 
 log = logging.getLogger("quire.engine")
 
-_MOST_ENTRIES = 1 << 18
-"""Of all block tables of a step together."""
+MAX_ROWS = 64
+"""Rows of the largest graph."""
+_MAX_ENTRIES = 1 << 18
+"""Entries of all block tables of a step together."""
 
 
-def open_whole_decode(
+def open_cuda_graphs(
     model: LanguageModel,
     layout: KVLayout,
     pools: Pools,
     identity: str,
     *,
     batch_invariant: bool = False,
-) -> WholeDecode | None:
-    """For a model and its pools; None where nothing serves them, which a log line explains.
+) -> CUDAGraphs | None:
+    """Trace a model and check that graphs can compute its steps.
 
     Args:
-        identity: of the weights; verified steps are recorded by it.
-        batch_invariant: see `WholeDecode`.
+        identity: of the weights; what was verified about their steps is kept by it.
+        batch_invariant: see `CUDAGraphs`.
+
+    Returns:
+        None on other devices, and where a part of the program has no kernel: a log line says which.
 
     Raises:
-        ModelError: `batch_invariant` is asked for, and nothing serves them.
+        ModelError: `batch_invariant` is asked for, and graphs cannot compute the steps.
     """
     if current_device().kernel_language != "cuda":
         return None
     try:
-        stack = model.stack()
-        check_stack(stack, layout, card(), batch_invariant=batch_invariant)
-        if batch_invariant and not has_head(stack, card()):
-            raise UnsupportedStack("the head is not packed in 4 bits, or too wide")
-        return WholeDecode(
-            stack,
+        traced = trace(model)
+        programs = StepPrograms(recordable(traced.body), recordable(traced.head))
+        graphs = CUDAGraphs(
+            programs,
             model.logits,
             layout,
             pools,
@@ -81,10 +93,12 @@ def open_whole_decode(
             load_extension(),
             batch_invariant=batch_invariant,
         )
-    except (UnsupportedStack, UnsupportedModel, NoExtension, DriverError, OSError) as error:
+        graphs.check()
+        return graphs
+    except (UnsupportedNode, NotLinear, NoExtension, DriverError, OSError) as error:
         if batch_invariant:
             raise ModelError(f"batch-invariant: {error}") from error
-        log.info("decode steps go layer by layer: %s", error)
+        log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", error)
         return None
 
 
@@ -92,29 +106,29 @@ class Computed(NamedTuple):
     """A step's normalised hidden states `[T, hidden]`, or its logits `[T, vocab]`.
 
     Attributes:
-        whole: whether one operation computes them, into memory that the next step writes to again.
+        graphed: whether a graph computes them, into memory that the next step writes to again.
     """
 
     rows: mx.array
     logits: bool
-    whole: bool
+    graphed: bool
 
 
 @dataclass(slots=True)
 class _Graphs:
-    """Of a format, by the rows they are recorded for, as long as its pools are where they were."""
+    """CUDA graphs of one KV format, by row count. Invalid once the pools are reallocated."""
 
     addresses: tuple[tuple[int, ...], ...]
     graphs: dict[int, Graph] = field(default_factory=dict)
 
 
-class WholeDecode:
+class CUDAGraphs:
     """The recorded steps of a model.
 
     A sequence may have several rows: some of its prompt, or drafts. In formats with tails these lie
     in one block: rows of the next one would read its codes, which are there when the step ends.
 
-    Each number of rows is held against the model's own way once. If it differs, none is used.
+    Each number of rows is verified against the model once. If it differs, it is not used.
 
     Args:
         logits: of hidden states, the model's own way.
@@ -125,7 +139,7 @@ class WholeDecode:
 
     def __init__(
         self,
-        stack: Stack,
+        programs: StepPrograms,
         logits: Callable[[mx.array], mx.array],
         layout: KVLayout,
         pools: Pools,
@@ -134,21 +148,22 @@ class WholeDecode:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        self._stack, self._layout, self._pools = stack, layout, pools
-        self._logits_of = logits
+        self._programs, self._logits_of = programs, logits
+        self._layout, self._pools = layout, pools
         self._extension = extension
         self._compiler = compiler()
-        groups = len(layout.groups)
-        self._workspace = workspace.Workspace(
-            stack, groups, MOST_ROWS, _MOST_ENTRIES, extension.pointer
-        )
-        self._out = mx.zeros((MOST_ROWS, stack.hidden_size), dtype=mx.bfloat16)
+        self._inputs = InputLayout(len(layout.groups), MAX_ROWS, _MAX_ENTRIES, extension.pointer)
+        self._heads = _attention_heads(programs.body)
+        self._head = served_head(programs.head, card())
+        hidden = programs.body.values[programs.body.outputs[0]]
+        width = hidden.shape[-1]
+        assert isinstance(width, int), "the hidden size is fixed"
+        self._hidden = mx.zeros((MAX_ROWS, width), dtype=hidden.dtype)
         self._logits: mx.array | None = None
-        if has_head(stack, card()):
-            assert stack.head is not None
-            self._logits = mx.zeros((MOST_ROWS, stack.head.weight.codes.shape[0]))
+        if self._head is not None:
+            self._logits = mx.zeros((MAX_ROWS, self._head[0].codes.shape[0]))
             mx.eval(self._logits)
-        mx.eval(self._out)
+        mx.eval(self._hidden)
         self._recorded: dict[KVFormat, _Graphs] = {}
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """See `Recorder.copied`."""
@@ -161,17 +176,31 @@ class WholeDecode:
         self._identity = identity
         self._batch_invariant = batch_invariant
 
-    def computed(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed | None:
-        """What a step computes; None where it must go layer by layer.
+    def check(self) -> None:
+        """Record a step over plain blocks without compiling it.
+
+        Raises:
+            UnsupportedNode: a part of the program has no kernel.
+        """
+        if self._batch_invariant and self._head is None:
+            raise UnsupportedNode("the head is not packed in 4 bits, or too wide")
+        tokens = self._pools.block_size
+        pools: dict[int, LayerPool] = {
+            layer: PlainPool(self._layout.group[layer], tokens, (0, 0)) for layer in self._heads
+        }
+        self._record(self._recorder(MAX_ROWS), pools)
+
+    def compute(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed | None:
+        """Run the step as one CUDA graph. Return None if no graph supports it.
 
         Args:
-            reference: computes hidden states so, and writes to the pools.
+            run_eagerly: runs the model, which writes to the pools; returns hidden states.
 
         Raises:
             EngineFailure: rows must be batch-invariant, and cannot be.
         """
         if self._batch_invariant:
-            return self._invariant_rows(inputs, reference)
+            return self._invariant_rows(inputs, run_eagerly)
         if not self._serves(inputs):
             return None
         max_rows = _max_rows(inputs.sequences)
@@ -179,27 +208,28 @@ class WholeDecode:
         if verified is False:
             return None
         if verified is None:
-            return Computed(self._tried(inputs, max_rows, reference), False, False)
+            return Computed(self._verified(inputs, max_rows, run_eagerly), False, False)
         rows = self._launched(inputs, max_rows)
         return None if rows is None else Computed(rows, self._logits is not None, True)
 
-    def _invariant_rows(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed:
+    def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
         format, max_rows = inputs.sequences[0].format, _max_rows(inputs.sequences)
-        # A prompt's rows are not tried: the model may go on with the last of them alone.
+        # A prompt's rows are not verified: the model may go on with the last of them alone.
         if inputs.wanted is None and self._known(format, max_rows) is None:
-            self._tried(inputs, max_rows, reference)
+            self._verified(inputs, max_rows, run_eagerly)
         rows = None
         if self._known(format, max_rows) is not False and self._within_blocks(inputs.sequences):
             rows = self._launched(inputs, max_rows)
             if rows is None:  # something is still to be done to the pools
-                mx.eval(*self._pools.arrays(range(len(self._stack.layers))))
+                mx.eval(*self._pools.arrays(range(len(self._layout.group))))
                 rows = self._launched(inputs, max_rows)
         if rows is None:
             raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be computed")
-        return Computed(rows, logits=True, whole=True)
+        return Computed(rows, logits=True, graphed=True)
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:
-        """What was found out, here or at an earlier start, of steps of so many rows."""
+        """Return the cached verification result for graphs of `max_rows` rows, from this run or an
+        earlier one."""
         key = format, max_rows
         if key not in self.verified and key not in self._unknown:
             if verified_kernels().holds(self._verification(format, max_rows)):
@@ -210,7 +240,7 @@ class WholeDecode:
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
-        if not 0 < sum(each.count for each in rows) <= MOST_ROWS:
+        if not 0 < sum(each.count for each in rows) <= MAX_ROWS:
             return False
         if inputs.media is not None or inputs.cross is not None:
             return False
@@ -224,29 +254,26 @@ class WholeDecode:
         tokens = self._pools.block_size
         return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
 
-    def rows_together(self, format: KVFormat) -> int:
-        """Rows of a step that is likely to be recorded, several of a sequence among them.
+    def max_graph_rows(self, format: KVFormat) -> int:
+        """Return the rows of a step that is likely to be graphed, several of a sequence among them.
 
-        In formats with tails those of a sequence must lie in one block.
-
-        Returns:
-            0 where no step is.
+        In formats with tails those of a sequence must lie in one block. 0 where no step is graphed.
         """
         if not self.serves_format(format):
             return 0
-        rows = MOST_ROWS
+        rows = MAX_ROWS
         while rows > 1 and self._known(format, rows) is False:
             rows //= 2
         return rows if rows > 1 else 0
 
     def serves_format(self, format: KVFormat) -> bool:
-        """Whether the kernels read and write it; found out once."""
+        """Whether the kernels read and write a format; found out once."""
         if format not in self._formats:
             self._formats[format] = self._tried_coding(format)
         return self._formats[format]
 
     def _tried_coding(self, format: KVFormat) -> bool:
-        cases = [self._case(layer, format) for layer in self._stack.layers]
+        cases = [self._case(layer, heads, format) for layer, heads in self._heads.items()]
         if not all(kind_of(each.format).serves(each) for each in cases):
             return False
         runner = DeviceRunner(self._compiler, self._extension)
@@ -255,17 +282,15 @@ class WholeDecode:
             if verified_kernels().holds(verification):
                 continue
             if (difference := kind_of(case.format).differs(case, runner)) is not None:
-                log.warning("decode steps in %s go layer by layer: %s", format.name, difference)
+                log.warning("CUDA graphs disabled for %s: %s", format.name, difference)
                 return False
             verified_kernels().add(verification)
         return True
 
-    def _case(self, layer: StackLayer, format: KVFormat) -> AttentionCase:
-        number = layer.attention.layer
-        spec = self._layout.groups[self._layout.group[number]].spec.attention
-        assert spec is not None, "a stack's layers attend"
-        own, tokens = format.of_layer(number), self._pools.block_size
-        heads = layer.attention.heads
+    def _case(self, layer: int, heads: int, format: KVFormat) -> AttentionCase:
+        spec = self._layout.groups[self._layout.group[layer]].spec.attention
+        assert spec is not None, "layers that attend keep keys"
+        own, tokens = format.of_layer(layer), self._pools.block_size
         return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
@@ -276,20 +301,20 @@ class WholeDecode:
         return self._extension.replay(
             graph=graph.handle,
             inputs=[inputs.tokens],
-            targets=[self._workspace.at(workspace.Buffer.TOKENS)],
-            workspace=self._out if self._logits is None else self._logits,
+            targets=[self._inputs.tokens],
+            workspace=self._hidden if self._logits is None else self._logits,
             rows=sum(each.count for each in inputs.sequences),
             numbers=numbers.tobytes(),
-            numbers_target=self._workspace.at(workspace.Buffer.INPUTS),
+            numbers_target=self._inputs.numbers,
         )
 
-    def _tried(
-        self, inputs: StepInputs, max_rows: int, reference: Callable[[], mx.array]
+    def _verified(
+        self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
-        """What the model computes; whether the recorded step does so too is known then."""
+        """Run the model, and compare the graph's result with it; return the model's."""
         mx.synchronize()
-        expected = reference()
-        mx.eval(expected, *self._pools.arrays(range(len(self._stack.layers))))
+        expected = run_eagerly()
+        mx.eval(expected, *self._pools.arrays(range(len(self._layout.group))))
         format = inputs.sequences[0].format
         difference: str | None
         try:
@@ -310,8 +335,8 @@ class WholeDecode:
         self.verified[format, max_rows] = difference is None
         if difference is None:
             verified_kernels().add(self._verification(format, max_rows))
-        if difference is not None:
-            log.warning("decode steps of %d rows go layer by layer: %s", max_rows, difference)
+        else:
+            log.warning("CUDA graphs of %d rows disabled: %s", max_rows, difference)
         return expected
 
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
@@ -322,14 +347,14 @@ class WholeDecode:
     # -- graphs --------------------------------------------------------------------------------
 
     def _graph(self, max_rows: int, rows: Sequence[ScheduledSequence]) -> Graph | None:
-        """Recorded for the pools as they are; None while something is still to be done to them."""
+        """Return the graph for the pools as they are; None while work on them is pending."""
         format = rows[0].format
-        stores = [
-            self._pools.kv(self._layout.group[layer], format).layers[layer]
-            for layer in range(len(self._stack.layers))
-        ]
+        stores = {
+            layer: self._pools.kv(self._layout.group[layer], format).layers[layer]
+            for layer in self._heads
+        }
         pointer = self._extension.pointer
-        addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores)
+        addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
         if not all(map(all, addresses)):
             return None
         known = self._recorded.get(format)
@@ -340,35 +365,55 @@ class WholeDecode:
             graph = known.graphs[max_rows] = self._new_graph(max_rows, stores)
         return graph
 
-    def _new_graph(self, max_rows: int, stores: list[LayerStore]) -> Graph:
+    def _new_graph(self, max_rows: int, stores: dict[int, LayerStore]) -> Graph:
         pointer = self._extension.pointer
         pools = {
             layer: kind_of(store.format).of(store, self._layout.group[layer], pointer)
-            for layer, store in enumerate(stores)
+            for layer, store in stores.items()
         }
-        recorder = Recorder(
+        recorder = self._recorder(max_rows)
+        self._record(recorder, pools)
+        functions = self._compiler.functions([each.source for each in recorder.kernels])
+        return Graph(launches(recorder.kernels, functions), recorder.kept)
+
+    def _recorder(self, max_rows: int) -> Recorder:
+        return Recorder(
             max_rows,
-            pointer,
-            self._workspace,
+            self._extension.pointer,
+            self._inputs,
             card(),
             batch_invariant=self._batch_invariant,
             copies=self._copies,
         )
-        out = pointer(self._out)
-        logits = None if self._logits is None else pointer(self._logits)
-        Recording(self._stack, pools, recorder, out, logits).record()
-        functions = self._compiler.functions([each.source for each in recorder.kernels])
-        return Graph(launches(recorder.kernels, functions), recorder.kept)
+
+    def _record(self, recorder: Recorder, pools: dict[int, LayerPool]) -> None:
+        """Record body and head.
+
+        Raises:
+            UnsupportedNode: there is no kernel for a part of the body.
+        """
+        hidden = Buffer(recorder.address(self._hidden), self._hidden.nbytes)
+        given = {
+            "tokens.0": Place(self._inputs.tokens, None),
+            "positions.0": Place(self._inputs.positions, None),
+        }
+        recording = Recording(recorder, pools, self._layout)
+        recording.record(self._programs.body, given, [hidden])
+        recording.code_tails()
+        if self._logits is not None and self._head is not None:
+            weight, softcap = self._head
+            logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
+            record_head(recorder, weight, softcap, hidden, logits)
 
     # -- a step's inputs -----------------------------------------------------------------------
 
     def _input_numbers(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
-        """A step's inputs but for its tokens, laid out as in `Workspace`.
+        """Return a step's inputs but for its tokens, laid out as `InputLayout` says.
 
-        None if they are too many, or the kernels' rotation is not that of the rows.
+        None if they are too many, or positions are none that graphs take.
         """
         groups = len(self._layout.groups)
-        start = workspace.table_start(MOST_ROWS, groups)
+        start = input_layout.table_start(MAX_ROWS, groups)
         numbers = np.zeros(start, np.int32)
         numbers[0] = sum(each.count for each in rows)
         if not write_positions(numbers, rows):
@@ -377,35 +422,52 @@ class WholeDecode:
         entries = 0
         for number, group in enumerate(self._layout.groups):
             spec = group.spec.attention
-            assert spec is not None, "a stack's layers attend"
+            assert spec is not None, "graphed layers attend"
             metadata = build_metadata(number, spec, rows, self._pools.block_size)
             write_group(numbers, number, metadata, entries)
             tables.append(metadata.block_table)
             entries += len(metadata.block_table)
-        return None if entries > self._workspace.entries else np.concatenate([numbers, *tables])
+        return None if entries > self._inputs.entries else np.concatenate([numbers, *tables])
+
+
+def _attention_heads(program: Program) -> dict[int, int]:
+    """Return the heads of each layer that keeps keys, by layer."""
+    found: dict[int, int] = {}
+    for node in program.nodes:
+        for each in node.arguments if node.kind == FUSED else ():
+            if each.kind == "attend" and each.input("k") is not None:
+                layer = each.attributes["layer"]
+                q = each.input("q")
+                heads = 0 if q is None else program.values[q].shape[1]
+                assert isinstance(heads, int), "heads are a fixed number"
+                found[layer] = heads
+    return found
 
 
 def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
-    """Mutates: a step's inputs get each row's position as float32.
+    """Write each row's position into a step's inputs.
 
-    False if a row's position is another on another axis.
+    Returns:
+        False if a row's position differs between axes, or is no whole number.
     """
     found = [positions for each in rows if (positions := alike(each.positions)) is not None]
     if len(found) < len(rows):
         return False
     positions = np.concatenate(found)
-    numbers[4 : 4 + len(positions)] = positions.view(np.int32)
-    return True
+    whole = positions.astype(np.int32)
+    numbers[4 : 4 + len(positions)] = whole
+    return bool((whole == positions).all())
 
 
 def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries: int) -> None:
-    """Mutates: a step's inputs get its rows in a KV group, as `workspace.GroupInputs` says.
+    """Write a KV group's rows into a step's inputs, as `layout.GroupInputs` says.
 
     Args:
         entries: of the block tables, those before the group's.
     """
     count, slots = metadata.rows, metadata.slots
-    at = workspace.GroupInputs.of(workspace.group_start(MOST_ROWS, group), MOST_ROWS)
+    start = input_layout.group_start(MAX_ROWS, group)
+    at = input_layout.GroupInputs.of(start, MAX_ROWS)
     numbers[at.blocks :][:count] = slots.blocks
     numbers[at.offsets :][:count] = slots.offsets
     first, last = metadata.first_visible, metadata.last_visible
@@ -432,5 +494,5 @@ def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
 
 
 def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
-    """The rows that the graph of a step is recorded for."""
+    """Return the rows that the graph of a step is recorded for."""
     return 1 << (sum(each.count for each in rows) - 1).bit_length()

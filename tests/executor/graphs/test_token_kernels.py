@@ -7,6 +7,8 @@ import ctypes
 import mlx.core as mx
 import numpy as np
 import pytest
+from quire.executor.graphs.served import MOST_ROWS
+from quire.executor.graphs.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
@@ -20,15 +22,13 @@ from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.engine.decode import token_kernels
-from quire.engine.decode.pools import kind_of
-from quire.engine.decode.recorder import Kernel, Recorder
-from quire.engine.decode.served import MOST_ROWS
-from quire.engine.decode.whole import write_group
-from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
+from quire.executor.graphs import token_kernels
+from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.recorder import Kernel, Recorder
+from quire.executor.graphs.runner import write_group
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import H200
-from tests.engine.decode.test_recording import FAMILIES, packed_model
+from tests.executor.graphs.test_recording import FAMILIES, packed_model
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 

@@ -7,7 +7,6 @@ kernel is launched for as many as its graph serves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
@@ -16,9 +15,8 @@ from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.gpu_kernels import kernel_text
 
-_PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
+_PRODUCTS, _OWN = "quire.device.cuda", "quire.executor.graphs"
 
-ROW_THREADS = 512
 ROUTE_THREADS = 1024
 TAIL_THREADS = 256
 HALF = "#include <cuda_fp16.h>\n"
@@ -37,7 +35,8 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 """
-WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
+WEIGHT_PARTS = ("const unsigned* {}", "const T* {}", "const T* {}")
+"""Codes, scales and biases of a matrix, as a kernel declares them."""
 
 
 def source_text(
@@ -75,79 +74,29 @@ def source_text(
     )
 
 
-def _row_text(name: str, parameters: Sequence[str], defines: Mapping[str, object]) -> str:
-    """Of a kernel with a thread block a row."""
-    head, body = kernel_text(_OWN, "rows.cuh"), kernel_text(_OWN, f"{name}.cuh")
-    return source_text(parameters, body, ROW_THREADS, {**defines, "THREADS": ROW_THREADS}, head)
-
-
-def embed(hidden: int, group_size: int, multiplier: float, eps: float) -> str:
-    """tokens, codes, scales, biases, norm, x, normed x."""
-    parameters = ["const int* rows", "const int* tokens", "const unsigned* codes"]
-    parameters += ["const T* scales", "const T* biases", "const T* norm0", "T* x", "T* out0"]
-    defines: Mapping[str, object] = {"HIDDEN": hidden, "GROUP": group_size}
-    return _row_text(
-        "embed", parameters, {**defines, "MULTIPLIER": number(multiplier), "EPS": number(eps)}
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """What `mix.cuh` is compiled for."""
-
-    hidden: int
-    eps: float
-    dense: bool
-    dense_norm: bool
-    top: int
-    expert_norm: bool
-    post: bool
-    scaled: bool
-    outs: int
-
-    @property
-    def text(self) -> str:
-        """The source.
-
-        Called with x, dense, its norm, experts, their weights and norm, post norm, scalar, then the
-        norms and the addresses of the outputs, three of each.
-        """
-        parameters = ["const int* rows", "T* x", "const T* y", "const T* dense_norm"]
-        parameters += ["const T* experts", "const float* weights", "const T* expert_norm"]
-        parameters += ["const T* post_norm", "const T* scalar"]
-        parameters += [f"const T* norm{n}" for n in range(3)] + [f"T* out{n}" for n in range(3)]
-        defines: Mapping[str, object] = {
-            "HIDDEN": self.hidden,
-            "EPS": number(self.eps),
-            "DENSE": int(self.dense),
-            "DENSE_NORM": int(self.dense_norm),
-            "TOP": self.top,
-            "EXPERT_NORM": int(self.expert_norm),
-            "POST": int(self.post),
-            "SCALED": int(self.scaled),
-            "OUTS": self.outs,
-        }
-        return _row_text("mix", parameters, defines)
-
-
-def linear(gemm: SkinnyGemm, outputs: tuple[int, ...]) -> str:
-    """rows, x, then codes, scales, biases and y of each matrix."""
+def linear(gemm: SkinnyGemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
+    """rows, x, then codes, scales, biases, y and, with `offsets`, a bias or 0 of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
-        parameters += [*(p.format(f"w{n}", f"s{n}", f"b{n}") for p in WEIGHT), f"T* y{n}"]
+        names = f"w{n}", f"s{n}", f"b{n}"
+        parameters += [p.format(name) for p, name in zip(WEIGHT_PARTS, names, strict=True)]
+        parameters += [f"T* y{n}", *[f"const T* o{n}"] * offsets]
     lines = [
         "const int x_shape[1] = {*rows};",
         "int part = blockIdx.x;",
         f"int outputs = {outputs[0]};",
         "const unsigned* w = w0; const T *scales = s0, *biases = b0; T* y = y0;",
+        "const T* offsets = o0;" if offsets else "",
     ]
     for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
         lines += [
             f"if (part >= {before}) {{ part -= {before};",
             f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
+            f"offsets = o{n};" if offsets else "",
         ]
     lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {gemm.inputs // 8}}};"]
-    return _skinny(parameters, lines, gemm, {"GELU": 0, "TILE_X": "part"})
+    more = {"GELU": 0, "TILE_X": "part", "OFFSETS": int(offsets)}
+    return _skinny(parameters, lines, gemm, more)
 
 
 def parts(gemm: SkinnyGemm, outputs: tuple[int, ...]) -> list[int]:
@@ -173,14 +122,19 @@ def experts_gated(gemm: SkinnyGemm, experts: int, activation: str, top: int) -> 
 
 def experts_down(gemm: SkinnyGemm, experts: int) -> str:
     """x, codes, scales, biases, order, tiles, y."""
-    parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in WEIGHT)]
+    parameters = ["const T* x", *matrix_parameters()]
     parameters += ["const int* order", "const int* tiles", "T* y"]
     return _experts(parameters, gemm, experts, {"GELU": 0, "TOP": 1})
 
 
 def _gate_and_up() -> list[str]:
-    names = (("w", "scales", "biases"), ("w_up", "scales_up", "biases_up"))
-    return [each.format(*own) for own in names for each in WEIGHT]
+    return matrix_parameters() + matrix_parameters("_up")
+
+
+def matrix_parameters(suffix: str = "") -> list[str]:
+    """Return the parameters of one matrix: codes, scales and biases."""
+    names = (f"{name}{suffix}" for name in ("w", "scales", "biases"))
+    return [part.format(name) for part, name in zip(WEIGHT_PARTS, names, strict=True)]
 
 
 def _experts(parameters: list[str], gemm: SkinnyGemm, experts: int, more: dict[str, int]) -> str:

@@ -18,10 +18,10 @@ from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.operations import Operations
 from quire.engine import runner
-from quire.engine.decode.whole import WholeDecode
+from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel
-from tests.engine.decode.test_recording import FAMILIES, packed_model
+from tests.executor.graphs.test_recording import FAMILIES, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
 
 TOKENS = 12
@@ -96,7 +96,7 @@ class Compared:
         operations: of the model that tokens and logits are held against.
     """
 
-    wholes: list[WholeDecode]
+    wholes: list[CUDAGraphs]
     prompts: list[int]
     monkeypatch: pytest.MonkeyPatch
     operations: Operations = field(default_factory=Operations)
@@ -137,7 +137,7 @@ class Compared:
     ) -> None:
         """Tokens and logits against the reference, `further` times as far as plain ones."""
         patch = self.monkeypatch.setattr
-        patch(runner, "open_whole_decode", lambda *arguments, batch_invariant: None)
+        patch(runner, "open_cuda_graphs", lambda *arguments, batch_invariant: None)
         patch(runner, "open_backends", lambda: Backends([ReferenceBackend()]))
         patch(current_device(), "operations", self.operations)
         for request in asked:

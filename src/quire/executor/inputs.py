@@ -15,7 +15,7 @@ from quire.attention.step import Attention, preferred_order
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32
 from quire.device.recurrence import DeltaGates
-from quire.engine.recurrent_rows import RecurrentRows, recurrent_rows
+from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows
 from quire.models.base import CrossRows, ForwardContext, MediaRows
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 

@@ -8,8 +8,12 @@ import pytest
 from quire.attention.backend import AttentionCase
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-from quire.engine.decode.coding_check import KernelRunner, tail_coding_differs, token_coding_differs
-from quire.engine.decode.recorder import Kernel
+from quire.executor.graphs.coding_check import (
+    KernelRunner,
+    tail_coding_differs,
+    token_coding_differs,
+)
+from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 

@@ -15,8 +15,8 @@ from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.driver import Graph
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
-from quire.engine.decode.whole import WholeDecode
-from tests.engine.decode.recorded import (
+from quire.executor.graphs.runner import CUDAGraphs
+from tests.executor.graphs.recorded import (
     CODED,
     CODED_FORMATS,
     Compared,
@@ -24,7 +24,7 @@ from tests.engine.decode.recorded import (
     opened,
     streams_of,
 )
-from tests.engine.decode.test_recording import FAMILIES
+from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
@@ -87,13 +87,13 @@ def test_long_prompts_leave_graphs_as_they_are(
     """They are read layer by layer, into pools that recorded steps know by address."""
     monkeypatch.setattr(current_device(), "operations", _Coding())
     recorded: list[int] = []
-    new_graph = WholeDecode._new_graph
+    new_graph = CUDAGraphs._new_graph
 
-    def noted(self: WholeDecode, max_rows: int, stores: list[LayerStore]) -> Graph:
+    def noted(self: CUDAGraphs, max_rows: int, stores: list[LayerStore]) -> Graph:
         recorded.append(max_rows)
         return new_graph(self, max_rows, stores)
 
-    monkeypatch.setattr(WholeDecode, "_new_graph", noted)
+    monkeypatch.setattr(CUDAGraphs, "_new_graph", noted)
     company = Company(opened(FAMILIES["llama"]), replace(PLAIN, kv_format=format))
     with coding_emulated():
         for number in range(4):

@@ -12,6 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from quire.models.layers.linear import use_device_products
+from quire.models.weights.quantization import pack_like
 
 from quire.attention.metadata import build_metadata
 from quire.attention.paged import cuda as paged
@@ -21,17 +23,22 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
-from quire.engine.decode.head import Head
-from quire.engine.decode.pools import LayerPool, PagePool, PlainPool, kind_of
-from quire.engine.decode.recorder import Kernel, Recorder
-from quire.engine.decode.recording import Recording
-from quire.engine.decode.served import MOST_ROWS, UnsupportedStack, check_stack, has_head
-from quire.engine.decode.whole import in_one_block, write_group, write_positions
-from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
+from quire.executor.graphs.head import Head
+from quire.executor.graphs.layout import GroupInputs, InputLayout, group_start, table_start
+from quire.executor.graphs.pools import LayerPool, PagePool, PlainPool, kind_of
+from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
+from quire.executor.graphs.recording import (
+    Place,
+    Recording,
+    UnsupportedNode,
+    record_head,
+    served_head,
+)
+from quire.executor.graphs.runner import MAX_ROWS, in_one_block, write_group, write_positions
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.registry import build
-from quire.models.stack import UnsupportedModel
-from quire.models.weights.quantization import pack_like
+from quire.program.passes import recordable
+from quire.program.trace import trace
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
@@ -46,6 +53,10 @@ from tests.support.tiny_models import (
 
 SIZES = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}
 EXPERTS = {"num_experts": 32, "moe_intermediate_size": 64}
+SHARED = {
+    "layer_types": 2 * ["sliding_attention", "full_attention"],
+    "global_head_dim": 128,
+}
 TYPES = {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 128}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": llama_config(**SIZES),
@@ -96,33 +107,53 @@ def recorded(
     batch_invariant: bool = False,
     card: Card = H200,
     address: Callable[[mx.array], int] = id,
-) -> tuple[list[Kernel], Workspace]:
-    model = packed_model(config)
-    layout, stack = KVLayout.of(model.layout), model.stack()
-    check_stack(stack, layout, card, batch_invariant=batch_invariant)
-    workspace = Workspace(stack, len(layout.groups), MOST_ROWS, 100, id)
-    pools = {n: pool_of(layout, n, format) for n in range(len(stack.layers))}
-    recorder = Recorder(max_rows, address, workspace, card, batch_invariant=batch_invariant)
-    Recording(stack, pools, recorder, 3, 4).record()
-    return recorder.kernels, workspace
+) -> tuple[list[Kernel], InputLayout]:
+    return _record(
+        packed_model(config),
+        max_rows,
+        format=format,
+        batch_invariant=batch_invariant,
+        card=card,
+        address=address,
+    )
+
+
+def _record(
+    model: LanguageModel,
+    max_rows: int = 8,
+    *,
+    format: KVFormat = PLAIN,
+    batch_invariant: bool = False,
+    card: Card = H200,
+    address: Callable[[mx.array], int] = id,
+) -> tuple[list[Kernel], InputLayout]:
+    layout, programs = KVLayout.of(model.layout), trace(model)
+    body, head = recordable(programs.body), recordable(programs.head)
+    inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, id)
+    pools = {n: pool_of(layout, n, format) for n, owner in enumerate(layout.owner) if n == owner}
+    recorder = Recorder(max_rows, address, inputs, card, batch_invariant=batch_invariant)
+    hidden, logits = Buffer(3, 0), Buffer(4, 0)
+    given = {"tokens.0": Place(inputs.tokens, None), "positions.0": Place(inputs.positions, None)}
+    recording = Recording(recorder, pools, layout)
+    recording.record(body, given, [hidden])
+    recording.code_tails()
+    served = served_head(head, card)
+    if served is not None:
+        record_head(recorder, *served, hidden, logits)
+    return recorder.kernels, inputs
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, format: KVFormat) -> None:
-    kernels, workspace = recorded(FAMILIES[family], 8, format=format)
+    kernels, inputs = recorded(FAMILIES[family], 8, format=format)
     parameters = [_parameters(each) for each in kernels]
     assert [len(each) for each in parameters] == [len(each.arguments) for each in kernels]
     for number, each in enumerate(kernels):
         assert all(before < number for before in each.after)
         names = [name.split()[-1] for name in parameters[number]]
         given = dict(zip(names, each.arguments, strict=True))
-        assert given.get("rows", workspace.at(Buffer.ROWS)) == workspace.at(Buffer.ROWS)
-    # Every kernel leads to the last one: none may still run when the next step begins.
-    reached = {len(kernels) - 1}
-    for number in reversed(range(len(kernels))):
-        assert number in reached
-        reached.update(kernels[number].after)
+        assert given.get("rows", inputs.rows) == inputs.rows
 
 
 @pytest.mark.parametrize("format", FORMATS[2:], ids=lambda each: each.name)
@@ -186,9 +217,9 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
         for (start, count), table in zip(spans, tables, strict=True)
     ]
     metadata = build_metadata(0, spec, rows, block)
-    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
     write_group(numbers, 0, metadata, 7)
-    at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
+    at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
     tiles = numbers[at.tiles :][: 6 * 9].reshape(9, 6)
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(3), [count for _, count in spans])
@@ -213,14 +244,14 @@ def test_each_row_finds_codes_before_its_block_and_its_block_as_written(
         for number, ((start, count), table) in enumerate(zip(spans, tables, strict=True))
     ]
     metadata = build_metadata(0, spec, rows, block)
-    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
     write_group(numbers, 0, metadata, 7)
-    at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
+    at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(4), [count for _, count in spans]).tolist()
-    tails = numbers[at.tails :][:MOST_ROWS].tolist()
+    tails = numbers[at.tails :][:MAX_ROWS].tolist()
     coded, own = (
-        numbers[start:][: 6 * MOST_ROWS].reshape(-1, 6).tolist() for start in (at.coded, at.own)
+        numbers[start:][: 6 * MAX_ROWS].reshape(-1, 6).tolist() for start in (at.coded, at.own)
     )
     for row, owner in enumerate(owners):
         key = int(metadata.keys[row])
@@ -253,9 +284,11 @@ def test_inputs_hold_positions_not_keys() -> None:
         scheduled("b", 30, 1, [[5]], KVFormat(), positions=range(12, 13)),
         scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind),
     ]
-    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
+    assert not write_positions(numbers, rows)  # half a position
+    rows[-1] = scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind + 0.5)
     assert write_positions(numbers, rows)
-    assert numbers[4:8].view(np.float32).tolist() == [7, 12, 20.5, 0]
+    assert numbers[4:8].tolist() == [7, 12, 21, 0]
     apart = scheduled("d", 3, 1, [[7]], KVFormat(), positions=behind * [[1], [1], [2]])
     assert not write_positions(numbers, [*rows, apart])
 
@@ -280,31 +313,35 @@ def test_kernels_compile(max_rows: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("config", "why"),
     [
-        ({"head_dim": 32}, "heads of 32"),
-        ({"hidden_activation": "gelu"}, "the activation gelu"),
+        (FAMILIES["gemma4_moe"] | {"head_dim": 32}, "heads of 32"),
+        (FAMILIES["gemma4_moe"] | {"hidden_activation": "gelu"}, "Gating\\(activation='gelu'"),
+        (llama_config(**SIZES, mlp_bias=True), "a gated product with biases"),
     ],
 )
-def test_what_the_kernels_are_not_made_for(change: dict[str, Any], why: str) -> None:
-    model = packed_model(FAMILIES["gemma4_moe"] | change)
-    with pytest.raises(UnsupportedStack, match=why):
-        check_stack(model.stack(), KVLayout.of(model.layout), H200)
+def test_nodes_without_a_kernel_are_refused(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedNode, match=why):
+        recorded(config, 8)
 
 
-def test_a_card_with_too_little_shared_memory_gives_way(caplog: pytest.LogCaptureFixture) -> None:
-    model = packed_model(FAMILIES["llama"])
-    stack, layout = model.stack(), KVLayout.of(model.layout)
-    check_stack(stack, layout, RTX_4090)
-    assert has_head(stack, RTX_4090)
-    small = Card(28, 4000)
-    with pytest.raises(
-        UnsupportedStack, match="256 columns do not fit 4000 bytes of shared memory"
-    ):
-        check_stack(stack, layout, small)
-    with caplog.at_level("INFO", "quire.engine"):
-        assert not has_head(stack, small)
-    assert "logits by MLX's own kernels: 256 columns" in caplog.text
+@pytest.mark.parametrize(
+    "config",
+    [
+        llama_config(**SIZES, attention_bias=True),
+        gemma4_config(**SIZES | {"num_hidden_layers": 4}, num_kv_shared_layers=2, **SHARED),
+        gemma4_config(**SIZES, **TYPES, hidden_size_per_layer_input=64),
+    ],
+    ids=["biases", "shared keys", "embeddings of layers"],
+)
+def test_traits_that_hand_written_steps_refused_are_recorded(config: dict[str, Any]) -> None:
+    assert recorded(config, 8)[0]
+
+
+def test_a_card_with_too_little_shared_memory_is_refused() -> None:
+    with pytest.raises(UnsupportedNode, match="256 columns do not fit 4000 bytes of shared memory"):
+        recorded(FAMILIES["llama"], 8, card=Card(28, 4000))
+    assert recorded(FAMILIES["llama"], 8, card=RTX_4090)[0]
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
@@ -322,18 +359,8 @@ def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
         assert max(asked) <= card.shared
 
 
-@pytest.mark.parametrize(
-    ("config", "why"),
-    [
-        (llama_config(attention_bias=True), "without a bias|qkv_bias"),
-        (gemma4_config(num_kv_shared_layers=1), "another layer's keys"),
-    ],
-)
-def test_what_a_stack_cannot_describe(config: dict[str, Any], why: str) -> None:
-    with pytest.raises(UnsupportedModel, match=why):
-        packed_model(config).stack()
-
-
-def test_weights_that_are_not_packed_are_unsupported() -> None:
-    with pytest.raises(UnsupportedModel, match="no packed matrix"):
-        build(FAMILIES["llama"]).stack()
+def test_weights_that_are_not_packed_are_refused() -> None:
+    model = build(FAMILIES["llama"])
+    use_device_products(model)
+    with pytest.raises(UnsupportedNode, match="an embedding table that is not packed"):
+        _record(model)

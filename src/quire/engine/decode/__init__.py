@@ -1,1 +1,0 @@
-"""A whole step of generating rows as one operation: recorded kernels, launched together."""

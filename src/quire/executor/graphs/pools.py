@@ -1,0 +1,395 @@
+"""Where layers keep keys and values, by the kind of their blocks, and what kernels that needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mlx.core as mx
+
+from quire.attention.backend import AttentionCase
+from quire.attention.paged import cuda as paged
+from quire.attention.paged import packed, tokens
+from quire.attention.paged import portable_kernels as portable
+from quire.attention.paged.backend import kernels_serve
+from quire.attention.paged.tiles import score_numbers
+from quire.cache.formats.base import LayerStore
+from quire.cache.formats.tokens import TokenStore
+from quire.core.kv_format import KVFormat
+from quire.executor.graphs import heads, kernels, token_kernels
+from quire.executor.graphs.coding_check import (
+    KernelRunner,
+    tail_coding_differs,
+    token_coding_differs,
+)
+from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
+from quire.executor.graphs.recorder import Buffer, Recorder
+
+_INVARIANT_ROWS = 8
+"""For which keys are split where all numbers of rows must be split alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Queries, keys or values as products made them.
+
+    Attributes:
+        offset, stride: in elements: where a row begins, and from one row to the next.
+    """
+
+    buffer: Buffer
+    offset: int
+    stride: int
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address + 2 * self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Angles of a step's rows, `[T, pairs]` each, float32."""
+
+    cosines: Buffer
+    sines: Buffer
+    pairs: int
+    neighbours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """One layer's attention, as a program has it.
+
+    Attributes:
+        k, v: None where the layer reads another one's keys.
+        q_norm, k_norm: weights; None where the norm has none.
+        normed: queries and keys are normalised by head.
+        values_normed: values are normalised by head, without a weight.
+        result: where `[T, heads, head_dim]` goes.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    q: HeadRows
+    k: HeadRows | None
+    v: HeadRows | None
+    normed: bool
+    values_normed: bool
+    eps: float
+    q_norm: mx.array | None
+    k_norm: mx.array | None
+    rotation: Rotation | None
+    result: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """What the kernels behind `heads.cuh` are given.
+
+    Attributes:
+        q: queries, in the coordinates of the keys.
+        numbers: the address of `score_numbers`.
+    """
+
+    shape: paged.Shape
+    q: Buffer
+    numbers: int
+    result: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the keys and values of a step's rows go.
+
+    Attributes:
+        blocks, offsets: addresses of where each row goes.
+        coding: how they are coded for it.
+        arrays: the last arguments of `Heads`.
+    """
+
+    blocks: int
+    offsets: int
+    coding: Coding | None
+    arrays: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TailCoding:
+    """How layers code their full tails.
+
+    Attributes:
+        group: whose inputs say which are full.
+    """
+
+    group: int
+    kv_heads: int
+    dim: int
+    codes: packed.Codes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPool(ABC):
+    """Where a layer keeps keys and values.
+
+    Attributes:
+        group: whose inputs say where a step's rows are.
+        arrays: addresses of its store's arrays.
+        tolerance: the most that a step's logits may be off the model's, relative to their norm.
+    """
+
+    tolerance: ClassVar[float] = 5e-2
+
+    group: int
+    block_size: int
+    arrays: tuple[int, ...]
+
+    @classmethod
+    @abstractmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        """Whether kernels are made for layers of this kind."""
+
+    @classmethod
+    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
+        """How what kernels code differs from what the format does; None where it does not."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> LayerPool:
+        """Of a layer's store."""
+
+    def tail_coding(self, kv_heads: int, dim: int) -> TailCoding | None:
+        """Return how full tails are coded; None without tails."""
+        return None
+
+    def record(self, recorder: Recorder, layer: LayerAttention) -> None:
+        """Record the kernels from a layer's products to its result."""
+        dim, group = layer.head_dim, layer.heads // layer.kv_heads
+        capped = layer.softcap is not None
+        shape = paged.Shape(
+            mx.bfloat16, dim, dim, layer.kv_heads, group, self.block_size, capped, sinks=False
+        )
+        numbers = recorder.constant(score_numbers(layer.scale, layer.softcap))
+        q = self._heads(recorder, layer)
+        self._attend(recorder, Attending(shape, q, numbers, layer.result))
+        recorder.release(q)
+
+    def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
+        """Normalise and rotate queries, keys and values, and store the last two."""
+        to, rotation = self._destination(recorder), layer.rotation
+        k, v = (each or layer.q for each in (layer.k, layer.v))
+        kernel = Heads(
+            layer.heads,
+            0 if layer.k is None else layer.kv_heads,
+            layer.head_dim,
+            self.block_size,
+            0 if rotation is None else rotation.pairs,
+            rotation is not None and rotation.neighbours,
+            (layer.q.stride, k.stride, v.stride),
+            layer.normed,
+            layer.values_normed,
+            layer.eps,
+            to.coding,
+        )
+        reads = list(dict.fromkeys(each.buffer for each in (layer.q, k, v)))
+        angles = [] if rotation is None else [rotation.cosines, rotation.sines]
+        q = recorder.buffer(2 * recorder.max_rows * layer.heads * layer.head_dim, reads)
+        arguments = [recorder.inputs.rows, layer.q.address, k.address, v.address, q.address]
+        arguments += map(recorder.optional, (layer.q_norm, layer.k_norm))
+        arguments += [each.address for each in angles] or [0, 0]
+        arguments += [to.blocks, to.offsets, *to.arrays]
+        grid = kernel.grid(recorder.max_rows)
+        recorder.add(kernel.text, grid, heads.THREADS, arguments, [*reads, *angles], [q])
+        return q
+
+    def _partial(
+        self, recorder: Recorder, attending: Attending, splits: int
+    ) -> tuple[Buffer, Buffer]:
+        """Return memory for what the splits of a row's keys give: sums of values, and stats."""
+        shape = attending.shape
+        parts = recorder.max_rows * shape.heads * splits
+        partial = recorder.buffer(4 * parts * shape.value_dim, [attending.q])
+        return partial, recorder.buffer(8 * parts, [attending.q])
+
+    @abstractmethod
+    def _destination(self, recorder: Recorder) -> Destination:
+        """Return where the keys and values of rows go."""
+
+    @abstractmethod
+    def _attend(self, recorder: Recorder, attending: Attending) -> None:
+        """Record the kernels by which rows attend."""
+
+
+def _splits(recorder: Recorder, shape: paged.Shape) -> int:
+    """Return how many thread blocks share a row's keys."""
+    return shape.splits(_INVARIANT_ROWS if recorder.batch_invariant else recorder.max_rows)
+
+
+class PlainPool(LayerPool):
+    """Blocks of keys and values as they are."""
+
+    __slots__ = ()
+
+    @classmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        return kernels_serve(case)
+
+    @classmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PlainPool:
+        return cls(group, store.shape.block_size, tuple(map(address, store.arrays())))
+
+    def _destination(self, recorder: Recorder) -> Destination:
+        group = recorder.inputs.group(self.group)
+        return Destination(group.blocks, group.offsets, None, self.arrays)
+
+    def _attend(self, recorder: Recorder, attending: Attending) -> None:
+        shape, inputs = attending.shape, recorder.inputs
+        group, splits = inputs.group(self.group), _splits(recorder, shape)
+        partial, stats = self._partial(recorder, attending, splits)
+        result = attending.result
+        arguments = [attending.q.address, *self.arrays, group.tiles, inputs.table]
+        arguments += [attending.numbers, partial.address, stats.address, result.address]
+        grid = recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits
+        shared, source = paged.single_memory(shape), kernels.attend(shape)
+        writes = [partial, stats, result]
+        recorder.add(source, grid, paged.LANES, arguments, [attending.q], writes, shared)
+        arguments = [inputs.rows, partial.address, stats.address, group.tiles, result.address]
+        source, grid = kernels.combine(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
+        recorder.add(source, grid, paged.LANES, arguments, [partial, stats], [result])
+        for each in (partial, stats):
+            recorder.release(each)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool(LayerPool):
+    """Full blocks as codes; a sequence's last block, its tail, as written.
+
+    Attributes:
+        codes: how blocks are coded.
+    """
+
+    codes: packed.Codes
+
+    @classmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        return kernels_serve(case)
+
+    @classmethod
+    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
+        return tail_coding_differs(case.spec, case.format, runner)
+
+    @classmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PagePool:
+        arrays = store.arrays()
+        codes = packed.Codes.of(arrays)
+        return cls(group, store.shape.block_size, tuple(map(address, arrays)), codes)
+
+    def tail_coding(self, kv_heads: int, dim: int) -> TailCoding | None:
+        return TailCoding(self.group, kv_heads, dim, self.codes)
+
+    def _destination(self, recorder: Recorder) -> Destination:
+        group = recorder.inputs.group(self.group)
+        return Destination(group.tails, group.offsets, None, self.arrays[-2:])
+
+    def _attend(self, recorder: Recorder, attending: Attending) -> None:
+        """Attend over coded blocks, and each row's own as written."""
+        shape, inputs = attending.shape, recorder.inputs
+        group, splits = inputs.group(self.group), _splits(recorder, shape)
+        found = [
+            *self._partial(recorder, attending, splits),
+            *self._partial(recorder, attending, 1),
+        ]
+        places = [each.address for each in found]
+        arguments = [attending.q.address, *self.arrays, group.coded, group.own, inputs.table]
+        arguments += [group.tails, group.visible, attending.numbers, *places]
+        grid = recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits + 1
+        shared, source = (
+            packed.shared_memory(shape, self.codes),
+            kernels.attend_packed(shape, self.codes),
+        )
+        recorder.add(source, grid, paged.LANES, arguments, [attending.q], found, shared)
+        signs, result = recorder.copied(packed.signs(shape.value_dim)), attending.result
+        arguments = [inputs.rows, *places, signs, result.address]
+        source, grid = kernels.join(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
+        recorder.add(source, grid, paged.LANES, arguments, found, [result])
+        for each in found:
+            recorder.release(each)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPool(LayerPool):
+    """Codes of single tokens: every key, a row's own too, is read as its code.
+
+    Attributes:
+        store: of the layer.
+    """
+
+    # A number at the edge between two codes may get the other one, in a token that the step itself
+    # reads. 0.13 was seen, of a tiny model.
+    tolerance: ClassVar[float] = 0.2
+
+    store: TokenStore
+
+    @classmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        media = case.spec.attention is None
+        return tokens.kernels_serve(case) and case.dtype == mx.bfloat16 and not media
+
+    @classmethod
+    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
+        return token_coding_differs(case, runner)
+
+    @classmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> TokenPool:
+        assert isinstance(store, TokenStore), "the format codes single tokens"
+        arrays = tuple(map(address, store.arrays()))
+        return cls(group, store.shape.block_size, arrays, store)
+
+    def _destination(self, recorder: Recorder) -> Destination:
+        group, store = recorder.inputs.group(self.group), self.store
+        tables = [0 if each is None else recorder.copied(each) for each in code_tables(store)]
+        parts = (0 if each is None else recorder.address(each) for each in code_parts(store))
+        return Destination(group.blocks, group.offsets, Coding.of(store), (*tables, *parts))
+
+    def _attend(self, recorder: Recorder, attending: Attending) -> None:
+        shape, inputs = attending.shape, recorder.inputs
+        group, splits = inputs.group(self.group), _splits(recorder, shape)
+        coded = self.store.coded()
+        kernel = token_kernels.attend(shape, portable.Codes.of(coded))
+        found = list(self._partial(recorder, attending, splits))
+        places = [each.address for each in found]
+        arguments = [attending.q.address]
+        for *codes, last_part in (coded.keys, coded.values):
+            # Biases are of the pool, levels are not.
+            own = recorder.copied if coded.layout.codebook else recorder.address
+            arguments += [*map(recorder.address, codes), own(last_part)]
+        arguments += [group.tiles, inputs.table, attending.numbers, *places]
+        grid = recorder.max_rows, kernel.blocks, splits
+        q = [attending.q]
+        recorder.add(kernel.text, grid, kernel.threads, arguments, q, found, kernel.shared)
+        turn, result = coded.layout.value_rotation, attending.result
+        signs = 0 if turn is None else recorder.constant(turn.map * turn.scale)
+        source = token_kernels.combine(shape, splits, turned=turn is not None)
+        arguments = [inputs.rows, *places, signs, result.address]
+        grid = recorder.max_rows * shape.heads, 1, 1
+        recorder.add(source, grid, paged.LANES, arguments, found, [result])
+        for each in found:
+            recorder.release(each)
+
+
+_KINDS: dict[str, type[LayerPool]] = {
+    "plain": PlainPool,
+    "page": PagePool,
+    "uniform": TokenPool,
+    "turbo": TokenPool,
+}
+
+
+def kind_of(format: KVFormat) -> type[LayerPool]:
+    """Of a layer's format, see `KVFormat.of_layer`."""
+    return _KINDS[format.scheme]
