@@ -185,6 +185,7 @@ class Recorder:
 
     def weight(self, array: mx.array) -> int:
         """Return the address of a weight; of a copy where MLX keeps it beside the host."""
+        mx.eval(array)  # it may have been folded from others
         return self.address(array) if array.nbytes > 8 else self.copied(array)
 
     def optional(self, array: mx.array | None) -> int:
