@@ -12,8 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from quire.models.layers.linear import use_device_products
-from quire.models.weights.quantization import pack_like
 
 from quire.attention.metadata import build_metadata
 from quire.attention.paged import cuda as paged
@@ -23,20 +21,24 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
-from quire.executor.graphs.head import Head
-from quire.executor.graphs.layout import GroupInputs, InputLayout, group_start, table_start
+from quire.executor.graphs.head import Head, record_head, served_head
+from quire.executor.graphs.layout import (
+    GroupInputs,
+    InputLayout,
+    group_start,
+    table_start,
+    write_group,
+    write_positions,
+)
+from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pools import LayerPool, PagePool, PlainPool, kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
-from quire.executor.graphs.recording import (
-    Place,
-    Recording,
-    UnsupportedNode,
-    record_head,
-    served_head,
-)
-from quire.executor.graphs.runner import MAX_ROWS, in_one_block, write_group, write_positions
+from quire.executor.graphs.recording import Place, Recording
+from quire.executor.graphs.runner import MAX_ROWS, in_one_block
 from quire.models.base import LanguageModel, named_parameters
+from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
+from quire.models.weights.quantization import pack_like
 from quire.program.passes import recordable
 from quire.program.trace import trace
 from tests.attention.rows import HandRows
@@ -218,7 +220,7 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
     ]
     metadata = build_metadata(0, spec, rows, block)
     numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    write_group(numbers, 0, metadata, 7)
+    write_group(numbers, 0, metadata, 7, MAX_ROWS)
     at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
     tiles = numbers[at.tiles :][: 6 * 9].reshape(9, 6)
     entries = [0] * 7 + metadata.block_table.tolist()
@@ -245,7 +247,7 @@ def test_each_row_finds_codes_before_its_block_and_its_block_as_written(
     ]
     metadata = build_metadata(0, spec, rows, block)
     numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    write_group(numbers, 0, metadata, 7)
+    write_group(numbers, 0, metadata, 7, MAX_ROWS)
     at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(4), [count for _, count in spans]).tolist()
@@ -362,5 +364,5 @@ def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
 def test_weights_that_are_not_packed_are_refused() -> None:
     model = build(FAMILIES["llama"])
     use_device_products(model)
-    with pytest.raises(UnsupportedNode, match="an embedding table that is not packed"):
+    with pytest.raises(UnsupportedNode, match="a product with a matrix of mlx.core.float32"):
         _record(model)

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
+from quire.device.weights import PackedWeight
 from quire.executor.graphs import kernels
+from quire.executor.graphs.operands import UnsupportedNode, readable
+from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.program.values import Program
 
 _MOST_BLOCKS = 4
 """A multiprocessor: they fill the card, and leave none idle at the end."""
@@ -89,3 +93,41 @@ class Head:
         return kernels.source_text(
             parameters, body, 32 * self.warps, defines, head, resident=resident
         )
+
+
+def record_head(
+    recorder: Recorder, weight: PackedWeight, softcap: float | None, hidden: Buffer, logits: Buffer
+) -> None:
+    """Record the product with a head: logits of `hidden`, in float32."""
+    outputs, words = weight.codes.shape
+    group_size = weight.packing.group_size
+    head = Head(recorder.max_rows, words * 8, outputs, group_size, softcap, recorder.card)
+    arguments = [recorder.inputs.rows, hidden.address, *recorder.matrix(weight), logits.address]
+    recorder.add(head.text, head.grid, 32 * head.warps, arguments, [hidden], [logits], head.shared)
+
+
+def served_head(program: Program, card: Card) -> tuple[PackedWeight, float | None] | None:
+    """Return the matrix and the soft cap of a head that `record_head` serves; None otherwise."""
+    nodes = [node for node in program.nodes if node.kind != "Broadcast"]
+    first = nodes[0] if nodes else None
+    if first is None or first.kind != "packed_linear" or first.weight("bias") is not None:
+        return None
+    try:
+        weight = readable(first.weight("weight"), 32, 256)
+    except UnsupportedNode:
+        return None
+    kinds = [node.kind for node in nodes[1:] if node.kind != "AsType"]
+    caps = [
+        float(program.constants[id].array.item())  # type: ignore[arg-type]  # of one float
+        for node in nodes[1:]
+        for id in node.inputs
+        if id in program.constants and program.constants[id].array.size == 1
+    ]
+    softcap = None
+    if kinds == ["Divide", "Tanh", "Multiply"] and len(caps) >= 1 and len(set(caps)) == 1:
+        softcap = caps[0]
+    elif kinds:
+        return None
+    outputs, words = weight.codes.shape
+    head = Head(64, words * 8, outputs, weight.packing.group_size, softcap, card)
+    return (weight, softcap) if head.fits else None

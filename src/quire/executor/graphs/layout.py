@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+
+from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.paged import packed
+from quire.attention.paged.tiles import TILE_FIELDS
+from quire.cache.specs import KVLayout
+from quire.core.arrays import Ints
+from quire.scheduler.plan import ScheduledSequence
+from quire.scheduler.positions import alike
 
 _HEAD_INTS = 4
 """Before the positions of a step's inputs: the number of rows, and padding."""
@@ -78,3 +87,77 @@ def group_start(max_rows: int, number: int) -> int:
 def table_start(max_rows: int, groups: int) -> int:
     """Return where the block tables begin among a step's int32 inputs."""
     return group_start(max_rows, groups)
+
+
+def step_numbers(
+    rows: Sequence[ScheduledSequence],
+    layout: KVLayout,
+    max_rows: int,
+    block_size: int,
+    max_entries: int,
+) -> Ints | None:
+    """Return a step's inputs but for its tokens, laid out as `InputLayout` says.
+
+    None if block tables are too many, or positions are none that graphs take.
+    """
+    start = table_start(max_rows, len(layout.groups))
+    numbers = np.zeros(start, np.int32)
+    numbers[0] = sum(each.count for each in rows)
+    if not write_positions(numbers, rows):
+        return None
+    tables: list[Ints] = []
+    entries = 0
+    for number, group in enumerate(layout.groups):
+        spec = group.spec.attention
+        assert spec is not None, "graphed layers attend"
+        metadata = build_metadata(number, spec, rows, block_size)
+        write_group(numbers, number, metadata, entries, max_rows)
+        tables.append(metadata.block_table)
+        entries += len(metadata.block_table)
+    return None if entries > max_entries else np.concatenate([numbers, *tables])
+
+
+def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
+    """Write each row's position into a step's inputs.
+
+    Returns:
+        False if a row's position differs between axes, or is no whole number.
+    """
+    found = [positions for each in rows if (positions := alike(each.positions)) is not None]
+    if len(found) < len(rows):
+        return False
+    positions = np.concatenate(found)
+    whole = positions.astype(np.int32)
+    numbers[4 : 4 + len(positions)] = whole
+    return bool((whole == positions).all())
+
+
+def write_group(
+    numbers: Ints, group: int, metadata: AttentionMetadata, entries: int, max_rows: int
+) -> None:
+    """Write a KV group's rows into a step's inputs, as `GroupInputs` says.
+
+    Args:
+        entries: of the block tables, those before the group's.
+    """
+    count, slots = metadata.rows, metadata.slots
+    start = group_start(max_rows, group)
+    at = GroupInputs.of(start, max_rows)
+    numbers[at.blocks :][:count] = slots.blocks
+    numbers[at.offsets :][:count] = slots.offsets
+    first, last = metadata.first_visible, metadata.last_visible
+    visible = numbers[at.visible :][: 2 * count].reshape(count, 2)
+    visible[:, 0], visible[:, 1] = first, last
+    if metadata.tails is not None:
+        numbers[at.tails :][:count] = metadata.by_row(metadata.tails)
+        coded, own = packed.tiles_of(metadata)
+        coded[:, 4] += entries
+        numbers[at.coded :][: coded.size] = coded.reshape(-1)
+        numbers[at.own :][: own.size] = own.reshape(-1)
+    tiles = numbers[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
+    tiles[:, 0] = np.arange(count)
+    tiles[:, 1] = 1
+    tiles[:, 2], tiles[:, 3] = first, last + 1
+    places = metadata.table_starts[:-1] - metadata.first_blocks + entries
+    fresh = metadata.keys[metadata.query_starts[:-1]]
+    tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,14 +13,20 @@ import numpy as np
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
-from quire.device.activations import Gating
-from quire.device.cuda.packed import ACTIVATIONS, Packed
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.gpu_kernels import in_device_memory
-from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight
+from quire.device.weights import GatedExperts
 from quire.executor.graphs import kernels
 from quire.executor.graphs.embed import embed_kernel
-from quire.executor.graphs.head import Head
+from quire.executor.graphs.operands import (
+    HeadOperand,
+    UnsupportedNode,
+    codes,
+    expert_codes,
+)
+from quire.executor.graphs.operands import (
+    gate as gate_name,
+)
 from quire.executor.graphs.pools import (
     HeadRows,
     LayerAttention,
@@ -37,10 +43,6 @@ from quire.program.values import FUSED, Node, Program, Value
 
 _EXPERT_TILE = 8
 """Pairs of a row and an expert that a thread block of an experts' product takes."""
-
-
-class UnsupportedNode(Exception):
-    """No kernel computes a node of the program; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class Recording:
     ) -> None:
         self._recorder, self._pools, self._layout = recorder, pools, layout
         self._kinds: dict[str, Callable[[Node], None]] = {
-            "embed": self._embed,
-            "rows": self._rows,
+            "embed": partial(self._generate, embed_kernel),
+            "rows": partial(self._generate, row_kernel),
             "linear": self._products,
             "packed_linear": self._products,
             "products": self._products,
@@ -174,13 +176,7 @@ class Recording:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _embed(self, node: Node) -> None:
-        self._generate(node, embed_kernel)
-
-    def _rows(self, node: Node) -> None:
-        self._generate(node, row_kernel)
-
-    def _generate(self, node: Node, make: Callable[[Program, Node], RowKernel]) -> None:
+    def _generate(self, make: Callable[[Program, Node], RowKernel], node: Node) -> None:
         try:
             self._generated(make(self._program, node), node)
         except NotGenerated as error:
@@ -208,7 +204,7 @@ class Recording:
     def _products(self, node: Node) -> None:
         """Products of the same rows with matrices, each into a buffer of its own."""
         nodes = list(node.arguments) if node.kind == FUSED else [node]
-        weights = [_codes(each) for each in nodes]
+        weights = [codes(each) for each in nodes]
         biases = [each.weight("bias") for each in nodes]
         recorder, x = self._recorder, nodes[0].inputs[0]
         reads = self._read([x])
@@ -226,10 +222,10 @@ class Recording:
 
     def _gated(self, node: Node) -> None:
         gate, up, join = _ordered(node, "gated")
-        weights, recorder = [_codes(gate), _codes(up)], self._recorder
+        weights, recorder = [codes(gate), codes(up)], self._recorder
         if any(each.weight("bias") is not None for each in (gate, up)):
             raise UnsupportedNode("a gated product with biases")
-        activation = _gate(join.attributes["gating"])
+        activation = gate_name(join.attributes["gating"])
         reads = self._read(gate.inputs)
         gemm = self._fitting(recorder.gemm(weights[0], weights[0].codes.shape[0], gated=True))
         y = self._written(join.outputs[0], reads)
@@ -267,7 +263,7 @@ class Recording:
             node.arguments,
             (),
         )
-        heads = {role: _Heads.of(inner, attend, role) for role in ("q", "k", "v")}
+        heads = {role: HeadOperand.of(inner, attend, role) for role in ("q", "k", "v")}
         q, k, v = heads["q"], heads["k"], heads["v"]
         assert q is not None, "attention has queries"
         head_dim = spec.head_dim
@@ -313,13 +309,13 @@ class Recording:
         assert isinstance(size, int), "heads are a fixed number"
         return size
 
-    def _head_rows(self, heads: _Heads) -> HeadRows:
+    def _head_rows(self, heads: HeadOperand) -> HeadRows:
         place = self._place(heads.source)
         if place.buffer is None:
             raise UnsupportedNode("attention over heads that no kernel computes")
         return HeadRows(place.buffer, heads.offset, heads.stride)
 
-    def _rotation(self, q: _Heads, k: _Heads | None) -> Rotation | None:
+    def _rotation(self, q: HeadOperand, k: HeadOperand | None) -> Rotation | None:
         if q.rotate is None:
             return None
         cosines, sines = q.rotate.inputs[1:]
@@ -368,10 +364,10 @@ class Recording:
         recorder, experts = self._recorder, node.weight("experts")
         if not isinstance(experts, GatedExperts):
             raise UnsupportedNode("experts without gates")
-        gate, up, down = map(_expert_codes, (experts.gate, experts.up, experts.down))
+        gate, up, down = map(expert_codes, (experts.gate, experts.up, experts.down))
         if gate.packing != up.packing:
             raise UnsupportedNode("experts whose gates are packed otherwise than their values")
-        activation = _gate(experts.gating)
+        activation = gate_name(experts.gating)
         x, chosen = node.inputs
         order, tiles, max_tiles = self._routed[chosen]
         count, width, _ = gate.codes.shape
@@ -396,105 +392,6 @@ class Recording:
             recorder.release(each)
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Where queries, keys or values come from, and what is done to them.
-
-    Attributes:
-        source: the value that a product computed.
-        offset, stride: in elements: where a row begins, and from one row to the next.
-    """
-
-    source: int
-    offset: int
-    stride: int
-    norm: Node | None
-    rotate: Node | None
-
-    @staticmethod
-    def of(program: Program, attend: Node, role: str) -> _Heads | None:
-        """Follow an operand of attention to its product, within the fused node's program."""
-        value = attend.input(role)
-        if value is None:
-            return None
-        uses = Uses(program)
-        found: dict[str, Node] = {}
-        for kind in ("rotate", "rms_norm"):
-            maker = uses.maker(value)
-            if maker is not None and maker.kind == kind:
-                found[kind] = maker
-                value = maker.inputs[0]
-        source, offset = uses.source(value), 0
-        width = _row_width(program, source)
-        stride = width
-        maker = uses.makers.get(source)
-        if maker is not None and maker.kind in ("Split", "Slice"):
-            offset = _offset(program, maker, source)
-            source = uses.source(maker.inputs[0])
-            stride = _row_width(program, source)
-        return _Heads(source, offset, stride, found.get("rms_norm"), found.get("rotate"))
-
-
-def _row_width(program: Program, value: int) -> int:
-    return prod(n for n in program.values[value].shape[1:] if isinstance(n, int))
-
-
-def _offset(program: Program, node: Node, value: int) -> int:
-    """Return where a part of rows `[T, n]` begins.
-
-    Raises:
-        UnsupportedNode: it is a part of something else.
-    """
-    if len(program.values[node.inputs[0]].shape) != 2:
-        raise UnsupportedNode("attention over parts of heads")
-    if node.kind == "Split":
-        cuts, axis = node.arguments
-        if axis == 1:
-            return int((0, *cuts)[node.outputs.index(value)])
-    elif node.arguments[0][0] == 0 and node.arguments[2] == (1, 1):
-        return int(node.arguments[0][1])
-    raise UnsupportedNode("attention over parts of rows")
-
-
-def _codes(node: Node) -> PackedWeight:
-    weight = node.weight("weight")
-    if not isinstance(weight, PackedWeight):
-        raise UnsupportedNode(f"a product with a matrix of {weight.dtype}")
-    return _readable(weight)
-
-
-def _expert_codes(matrices: ExpertMatrices) -> PackedWeight:
-    if not isinstance(matrices.weight, PackedWeight) or matrices.bias is not None:
-        raise UnsupportedNode("experts that are not packed, or have biases")
-    return _readable(matrices.weight)
-
-
-def _readable(weight: PackedWeight, rows: int = 16, columns: int = 64) -> PackedWeight:
-    """Return a matrix that kernels read.
-
-    Raises:
-        UnsupportedNode: its codes are of another kind, or it has no multiple of so many rows.
-    """
-    packing = weight.packing
-    if weight.biases is None or weight.tiled or packing.bits != 4:
-        raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
-    known = Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
-    if (
-        weight.codes.shape[-2] % rows
-        or weight.codes.shape[-1] * 8 % columns
-        or not known.readable_by_kernels
-    ):
-        shape = f"{weight.codes.shape[-2]} x {weight.codes.shape[-1] * 8}"
-        raise UnsupportedNode(f"a matrix of {shape}, in groups of {packing.group_size}")
-    return weight
-
-
-def _gate(gating: Gating) -> str:
-    if not gating.plain or gating.activation not in ACTIVATIONS:
-        raise UnsupportedNode(f"the gate {gating}")
-    return gating.activation
-
-
 def _ordered(node: Node, last: str) -> tuple[Node, Node, Node]:
     """Return the products of a gate and of a value, and the node that joins them."""
     join = next(each for each in node.arguments if each.kind == last)
@@ -506,41 +403,3 @@ def _shown(program: Program, node: Node) -> str:
     """Return a node's first line as its program prints it."""
     lines: Iterator[str] = program.lines(node)
     return next(lines)
-
-
-def record_head(
-    recorder: Recorder, weight: PackedWeight, softcap: float | None, hidden: Buffer, logits: Buffer
-) -> None:
-    """Record the product with a head: logits of `hidden`, in float32."""
-    outputs, words = weight.codes.shape
-    group_size = weight.packing.group_size
-    head = Head(recorder.max_rows, words * 8, outputs, group_size, softcap, recorder.card)
-    arguments = [recorder.inputs.rows, hidden.address, *recorder.matrix(weight), logits.address]
-    recorder.add(head.text, head.grid, 32 * head.warps, arguments, [hidden], [logits], head.shared)
-
-
-def served_head(program: Program, card: Any) -> tuple[PackedWeight, float | None] | None:
-    """Return the matrix and the soft cap of a head that `record_head` serves; None otherwise."""
-    nodes = [node for node in program.nodes if node.kind != "Broadcast"]
-    first = nodes[0] if nodes else None
-    if first is None or first.kind != "packed_linear" or first.weight("bias") is not None:
-        return None
-    try:
-        weight = _readable(first.weight("weight"), 32, 256)
-    except UnsupportedNode:
-        return None
-    kinds = [node.kind for node in nodes[1:] if node.kind != "AsType"]
-    caps = [
-        float(program.constants[id].array.item())  # type: ignore[arg-type]  # of one float
-        for node in nodes[1:]
-        for id in node.inputs
-        if id in program.constants and program.constants[id].array.size == 1
-    ]
-    softcap = None
-    if kinds == ["Divide", "Tanh", "Multiply"] and len(caps) >= 1 and len(set(caps)) == 1:
-        softcap = caps[0]
-    elif kinds:
-        return None
-    outputs, words = weight.codes.shape
-    head = Head(64, words * 8, outputs, weight.packing.group_size, softcap, card)
-    return (weight, softcap) if head.fits else None

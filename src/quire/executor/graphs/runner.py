@@ -14,12 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from quire.attention.backend import AttentionCase
-from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import packed
-from quire.attention.paged.tiles import TILE_FIELDS
 from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -31,25 +27,19 @@ from quire.device.cuda.driver import DriverError, Graph, card
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.graphs import layout as input_layout
 from quire.executor.graphs.coding_check import DeviceRunner
-from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.head import record_head, served_head
+from quire.executor.graphs.layout import InputLayout, step_numbers
+from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
-from quire.executor.graphs.recording import (
-    Place,
-    Recording,
-    UnsupportedNode,
-    record_head,
-    served_head,
-)
+from quire.executor.graphs.recording import Place, Recording
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.program.passes import recordable
 from quire.program.trace import NotLinear, StepPrograms, trace
 from quire.program.values import FUSED, Program
 from quire.scheduler.plan import ScheduledSequence
-from quire.scheduler.positions import alike
 
 log = logging.getLogger("quire.engine")
 
@@ -295,7 +285,7 @@ class CUDAGraphs:
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
         graph = self._graph(max_rows, inputs.sequences)
-        numbers = None if graph is None else self._input_numbers(inputs.sequences)
+        numbers = None if graph is None else self._numbers(inputs.sequences)
         if graph is None or numbers is None:
             return None
         return self._extension.replay(
@@ -307,6 +297,10 @@ class CUDAGraphs:
             numbers=numbers.tobytes(),
             numbers_target=self._inputs.numbers,
         )
+
+    def _numbers(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
+        entries, size = self._inputs.entries, self._pools.block_size
+        return step_numbers(rows, self._layout, MAX_ROWS, size, entries)
 
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
@@ -405,30 +399,6 @@ class CUDAGraphs:
             logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
             record_head(recorder, weight, softcap, hidden, logits)
 
-    # -- a step's inputs -----------------------------------------------------------------------
-
-    def _input_numbers(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
-        """Return a step's inputs but for its tokens, laid out as `InputLayout` says.
-
-        None if they are too many, or positions are none that graphs take.
-        """
-        groups = len(self._layout.groups)
-        start = input_layout.table_start(MAX_ROWS, groups)
-        numbers = np.zeros(start, np.int32)
-        numbers[0] = sum(each.count for each in rows)
-        if not write_positions(numbers, rows):
-            return None
-        tables: list[Ints] = []
-        entries = 0
-        for number, group in enumerate(self._layout.groups):
-            spec = group.spec.attention
-            assert spec is not None, "graphed layers attend"
-            metadata = build_metadata(number, spec, rows, self._pools.block_size)
-            write_group(numbers, number, metadata, entries)
-            tables.append(metadata.block_table)
-            entries += len(metadata.block_table)
-        return None if entries > self._inputs.entries else np.concatenate([numbers, *tables])
-
 
 def _attention_heads(program: Program) -> dict[int, int]:
     """Return the heads of each layer that keeps keys, by layer."""
@@ -442,50 +412,6 @@ def _attention_heads(program: Program) -> dict[int, int]:
                 assert isinstance(heads, int), "heads are a fixed number"
                 found[layer] = heads
     return found
-
-
-def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
-    """Write each row's position into a step's inputs.
-
-    Returns:
-        False if a row's position differs between axes, or is no whole number.
-    """
-    found = [positions for each in rows if (positions := alike(each.positions)) is not None]
-    if len(found) < len(rows):
-        return False
-    positions = np.concatenate(found)
-    whole = positions.astype(np.int32)
-    numbers[4 : 4 + len(positions)] = whole
-    return bool((whole == positions).all())
-
-
-def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries: int) -> None:
-    """Write a KV group's rows into a step's inputs, as `layout.GroupInputs` says.
-
-    Args:
-        entries: of the block tables, those before the group's.
-    """
-    count, slots = metadata.rows, metadata.slots
-    start = input_layout.group_start(MAX_ROWS, group)
-    at = input_layout.GroupInputs.of(start, MAX_ROWS)
-    numbers[at.blocks :][:count] = slots.blocks
-    numbers[at.offsets :][:count] = slots.offsets
-    first, last = metadata.first_visible, metadata.last_visible
-    visible = numbers[at.visible :][: 2 * count].reshape(count, 2)
-    visible[:, 0], visible[:, 1] = first, last
-    if metadata.tails is not None:
-        numbers[at.tails :][:count] = metadata.by_row(metadata.tails)
-        coded, own = packed.tiles_of(metadata)
-        coded[:, 4] += entries
-        numbers[at.coded :][: coded.size] = coded.reshape(-1)
-        numbers[at.own :][: own.size] = own.reshape(-1)
-    tiles = numbers[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
-    tiles[:, 0] = np.arange(count)
-    tiles[:, 1] = 1
-    tiles[:, 2], tiles[:, 3] = first, last + 1
-    places = metadata.table_starts[:-1] - metadata.first_blocks + entries
-    fresh = metadata.keys[metadata.query_starts[:-1]]
-    tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)
 
 
 def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:

@@ -1,0 +1,115 @@
+"""What nodes of a program are given, as far as kernels serve it: matrices, gates, heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from quire.device.activations import Gating
+from quire.device.cuda.packed import ACTIVATIONS, Packed
+from quire.device.weights import ExpertMatrices, PackedWeight
+from quire.program.passes import Uses
+from quire.program.values import Node, Program
+
+
+class UnsupportedNode(Exception):
+    """No kernel computes a node of the program; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOperand:
+    """Where queries, keys or values come from, and what is done to them.
+
+    Attributes:
+        source: the value that a product computed.
+        offset, stride: in elements: where a row begins, and from one row to the next.
+    """
+
+    source: int
+    offset: int
+    stride: int
+    norm: Node | None
+    rotate: Node | None
+
+    @staticmethod
+    def of(program: Program, attend: Node, role: str) -> HeadOperand | None:
+        """Follow an operand of attention to its product, within the fused node's program."""
+        value = attend.input(role)
+        if value is None:
+            return None
+        uses = Uses(program)
+        found: dict[str, Node] = {}
+        for kind in ("rotate", "rms_norm"):
+            maker = uses.maker(value)
+            if maker is not None and maker.kind == kind:
+                found[kind] = maker
+                value = maker.inputs[0]
+        source, offset = uses.source(value), 0
+        width = row_width(program, source)
+        stride = width
+        maker = uses.makers.get(source)
+        if maker is not None and maker.kind in ("Split", "Slice"):
+            offset = row_offset(program, maker, source)
+            source = uses.source(maker.inputs[0])
+            stride = row_width(program, source)
+        return HeadOperand(source, offset, stride, found.get("rms_norm"), found.get("rotate"))
+
+
+def row_width(program: Program, value: int) -> int:
+    return prod(n for n in program.values[value].shape[1:] if isinstance(n, int))
+
+
+def row_offset(program: Program, node: Node, value: int) -> int:
+    """Return where a part of rows `[T, n]` begins.
+
+    Raises:
+        UnsupportedNode: it is a part of something else.
+    """
+    if len(program.values[node.inputs[0]].shape) != 2:
+        raise UnsupportedNode("attention over parts of heads")
+    if node.kind == "Split":
+        cuts, axis = node.arguments
+        if axis == 1:
+            return int((0, *cuts)[node.outputs.index(value)])
+    elif node.arguments[0][0] == 0 and node.arguments[2] == (1, 1):
+        return int(node.arguments[0][1])
+    raise UnsupportedNode("attention over parts of rows")
+
+
+def codes(node: Node) -> PackedWeight:
+    weight = node.weight("weight")
+    if not isinstance(weight, PackedWeight):
+        raise UnsupportedNode(f"a product with a matrix of {weight.dtype}")
+    return readable(weight)
+
+
+def expert_codes(matrices: ExpertMatrices) -> PackedWeight:
+    if not isinstance(matrices.weight, PackedWeight) or matrices.bias is not None:
+        raise UnsupportedNode("experts that are not packed, or have biases")
+    return readable(matrices.weight)
+
+
+def readable(weight: PackedWeight, rows: int = 16, columns: int = 64) -> PackedWeight:
+    """Return a matrix that kernels read.
+
+    Raises:
+        UnsupportedNode: its codes are of another kind, or it has no multiple of so many rows.
+    """
+    packing = weight.packing
+    if weight.biases is None or weight.tiled or packing.bits != 4:
+        raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
+    known = Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
+    if (
+        weight.codes.shape[-2] % rows
+        or weight.codes.shape[-1] * 8 % columns
+        or not known.readable_by_kernels
+    ):
+        shape = f"{weight.codes.shape[-2]} x {weight.codes.shape[-1] * 8}"
+        raise UnsupportedNode(f"a matrix of {shape}, in groups of {packing.group_size}")
+    return weight
+
+
+def gate(gating: Gating) -> str:
+    if not gating.plain or gating.activation not in ACTIVATIONS:
+        raise UnsupportedNode(f"the gate {gating}")
+    return gating.activation
