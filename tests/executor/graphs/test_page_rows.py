@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from quire.executor.graphs.served import MOST_ROWS
-from quire.executor.graphs.workspace import Buffer, Workspace, table_start
-from quire.models.stack import Stack
 
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
@@ -21,16 +17,13 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import kernels
-from quire.executor.graphs.pools import kind_of
-from quire.executor.graphs.recorder import Kernel, Recorder
-from quire.executor.graphs.runner import write_group
+from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
-from tests.device.cuda.cards import H200
-from tests.executor.graphs.test_recording import FAMILIES, packed_model
+from tests.executor.graphs.layers import attended
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 
-PLAIN = KVFormat()
 TABLES = [(4, 0, 2), (1, 3)]
 STEPS = [
     (40, 20),
@@ -52,12 +45,15 @@ def rows_of(reached: Sequence[int], counts: Sequence[int], format: KVFormat) -> 
     ]
 
 
-class Layer:
-    """The first layer of a stack, on a store of its own."""
+HEADS, KV_HEADS = 4, 2
+SCALE = 0.125
 
-    def __init__(self, stack: Stack, spec: AttentionSpec, format: KVFormat) -> None:
-        self._stack, self._spec, self._format = stack, spec, format
-        self._attention = stack.layers[0].attention
+
+class Layer:
+    """One layer on a store of its own."""
+
+    def __init__(self, spec: AttentionSpec, format: KVFormat) -> None:
+        self._spec, self._format = spec, format
         self.store = make_store(LayerShape.of(spec, 64, mx.bfloat16), format)
         self.store.resize(5, ())
         if format.has_tail:
@@ -66,41 +62,20 @@ class Layer:
     def metadata(self, reached: Sequence[int], counts: Sequence[int]) -> AttentionMetadata:
         return build_metadata(0, self._spec, rows_of(reached, counts, self._format), 64)
 
-    def step(self, metadata: AttentionMetadata, projected: dict[Buffer, mx.array]) -> mx.array:
-        """What rows attended to; of plain layers their queries, which are no further computed."""
-        runner, count = EmulatedRunner(), metadata.rows
-        workspace = Workspace(self._stack, 1, MOST_ROWS, 100, runner.address)
-        numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
-        numbers[0] = count
-        numbers[4:][:count] = metadata.keys.astype(np.float32).view(np.int32)
-        write_group(numbers, 0, metadata, 0)
-        inputs = np.concatenate([numbers, metadata.block_table])
-        ctypes.memmove(workspace.at(Buffer.INPUTS), inputs.ctypes.data, inputs.nbytes)
-        for buffer, each in projected.items():
-            bits = np.array(each.view(mx.uint16))
-            ctypes.memmove(workspace.at(buffer), bits.ctypes.data, bits.nbytes)
-        recorder = Recorder(1 << (count - 1).bit_length(), runner.address, workspace, H200)
-        pool = kind_of(self._format).of(self.store, 0, runner.address)
-        pool.record(recorder, self._attention, self._stack.eps, 0)
-        result = Buffer.ATTENDED if self._format.has_tail else Buffer.Q
-        own = recorder.kernels if self._format.has_tail else recorder.kernels[:1]
-        for kernel in (*own, *self._coding(runner, workspace)):
-            runner.run(kernel)
-        found = np.zeros(projected[Buffer.Q].shape, np.uint16)
-        ctypes.memmove(found.ctypes.data, workspace.at(result), found.nbytes)
-        return mx.array(found).view(mx.bfloat16)
+    def step(self, metadata: AttentionMetadata, projected: dict[str, mx.array]) -> mx.array:
+        """What rows attended to."""
+        coding = self._coding if self._format.has_tail else lambda runner, inputs: iter(())
+        return attended(self.store, metadata, projected, SCALE, coding)
 
-    def _coding(self, runner: EmulatedRunner, workspace: Workspace) -> Iterator[Kernel]:
+    def _coding(self, runner: EmulatedRunner, inputs: InputLayout) -> Iterator[Kernel]:
         """What codes the blocks that are full, as `Recording` launches it behind all layers."""
-        if not self._format.has_tail:
-            return
-        arrays, at = self.store.arrays(), workspace.group(0)
-        heads, dim = self._attention.kv_heads, self._attention.head_dim
+        arrays, at = self.store.arrays(), inputs.group(0)
+        dim = self._spec.head_dim
         stores = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
-        inputs = at.blocks, at.offsets, at.tails, runner.address(packed.signs(dim))
-        arguments = workspace.at(Buffer.ROWS), *inputs, runner.address(stores)
-        source = kernels.code_tails(heads, dim, packed.Codes.of(arrays))
-        yield Kernel(source, (heads, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
+        own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(dim))
+        arguments = inputs.rows, *own, runner.address(stores)
+        source = kernels.code_tails(KV_HEADS, dim, packed.Codes.of(arrays))
+        yield Kernel(source, (KV_HEADS, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
 
 
 @pytest.mark.slow
@@ -119,40 +94,31 @@ def test_rows_of_one_block_see_what_the_format_says(
     kind: type, bits: tuple[int, int], dim: int
 ) -> None:
     """Steps of some rows against the reference, which has all rows in one."""
-    stack = packed_model(FAMILIES["qwen3_moe"] | {"head_dim": dim}).stack()
-    attention = stack.layers[0].attention
-    heads = {Buffer.Q: attention.heads, Buffer.K: attention.kv_heads, Buffer.V: attention.kv_heads}
-    more = () if kind is FullKV else (100,)
-    spec = kind(attention.kv_heads, dim, *more)
-    plain, coded, expected = (
-        Layer(stack, spec, each) for each in (PLAIN, *[KVFormat("page", *bits)] * 2)
-    )
-    queries: list[list[mx.array]] = [[] for _ in TABLES]
+    spec = kind(KV_HEADS, dim, *(() if kind is FullKV else (100,)))
+    coded, expected = (Layer(spec, KVFormat("page", *bits)) for _ in range(2))
+    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
+    given: dict[str, list[list[mx.array]]] = {name: [[] for _ in TABLES] for name in heads}
     found: list[list[mx.array]] = [[] for _ in TABLES]
     reached = [0] * len(TABLES)
     for number, counts in enumerate(STEPS):
         projected = {
-            buffer: _normal((sum(counts), own, dim), 3 * number + n)
-            for n, (buffer, own) in enumerate(heads.items())
+            name: _normal((sum(counts), own, dim), 3 * number + n)
+            for n, (name, own) in enumerate(heads.items())
         }
-        q, attended = (
-            layer.step(layer.metadata(reached, counts), projected) for layer in (plain, coded)
-        )
+        seen = coded.step(coded.metadata(reached, counts), projected)
         first = 0
         for sequence, count in enumerate(counts):
-            queries[sequence].append(q[first : first + count])
-            found[sequence].append(attended[first : first + count])
+            part = slice(first, first + count)
+            for name, array in projected.items():
+                given[name][sequence].append(array[part])
+            found[sequence].append(seen[part])
             first, reached[sequence] = first + count, reached[sequence] + count
     metadata = expected.metadata([0] * len(TABLES), reached)
-    blocks, offsets = mx.array(metadata.slots.blocks), mx.array(metadata.slots.offsets)
-    keys, values = (
-        mx.unflatten(array, 0, (-1, attention.kv_heads))[blocks, :, offsets]
-        for array in plain.store.arrays()
-    )
+    queries, keys, values = (_joined(given[name]) for name in heads)
     written = expected.store.write(keys, values, metadata.slots)
-    scoring = Scoring(attention.scale, None, None)
+    scoring = Scoring(SCALE, None, None)
     prepared = ReferenceBackend().prepare(metadata)
-    wanted = prepared.forward(_joined(queries), expected.store, written, scoring)
+    wanted = prepared.forward(queries, expected.store, written, scoring)
     errors = _norms(_joined(found) - wanted) / _norms(wanted)
     assert errors.max().item() < 1e-2
     assert_blocks_are_alike(coded.store, expected.store, reached)

@@ -8,11 +8,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from quire.executor.graphs.served import MOST_ROWS
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.runner import MAX_ROWS, CUDAGraphs
 from quire.models.base import LanguageModel
 from tests.executor.graphs.recorded import (
     CODED,
@@ -79,7 +78,7 @@ def test_rows_turn_by_their_positions(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
-    counts = [1 << n for n in range(MOST_ROWS.bit_length())]
+    counts = [1 << n for n in range(MAX_ROWS.bit_length())]
     names = ["1-r0", "2-r1", "8-r5", "32-r20", "64-r63"]
     compared.assert_agree(opened(FAMILIES[family]), PLAIN, streams_of(counts), names)
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import mlx.core as mx
 import numpy as np
 import pytest
-from quire.executor.graphs.served import MOST_ROWS
-from quire.executor.graphs.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
@@ -23,12 +19,11 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import token_kernels
-from quire.executor.graphs.pools import kind_of
-from quire.executor.graphs.recorder import Kernel, Recorder
-from quire.executor.graphs.runner import write_group
+from quire.executor.graphs.layout import GroupInputs, group_start, table_start, write_group
+from quire.executor.graphs.recorder import Kernel
+from quire.executor.graphs.runner import MAX_ROWS, write_group
 from tests.attention.rows import HandRows
-from tests.device.cuda.cards import H200
-from tests.executor.graphs.test_recording import FAMILIES, packed_model
+from tests.executor.graphs.layers import attended
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 
@@ -59,12 +54,12 @@ class _Prepared(PreparedAttention):
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, tokens, False, False)
         splits = shape.splits(8)
 
-        start = table_start(MOST_ROWS, 1)
+        start = table_start(MAX_ROWS, 1)
         numbers = np.zeros(start, np.int32)
         numbers[0] = count
-        write_group(numbers, 0, metadata, 0)
+        write_group(numbers, 0, metadata, 0, MAX_ROWS)
         inputs = runner.address(mx.array(np.concatenate([numbers, metadata.block_table])))
-        at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
+        at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
         tiles, table = inputs + 4 * at.tiles, inputs + 4 * start
 
         turned = store.packed.transform(q.astype(mx.float32)).astype(q.dtype)
@@ -117,54 +112,23 @@ def test_kernels_agree_with_the_reference(
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize("format", [KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)])
 def test_rows_are_coded_and_attend(format: KVFormat) -> None:
-    """From a layer's projections on; heads are held against those of plain blocks."""
-    stack = packed_model(FAMILIES["qwen3_moe"]).stack()
-    attention = stack.layers[0].attention
-    heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
+    """From a layer's products on, against the reference over the format's own codes."""
+    heads, kv_heads, dim = 4, 2, 64
     spec = FullKV(kv_heads, dim)
     rows = [HandRows(start, 1, format, ((2 * n, 2 * n + 1),)) for n, start in enumerate((0, 70, 5))]
     metadata = build_metadata(0, spec, rows, 64)
-    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
-    numbers[0] = len(rows)
-    numbers[4:7] = metadata.keys.astype(np.float32).view(np.int32)
-    write_group(numbers, 0, metadata, 0)
     projected = {
-        Buffer.Q: (mx.random.normal((3, heads, dim), key=mx.random.key(0))),
-        Buffer.K: (mx.random.normal((3, kv_heads, dim), key=mx.random.key(1))),
-        Buffer.V: (mx.random.normal((3, kv_heads, dim), key=mx.random.key(2))),
+        name: mx.random.normal((3, count, dim), key=mx.random.key(seed)).astype(mx.bfloat16)
+        for seed, (name, count) in enumerate((("q", heads), ("k", kv_heads), ("v", kv_heads)))
     }
-    shape = LayerShape.of(spec, 64, mx.bfloat16)
-
-    def computed(store: LayerStore, result: Buffer, kernels: slice) -> mx.array:
-        runner = EmulatedRunner()
-        workspace = Workspace(stack, 1, MOST_ROWS, 100, runner.address)
-        inputs = np.concatenate([numbers, metadata.block_table])
-        ctypes.memmove(workspace.at(Buffer.INPUTS), inputs.ctypes.data, inputs.nbytes)
-        for buffer, each in projected.items():
-            bits = np.array(each.astype(mx.bfloat16).view(mx.uint16))
-            ctypes.memmove(workspace.at(buffer), bits.ctypes.data, bits.nbytes)
-        recorder = Recorder(4, runner.address, workspace, H200)
-        pool = kind_of(store.format).of(store, 0, runner.address)
-        pool.record(recorder, attention, stack.eps, 0)
-        for kernel in recorder.kernels[kernels]:
-            runner.run(kernel)
-        found = np.zeros((3, heads, dim), np.uint16)
-        ctypes.memmove(found.ctypes.data, workspace.at(result), found.nbytes)
-        return mx.array(found).view(mx.bfloat16)
-
-    plain, coded, expected = (make_store(shape, each) for each in (KVFormat(), format, format))
-    for store in (plain, coded, expected):
+    coded, expected = (make_store(LayerShape.of(spec, 64, mx.bfloat16), format) for _ in range(2))
+    for store in (coded, expected):
         store.resize(6, ())
-    q = computed(plain, Buffer.Q, slice(1))
-    slots = metadata.slots
-    keys, values = (
-        mx.unflatten(array, 0, (-1, kv_heads))[mx.array(slots.blocks), :, mx.array(slots.offsets)]
-        for array in plain.arrays()
-    )
-    expected.write(keys, values, slots)
-    scoring = Scoring(attention.scale, None, None)
-    wanted = ReferenceBackend().prepare(metadata).forward(q, expected, [], scoring)
-    got = computed(coded, Buffer.ATTENDED, slice(None))
+    expected.write(projected["k"], projected["v"], metadata.slots)
+    scoring = Scoring(0.125, None, None)
+    reference = ReferenceBackend().prepare(metadata)
+    wanted = reference.forward(projected["q"], expected, [], scoring)
+    got = attended(coded, metadata, projected, scoring.scale)
     error = mx.linalg.norm((got - wanted).astype(mx.float32)) / mx.linalg.norm(
         wanted.astype(mx.float32)
     )
