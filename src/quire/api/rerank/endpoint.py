@@ -48,7 +48,6 @@ class RerankRequest(VectorFields):
     instruction: str | None = Field(
         default=None, description="what a good document is, for a model that is asked"
     )
-    priority: Integer | None = None
 
     def texts(self) -> list[str]:
         """Return the documents' texts."""
