@@ -235,4 +235,4 @@ def test_rm_deletes_from_the_cache_alone(
 
 def test_pull_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "no such model"]) == 1
-    assert "neither a folder nor a hub id" in capsys.readouterr().err
+    assert "no model is called 'no such model'" in capsys.readouterr().err

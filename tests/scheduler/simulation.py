@@ -68,7 +68,7 @@ class Simulation:
     answers: dict[str, list[int]] = field(default_factory=dict)
     time: float = 0.0
     disk: ScriptedDisk | None = None
-    rows_together: int = 0
+    max_graph_rows: int = 0
 
     def __post_init__(self) -> None:
         self.manager = BlockManager(self.budget, page_bytes)
@@ -79,7 +79,7 @@ class Simulation:
             PrefillBudget(1.0, 2.0, self.chunk),
             lambda format, salt: sha256(f"{format}|{salt}".encode()).digest(),
             clock=lambda: self.time,
-            rows_together=lambda format: self.rows_together,
+            max_graph_rows=lambda format: self.max_graph_rows,
         )
         if self.disk is not None:
             self.manager.disk_accepts = self.disk.accepts

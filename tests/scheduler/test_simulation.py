@@ -335,7 +335,7 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
         start(self, generating, prompts, chunks, rows, **named)
 
     monkeypatch.setattr(PrefillBudget, "start", starts)
-    simulation = Simulation(GROUPS["full"], 1 << 20, chunk=100, max_context=200, rows_together=16)
+    simulation = Simulation(GROUPS["full"], 1 << 20, chunk=100, max_context=200, max_graph_rows=16)
     for name in "ab":
         simulation.add(Request(name, (1, 2, 3), max_tokens=60))
     while any(simulation.answers[name] == [] for name in "ab"):
@@ -373,7 +373,9 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
 
     monkeypatch.setattr(PrefillBudget, "start", starts)
     monkeypatch.setattr(Simulation, "_execute", executes)
-    simulation = Simulation(GROUPS["window"], 1 << 20, chunk=100, max_context=200, rows_together=16)
+    simulation = Simulation(
+        GROUPS["window"], 1 << 20, chunk=100, max_context=200, max_graph_rows=16
+    )
     simulation.add(Request("stream", (1, 2, 3), max_tokens=60), SEALED)
     while not simulation.answers["stream"]:
         simulation.step()

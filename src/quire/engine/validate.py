@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
+from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, Score, ScorePrompt
 from quire.core.sampling_params import check_sampling
@@ -54,9 +55,18 @@ def _check_names(request: Request, model: LanguageModel, formats: Sequence[KVFor
         _check_format(request.kv_format.name, [each.name for each in formats])
 
 
+_USUAL_BLOCK = 64
+"""Tokens of a block that every format is possible in."""
+
+
 def check_default(format: KVFormat, formats: Sequence[KVFormat], block_size: int) -> None:
-    """Raise `ModelError` if blocks of so many tokens cannot have the server's own KV format."""
-    if format.name not in (names := [each.name for each in formats]):
+    """Raise `ModelError` if blocks of so many tokens cannot have the server's own KV format.
+
+    A format that an extension registered is offered in no blocks; it judges for itself.
+    """
+    names = [each.name for each in formats]
+    elsewhere = {each.name for each in offered(_USUAL_BLOCK)}
+    if format.name in elsewhere and format.name not in names:
         raise ModelError(
             f"kv_format: {format.name} is not possible in blocks of {block_size} tokens; "
             f"possible are {', '.join(names)}"

@@ -156,7 +156,7 @@ def joined(deltas: Iterable[Delta]) -> list[tuple[str, str]]:
                 pass
             case ToolCallArguments(_, text):
                 pass
-        if found and found[-1][0] == kind and kind not in ("ToolCallBegun", "ToolCallEnded"):
+        if found and found[-1][0] == kind and kind not in ("ToolCallStarted", "ToolCallEnded"):
             found[-1] = kind, found[-1][1] + text
         else:
             found.append((kind, text))

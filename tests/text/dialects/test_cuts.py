@@ -89,5 +89,5 @@ def test_values_that_are_no_text_are_looked_at_once(
     tool = Tool("make", {"properties": {"o": {"type": "array"}}})
     pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
     found = hostile.play(dialect, [(False, pieces)], [tool], with_ids=False)
-    assert [kind for kind, _ in found] == ["ToolCallBegun", "ToolCallArguments", "ToolCallEnded"]
+    assert [kind for kind, _ in found] == ["ToolCallStarted", "ToolCallArguments", "ToolCallEnded"]
     assert len(text) < Counting.examined < 8 * len(text)

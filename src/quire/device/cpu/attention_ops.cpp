@@ -256,7 +256,7 @@ void bind_attention(nb::module_& m) {
              nb::arg("codebook"), nb::arg("by_channel"), nb::arg("key_rotation").none(), nb::arg("key_rotation_scale"),
              nb::arg("value_rotation").none(), nb::arg("value_rotation_scale"));
     m.def("attend_coded", &attend_coded, nb::arg("q"), nb::arg("layout"), nb::arg("keys"), nb::arg("values"),
-          nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("kv_heads"),
+          nb::arg("block_size"), nb::arg("tables"), nb::arg("written"), nb::arg("kv_heads"),
           nb::arg("value_dim"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none());
 }
