@@ -304,11 +304,13 @@ def test_a_call_that_is_cut_off_harms_no_answer(serve: Serve, route: str) -> Non
     match route:
         case "chat/completions":
             assert whole["choices"][0]["finish_reason"] == "length"
-            assert not whole["choices"][0]["message"].get("tool_calls")
+            (call,) = whole["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] == "get_weather"
         case "responses":
             assert [item["status"] for item in whole["output"]] == ["incomplete"]
         case "messages":
-            assert (whole["stop_reason"], whole["content"]) == ("max_tokens", [])
+            (block,) = whole["content"]
+            assert (whole["stop_reason"], block["type"]) == ("max_tokens", "tool_use")
 
 
 def test_what_no_grammar_enforces_is_said(serve: Serve) -> None:

@@ -208,5 +208,5 @@ def test_traces_are_off_unless_asked_for() -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(QuireError, match=r"quire\[otel\]"):
+    with pytest.raises(QuireError, match=r"quire-serve\[otel\]"):
         open_tracer("http://127.0.0.1:4318")

@@ -44,7 +44,8 @@ def test_a_key_opens_every_route_and_only_health_needs_none(serve: Serve) -> Non
                 assert refused.status_code == 401, operation.path
                 assert refused.headers["x-should-retry"] == "false"
                 error = refused.json()["error"]
-                assert error["type"] == "authentication_error"
+                ollama = operation.path.startswith("/api/")  # its errors are texts
+                assert ollama or error["type"] == "authentication_error"
         for headers in (
             {"authorization": "Bearer first"},
             {"authorization": "bearer second"},

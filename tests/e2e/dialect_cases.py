@@ -84,9 +84,6 @@ def _gemma4() -> Iterator[Case]:
     thought = "<|channel>thought\nI was"
     length = len(encode("gemma4", [thought]))
     yield Case("gemma4", thought + " thinking", "I was", max_tokens=length)
-    call = gemma4.call('{city:<|"|>A long name of a place<|"|>}')
-    length = len(encode("gemma4", ["So:" + call])) - 2
-    yield Case("gemma4", "So:" + call, "", "So:", max_tokens=length)
 
 
 def _opening(dialect: str) -> str:
