@@ -97,7 +97,7 @@ BAD: list[tuple[str, Any]] = [
     (COMPLETIONS, {"prompt": []}),
     (COMPLETIONS, {"prompt": [10**6]}),
     (COMPLETIONS, {"prompt": "x", "temperature": -1}),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -3}),
     (COMPLETIONS, {"prompt": "x", "no_such_field": 1}),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"99999999": 1}}),
 ]
