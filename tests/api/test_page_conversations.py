@@ -79,6 +79,7 @@ def test_an_answer_goes_on_after_a_reload(page: Any, served: Served) -> None:
     opened(page, served.url)
     ask(page, "Count")
     page.wait_for_selector(".assistant .text:has-text('One')")
+    page.wait_for_timeout(700)  # text is kept twice a second
     page.reload()
     page.wait_for_selector(".assistant[aria-busy] .text:has-text('One')")
     held.set()
