@@ -196,7 +196,7 @@ class ModelConfig:
 
     @property
     def name(self) -> str:
-        """The model's name in requests and answers."""
+        """The `model` id of the API: `served_name`, or the path that was given."""
         return self.serving.served_name or self.engine.model
 
     @property

@@ -132,7 +132,7 @@ class Runner:
         """Seconds that launching the last step took."""
 
     def max_graph_rows(self, format: KVFormat) -> int:
-        """See `CUDAGraphs.max_graph_rows`; 0 where no step is graphed."""
+        """Return the most rows of a step that a CUDA graph serves; 0 without CUDA graphs."""
         return 0 if self._graphs is None else self._graphs.max_graph_rows(format)
 
     def graphs_serve(self, format: KVFormat) -> bool:

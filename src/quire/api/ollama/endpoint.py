@@ -45,7 +45,7 @@ _UNKNOWN_DIGEST = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """What shapes the answer to a request that has been read.
+    """A validated request and the options that its answer is formatted with.
 
     Attributes:
         prepared: None where nothing is asked of the model.

@@ -63,9 +63,9 @@ _X86_NEEDS = {
     "avxvnni": "avx_vnni",
     "avx2": "avx2",
 }
-"""What /proc/cpuinfo calls a feature that a processor has if an instruction set is for it."""
+"""x86-64: for each instruction set the flag in /proc/cpuinfo that it needs, fastest set first."""
 _ARM_NEEDS = {"i8mm": "i8mm", "dotprod": "asimddp"}
-"""The same for arm64. Both tables name the fastest set first."""
+"""arm64: for each instruction set the flag in /proc/cpuinfo that it needs, fastest set first."""
 _BUILT_ON = {
     "amx": "vnni",
     "vnni": "avx512",

@@ -73,7 +73,7 @@ def _fast(cpus: Collection[int], root: Path) -> set[int]:
 
 
 _ALIKE = 0.75
-"""Of the fastest core's capacity: some processors have one core that is a little faster."""
+"""A core counts as fast from this fraction of the fastest core's capacity."""
 
 
 def _quota(root: Path) -> float | None:

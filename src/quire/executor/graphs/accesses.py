@@ -1,4 +1,4 @@
-"""Where a region of a program reads: the places of its inputs' elements, through views."""
+"""Offsets and strides with which a fused kernel reads its inputs, composed through views."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.program.values import Form, Node, Program, bound, depends_on_sizes
 
 @dataclass(frozen=True)
 class Access:
-    """Where the elements of a row lie in an array.
+    """The offset and strides of one row's elements in an array.
 
     Attributes:
         offset: of the first row's first element.

@@ -1,4 +1,4 @@
-"""What an element-wise node computes, as an expression of CUDA C++ with functions of `rows.cuh`."""
+"""Translates element-wise nodes to CUDA C++ expressions; their functions are in `rows.cuh`."""
 
 from __future__ import annotations
 

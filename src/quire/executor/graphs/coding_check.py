@@ -124,7 +124,7 @@ def _stores(shape: LayerShape, format: KVFormat) -> tuple[LayerStore, LayerStore
 
 
 def _keys_and_values(shape: LayerShape) -> list[mx.array]:
-    """Of a block's tokens, `[block_size, kv_heads, -]`."""
+    """Return random keys and values of one block, each `[block_size, kv_heads, head_dim]`."""
     vectors = [_normal((shape.block_size, shape.kv_heads, n), n) for n in vector_sizes(shape)]
     return [(3 * each + 1).astype(mx.bfloat16) for each in vectors]
 

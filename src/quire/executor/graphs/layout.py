@@ -1,4 +1,4 @@
-"""Where a step's inputs lie on the device. The addresses stay, so that graphs may be kept."""
+"""Device buffers of a step's inputs. Their addresses are fixed, so recorded graphs stay valid."""
 
 from __future__ import annotations
 

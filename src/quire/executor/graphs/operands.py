@@ -1,4 +1,4 @@
-"""What nodes of a program are given, as far as kernels serve it: matrices, gates, heads."""
+"""Reads the operands of program nodes (matrices, gates, heads) in the forms that kernels take."""
 
 from __future__ import annotations
 
