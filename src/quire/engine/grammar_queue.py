@@ -99,7 +99,7 @@ class GrammarQueue:
         began = time.monotonic()
         try:
             entry.made.set_result(self._make(entry.request))
-        except Exception as error:
+        except Exception as error:  # whatever the compiler raises goes to the waiting caller
             entry.made.set_exception(error)
         finally:
             with self._lock:

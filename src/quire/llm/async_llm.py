@@ -159,6 +159,7 @@ class AsyncLLM:
         """What is served: context length, dtype, device, memory."""
         return self._opened.service.info
 
+    # A str is a Sequence[str] to the type checker, so the overloads overlap; this one comes first.
     @overload
     async def generate(  # type: ignore[overload-overlap]
         self, prompts: str, *, on_error: OnError = "raise", **options: Unpack[Options]

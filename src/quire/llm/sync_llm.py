@@ -131,6 +131,7 @@ class LLM:
         """What is served: context length, dtype, device, memory."""
         return self._llm.info
 
+    # A str is a Sequence[str] to the type checker, so the overloads overlap; this one comes first.
     @overload
     def generate(  # type: ignore[overload-overlap]
         self, prompts: str, *, on_error: OnError = "raise", **options: Unpack[Options]
