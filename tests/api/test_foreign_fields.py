@@ -51,7 +51,6 @@ OTHERS: dict[str, object] = {
     "options": {"num_ctx": 4096},
     "penalize_nl": True,
     "plugins": [],
-    "priority": 1,
     "provider": {"order": ["x"]},
     "repeat_last_n": 64,
     "request_id": "x",

@@ -15,7 +15,7 @@ from quire.cli.commands import parse
 from quire.cli.model_configs import model_configs
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
-from quire.core.config import ServerConfig
+from quire.core.config import KeyLimits, ServerConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.request import SamplingParams
 from quire.media.kinds import limits_of
@@ -123,6 +123,22 @@ def test_keys_come_from_options_file_and_environment(
     monkeypatch.setenv("QUIRE_API_KEY", "four, five,")
     keys = config("--api-key", "one", "--api-key-file", str(tmp_path / "keys")).api_keys
     assert keys == ("one", "two", "three", "four", "five")
+
+
+def test_keys_of_a_file_have_limits(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo share=2.5 tokens-per-minute=1000\n\nthree requests-per-minute=5\n")
+    given = config("--api-key-file", str(file), "--requests-per-minute", "60")
+    assert given.default_limits == KeyLimits(60)
+    assert given.key_limits == {
+        "one": KeyLimits(60),
+        "two": KeyLimits(60, 1000, share=2.5),
+        "three": KeyLimits(5),
+    }
+    for line in ("one two", "one share=0", "one requests-per-minute=x", "one other=1"):
+        file.write_text(line)
+        with pytest.raises(QuireError, match="behind a key stand its limits"):
+            config("--api-key-file", str(file))
 
 
 def test_by_default_no_image_is_fetched_and_their_limits_are_the_settings() -> None:

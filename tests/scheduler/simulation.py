@@ -18,8 +18,8 @@ from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Output, Request
+from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
-from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence, SequenceParts

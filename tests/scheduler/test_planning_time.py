@@ -8,8 +8,8 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
+from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.plan import SampledTokens, StepResult
-from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from tests.support.work import counted

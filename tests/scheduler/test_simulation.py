@@ -54,6 +54,8 @@ class Arrival:
     images: list[tuple[int, int, bytes]]
     drafts: int | None
     cut: tuple[int, float] | None
+    caller: str
+    priority: int
 
 
 arrivals = st.builds(
@@ -73,6 +75,8 @@ arrivals = st.builds(
     ),
     drafts=st.one_of(st.none(), st.integers(0, 99)),
     cut=st.one_of(st.none(), st.tuples(st.integers(0, 30), st.floats(0, 1))),
+    caller=st.sampled_from(("", "", "other")),
+    priority=st.sampled_from((0, 0, 1, -1)),
 )
 
 
@@ -173,6 +177,8 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
             snapshots=(len(prompt.tokens) // 2,),
             cache_salt=arrival.salt,
             deadline_s=arrival.deadline,
+            caller=arrival.caller,
+            priority=arrival.priority,
         )
         if not prompt.tokens:
             with pytest.raises(RequestError):

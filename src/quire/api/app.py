@@ -32,6 +32,7 @@ from quire.api.shared.kept_streams import HEADER, CallerStreams, KeepsStream
 from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
+from quire.api.shared.quotas import Quotas
 from quire.api.shared.signing import Signer
 from quire.api.shared.slash import TrailingSlash
 from quire.api.shared.tracing import Tracer, open_tracer
@@ -52,10 +53,17 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     slots = Slots(config.max_concurrent, config.max_body_bytes)
     stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
     metrics, signer = CallerMetrics(known), Signer(config.signing_key)
+    quotas = Quotas(config.api_keys, config.key_limits, config.default_limits)
     server = ServerContext(
-        models, config, slots, metrics=metrics, signer=signer, stored=stores.reading
+        models,
+        config,
+        slots,
+        metrics=metrics,
+        signer=signer,
+        stored=stores.reading,
+        quotas=quotas,
     )
-    models.observe(metrics.observer)
+    models.observe(quotas.observer(metrics.observer))
     streams = CallerStreams(known, config.keep_streams_s)
     slotted = [
         Middleware(KeepsStream, streams=streams),

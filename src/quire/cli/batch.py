@@ -12,6 +12,7 @@ import httpx
 from pydantic import Field
 from rich.console import Console
 
+from quire.api.shared.priority import PRIORITY_HEADER
 from quire.cli.batch_file import Answers, BatchRequest, read_requests
 from quire.cli.keys import ClientOptions
 from quire.cli.own_server import loading_server
@@ -75,7 +76,9 @@ class _Run:
 
     def __init__(self, url: str, key: str | None, answers: Answers, done: Any) -> None:
         self._url = url
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {PRIORITY_HEADER: "1"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
         self._answers = answers
         self._done = done
         self._failed = 0

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from quire.cli.files import read
 from quire.cli.settings import Options
-from quire.cli.values import File, Flag, Names
+from quire.cli.values import Count, File, Flag, Names
+from quire.core.config import KeyLimits
 from quire.core.errors import QuireError
 
 KEY_VARIABLE = "QUIRE_API_KEY"
+_FIELDS = {
+    "requests-per-minute": "requests_per_minute",
+    "tokens-per-minute": "tokens_per_minute",
+    "share": "share",
+}
+_LIMITS = "requests-per-minute=N, tokens-per-minute=N or share=N, with blanks between"
 _SHOWN = "shows in the process list: --api-key-file and " + KEY_VARIABLE + " do not"
 
 
@@ -47,11 +56,24 @@ class KeyOptions(Options):
         (), description=f"may be given again; {_SHOWN}"
     )
     api_key_file: File | None = Field(
-        None, description=f"one key a line; also, with commas between, in {KEY_VARIABLE}"
+        None,
+        description="one key a line, and behind it, if it has limits of its own, "
+        f"{_LIMITS}; keys alone also, with commas between, in {KEY_VARIABLE}",
+    )
+    requests_per_minute: Count | None = Field(
+        None, description="that each API key may send before it gets a 429"
+    )
+    tokens_per_minute: Count | None = Field(
+        None, description="of prompts and answers together, for each API key"
     )
 
-    def accepted_keys(self) -> tuple[str, ...]:
-        """Return the keys of the options, the file and the environment, each once.
+    @property
+    def default_limits(self) -> KeyLimits:
+        """The limits of keys that have none of their own."""
+        return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
+
+    def accepted_keys(self) -> dict[str, KeyLimits]:
+        """Return the keys of the options, the file and the environment, with their limits.
 
         Raises:
             QuireError: the file cannot be read or holds none, or a key is empty, as where a
@@ -62,8 +84,13 @@ class KeyOptions(Options):
             raise QuireError("--api-key: the key is empty")
         if keys:
             logging.getLogger("quire").warning("--api-key %s", _SHOWN)
-        keys += _keys_in(self.api_key_file, "--api-key-file")
-        return tuple(dict.fromkeys([*keys, *_variable()]))
+        default = self.default_limits
+        found = dict.fromkeys(keys, default)
+        if self.api_key_file is not None:
+            for line in _lines(self.api_key_file, "--api-key-file"):
+                key, *words = line.split()
+                found[key] = _limits(words, default)
+        return found | {key: default for key in _variable() if key not in found}
 
 
 def key_in(path: Path | None, option: str) -> str | None:
@@ -76,11 +103,29 @@ def key_in(path: Path | None, option: str) -> str | None:
 
 
 def _keys_in(path: Path | None, option: str) -> list[str]:
-    if path is None:
-        return []
-    if not (keys := read(path, option).split()):
+    return [] if path is None else " ".join(_lines(path, option)).split()
+
+
+def _lines(path: Path, option: str) -> list[str]:
+    if not (lines := [line for line in read(path, option).splitlines() if line.strip()]):
         raise QuireError(f"{option}: the file is empty")
-    return keys
+    return lines
+
+
+def _limits(words: Sequence[str], default: KeyLimits) -> KeyLimits:
+    """Return the limits that stand behind a key in its file."""
+    given: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        field = _FIELDS.get(name)
+        try:
+            number = float(value) if name == "share" else int(value)
+        except ValueError:
+            number = 0
+        if field is None or not 0 < number < 10**15:
+            raise QuireError(f"--api-key-file: behind a key stand its limits, {_LIMITS}")
+        given[field] = number
+    return replace(default, **given)
 
 
 def _variable() -> list[str]:

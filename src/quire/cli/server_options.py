@@ -135,10 +135,13 @@ class ServerOptions(
         Raises:
             QuireError: a file cannot be read, or a folder is none.
         """
+        keys = self.accepted_keys()
         return ServerConfig(
             host=self.host,
             port=self.port,
-            api_keys=self.accepted_keys(),
+            api_keys=tuple(keys),
+            key_limits=keys,
+            default_limits=self.default_limits,
             strict_fields=not self.ignore_unknown_fields,
             max_concurrent=self.max_concurrent,
             max_body_bytes=self.max_body,

@@ -93,6 +93,21 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Limits of one API key.
+
+    Attributes:
+        requests_per_minute, tokens_per_minute: None is no limit; tokens are those of prompts, read
+            from the cache or not, and of answers.
+        share: of the engine's places and rows, beside other keys.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Settings of the HTTP side.
 
@@ -103,6 +118,8 @@ class ServerConfig:
             built in.
         api_keys: any of them opens all routes; empty asks for none. Several stand for users who
             see nothing of each other.
+        key_limits: of keys that have limits of their own.
+        default_limits: of each other key, and of a server without keys.
         strict_fields: refuse request fields that neither a schema nor another server knows.
         max_concurrent: requests in flight before 429.
         max_body_bytes: of one request's body, before 413.
@@ -146,6 +163,8 @@ class ServerConfig:
     served_name: str | None = None
     also_named: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    key_limits: Mapping[str, KeyLimits] = field(default_factory=dict)
+    default_limits: KeyLimits = KeyLimits()
     strict_fields: bool = True
     max_concurrent: int = 1024
     max_body_bytes: int = 32 << 20

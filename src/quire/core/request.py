@@ -217,6 +217,8 @@ class Request:
             lets runs of digits and blanks go on.
         rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
         caller: the API key that asks, as a word; keys take turns.
+        share: of places and rows, beside other keys' shares.
+        priority: lower numbers go first; see `scheduler.fairness`.
         cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
@@ -235,6 +237,8 @@ class Request:
     stop_on_loop: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
     caller: str = ""
+    share: float = 1.0
+    priority: int = 0
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None

@@ -33,7 +33,7 @@ from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.engine.validate import check_default, check_request
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
-from quire.scheduler.planner import SchedulerConfig
+from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
 from quire.scheduler.scheduler import Scheduler

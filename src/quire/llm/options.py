@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
         schema: a pydantic class or JSON schema that the answer meets.
         regex, choice, grammar: what else it may have to meet.
         kv_bits, kv_scheme: how this request's keys and values are stored.
+        priority: lower numbers go first; 0 is the default.
         cache_salt: prefixes are shared among requests with the same.
     """
 
@@ -74,6 +75,7 @@ class Options(TypedDict, total=False):
     grammar: str
     kv_bits: float | str
     kv_scheme: str
+    priority: int
     cache_salt: str
 
 

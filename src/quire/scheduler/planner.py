@@ -1,17 +1,15 @@
-"""Chooses the rows of a step: generation, prompt chunks, admission and preemption."""
+"""Chooses the rows of a step: those that generate, and chunks of prompts."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
-from quire.cache.reuse import MissKind
 from quire.cache.specs import KVGroup
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure
+from quire.scheduler.admission import Admission, SchedulerConfig
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.counters import Counters
 from quire.scheduler.encodings import Encodings
@@ -22,36 +20,16 @@ from quire.scheduler.prefix_sharing import PrefixSharing
 from quire.scheduler.rows import PlannedRows, block_copies
 from quire.scheduler.sequence import Sequence, Status
 
-_MAX_LOOKUP_TOKENS = 1 << 17
-"""Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
-
 _CATCH_UP = 16
 """Rows that a sequence with a proposer may catch up as generating rows: after rejected drafts, its
 recurrent state is a few tokens behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits that the scheduler keeps.
-
-    Attributes:
-        max_context: tokens a sequence may have, prompt and answer together.
-        snapshot_every: tokens between two recurrent snapshots of a prompt.
-    """
-
-    block_size: int
-    max_sequences: int
-    max_context: int
-    prefix_cache: bool = True
-    snapshot_every: int = 2048
-
-
 class Planner:
-    """Owner of the queues of running and waiting sequences.
+    """Plans the rows of the sequences that `admission` lets run.
 
     Args:
-        fail: ends a request for which there is no room, however long it waits.
-        clock: seconds; by which sequences arrived.
+        fail, clock: see `Admission`.
         max_graph_rows: of a step that costs little beside its rows, several of a sequence among
             them; by the format of all its sequences. In formats with tails those of a sequence must
             lie in one block.
@@ -67,27 +45,21 @@ class Planner:
         clock: Callable[[], float],
         max_graph_rows: Callable[[KVFormat], int],
     ) -> None:
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
         self.counters = Counters()
         self.sharing = PrefixSharing(
             groups, manager, config.block_size, config.snapshot_every, config.prefix_cache
         )
         self.tables = BlockTables(groups, manager, config.block_size)
         self.encodings = Encodings(prefill_budget.room(0), self.tables.cross.written)
-        self._config = config
+        self.admission = Admission(
+            config, manager, self.sharing, self.tables, self.counters, fail, clock
+        )
         self._manager = manager
+        self._block_size = config.block_size
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
-        self._fail = fail
-        self._clock = clock
         self._max_graph_rows = max_graph_rows
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
-        self._admitted: list[Sequence] = []
-        """Sequences that the current plan admits."""
-        self._no_room: tuple[int, int] | None = None
-        """Number of the last sequence without room, and the count of releases then. It is not tried
-        again until a block is released."""
 
     def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
         """Return the next step, or None when no sequence can move before the host reads tokens.
@@ -95,38 +67,21 @@ class Planner:
         Args:
             ended: numbers of sequences that ended since the plan before.
         """
-        self._admitted = []
         plan: list[PlannedRows] = []
+        self.admission.begin()
         self._plan_generation(plan)
         encoding = self._plan_prompts(plan)
-        copies = [pair for sequence in self._admitted for pair in sequence.blocks.copies]
+        copies = [pair for sequence in self.admission.admitted for pair in sequence.blocks.copies]
         if not plan and not copies and not encoding:
             return None
         self.counters.steps += 1
         return self._freeze(plan, copies, ended, encoding)
 
-    def forget(self) -> None:
-        """Let sequences without room try again, because no block is held any more."""
-        self._no_room = None
-
-    def vacate(self, sequence: Sequence) -> None:
-        """Release a running sequence's blocks. Its computed blocks stay reusable."""
-        sequence.status = Status.WAITING
-        self.running.remove(sequence)
-        self.sharing.end(sequence)
-        self.tables.release(sequence)
-
-    def requeue(self, sequence: Sequence) -> None:
-        """Put a running sequence first in the queue. Evicted tokens are computed again."""
-        self.vacate(sequence)
-        sequence.progress.computed = 0
-        self.waiting.appendleft(sequence)
-
     # -- rows ----------------------------------------------------------------------------------
 
     def _plan_generation(self, plan: list[PlannedRows]) -> None:
-        self.encodings.update_needs(self.running)
-        for sequence in list(self.running):
+        self.encodings.update_needs(self.admission.running)
+        for sequence in list(self.admission.running):
             progress = sequence.progress
             start, count = progress.computed, progress.known - progress.computed
             if count > 1 and sequence.proposer is None:
@@ -143,7 +98,7 @@ class Planner:
             rows = PlannedRows(
                 sequence, start, count + len(drafts), True, drafts, sequence.awaits_mask
             )
-            if self._make_room(rows, plan):
+            if self.admission.make_room(rows, plan):
                 plan.append(rows)
 
     def _may_sample(self, sequence: Sequence) -> bool:
@@ -181,12 +136,14 @@ class Planner:
         """Plan prompt chunks, and encoder work for them and for later chunks."""
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
-        prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
+        prompts = [sequence for sequence in self.admission.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
-        awaits_token = not generating and any(map(_awaits_token, self.running))
-        count = len(prompts) + len(self.waiting)
+        awaits_token = not generating and any(map(_awaits_token, self.admission.running))
+        count = len(prompts) + len(self.admission.waiting)
         budget = self._prefill_budget.prompt_budget(generating, count, awaits_token=awaits_token)
-        self._admit(prompts, plan, budget)
+        self.admission.admit(prompts, plan, budget)
+        prompts = self.admission.fairness.ordered(prompts)
+        generating = sum(rows.count for rows in plan)  # some may have given up their places
         seconds = self._prefill_budget.seconds(generating, count, awaits_token=awaits_token)
         encoding, spent_s = self._plan_encoding(prompts, seconds)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
@@ -222,7 +179,8 @@ class Planner:
             room = min(room, most_recorded - generating)
             if any(sequence.format.has_tail for sequence in prompts):
                 remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
-        return self._prefill_split.split(budget, remaining, room)
+        levels = [sequence.level for sequence in prompts]
+        return self._prefill_split.split(budget, remaining, room, levels)
 
     def _plan_chunk(self, sequence: Sequence, share: int, plan: list[PlannedRows]) -> None:
         """Plan the next `share` tokens of a prompt, or fewer if blocks are short."""
@@ -231,12 +189,12 @@ class Planner:
             count = self.tables.to_block_end(sequence, count)
         rows = self._chunk(sequence, count)
         fits = self.tables.extend(sequence, rows.end)
-        while not fits and rows.count > self._config.block_size:
+        while not fits and rows.count > self._block_size:
             smaller = self._chunk(sequence, rows.count // 2)
             if smaller.count == rows.count:
                 break  # a single item
             rows, fits = smaller, self.tables.extend(sequence, smaller.end)
-        if fits or self._make_room(rows, plan):
+        if fits or self.admission.make_room(rows, plan):
             plan.append(rows)
 
     def _plan_encoding(
@@ -246,11 +204,11 @@ class Planner:
 
         Half of the time is left to prompts that can go on meanwhile.
         """
-        if not self.encodings.update_needs(self.running):
+        if not self.encodings.update_needs(self.admission.running):
             return [], 0.0
         if any(self._readable(sequence) for sequence in prompts):
             seconds /= 2
-        return self.encodings.plan(self.running, seconds)
+        return self.encodings.plan(self.admission.running, seconds)
 
     def _readable(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt can be read now: those before an unencoded item."""
@@ -268,91 +226,12 @@ class Planner:
             end = cut.start if cut.start > start else cut.end
         return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
 
-    def _admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:
-        """Move waiting sequences to `prompts`, first come, first served, while memory allows."""
-        deferred: list[Sequence] = []
-        looked_up = 0
-        while self.waiting and len(self.running) < self._config.max_sequences:
-            if len(prompts) >= max(1, budget):
-                break
-            sequence = self.waiting[0]
-            if sequence.progress.pending or self.sharing.must_wait(sequence):
-                deferred.append(self.waiting.popleft())
-                continue
-            if looked_up > _MAX_LOOKUP_TOKENS:
-                break
-            if (sequence.number, self._manager.releases) == self._no_room:
-                break
-            looked_up += len(sequence.progress.tokens)
-            match = self.sharing.match(sequence)
-            if match is None:
-                deferred.append(self.waiting.popleft())
-                continue
-            if not self.tables.admit(sequence, match):
-                if self.running:
-                    self._no_room = sequence.number, self._manager.releases
-                    break
-                self._yield_room(sequence)
-                continue
-            self.waiting.popleft()
-            sequence.progress.computed = match.length
-            if self.sharing.start(sequence, match, self.running):
-                sequence.queued_s = self._clock() - sequence.arrived
-                self.counters.add_start(sequence)
-            sequence.status = Status.RUNNING
-            self._admitted.append(sequence)
-            self.running.append(sequence)
-            self.running.sort(key=lambda s: s.number)
-            prompts.append(sequence)
-        self.waiting.extendleft(reversed(deferred))
-        prompts.sort(key=lambda s: s.number)
-
-    # -- room ----------------------------------------------------------------------------------
-
-    def _make_room(self, rows: PlannedRows, plan: list[PlannedRows]) -> bool:
-        """Allocate blocks for rows, preempting the youngest sequences if needed.
-
-        False when the sequence itself was the youngest and had to give way.
-        """
-        sequence = rows.sequence
-        while not self.tables.extend(sequence, rows.end):
-            if self.tables.drop_spares(sequence):
-                continue  # rows with drafts have their blocks already
-            youngest = self.running[-1]
-            if len(self.running) == 1 and youngest is sequence and not self._yield_room(youngest):
-                return False
-            self._preempt(youngest, plan)
-            if youngest is sequence:
-                return False
-        return True
-
-    def _yield_room(self, sequence: Sequence) -> bool:
-        """Free reused blocks of a lone sequence without room: it will reuse nothing.
-
-        False if it reuses nothing already: it can never run, and its request failed.
-        """
-        if not sequence.prefix.ignored:
-            self.sharing.ignore(sequence, MissKind.EVICTED)
-            return True
-        budget = self._manager.capacity.budget
-        message = f"the server's KV cache, {budget} bytes, cannot hold this request alone"
-        self._fail(sequence, Failure(message, 500))
-        return False
-
-    def _preempt(self, sequence: Sequence, plan: list[PlannedRows]) -> None:
-        """Preempt a sequence: release its blocks, and put it first in the queue."""
-        self.counters.preemptions += 1
-        plan[:] = [rows for rows in plan if rows.sequence is not sequence]
-        if self.tables.drop_copies(sequence):
-            # It began in this plan, and what it was to copy never came.
-            sequence.progress.computed = 0
-        self.requeue(sequence)
-
     # -- after a plan --------------------------------------------------------------------------
 
     def _advance(self, rows: PlannedRows) -> None:
         """Mark the rows as computed, so that later steps may rely on them."""
         sequence, progress = rows.sequence, rows.sequence.progress
+        self.admission.fairness.charge(sequence, rows.count)
         progress.computed = rows.end
         if rows.samples:
             progress.pending += 1
@@ -394,7 +273,7 @@ class Planner:
             self.tables.release_passed(rows.sequence)
             if rows.snapshots:
                 self._manager.release_all(rows.snapshots)
-        for sequence in self._admitted:
+        for sequence in self.admission.admitted:
             self.tables.drop_copies(sequence)
         return frozen
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 _MIN_CHUNK = 16
 """Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
 
@@ -10,7 +13,7 @@ _MAX_OVERTAKING = 256
 
 
 class PrefillSplit:
-    """Half of each step for the oldest prompt, half for the shortest.
+    """Half of each step for the first prompt in turn, half for the shortest.
 
     A short prompt that arrives while a long one is read goes before it, but for only so long.
     """
@@ -19,14 +22,27 @@ class PrefillSplit:
         self._owed = 0
         """Tokens of the oldest prompt's halves that shorter prompts took."""
 
-    def split(self, budget: int, remaining: list[int], room: int) -> list[int]:
+    def split(
+        self, budget: int, remaining: list[int], room: int, levels: Sequence[int] = ()
+    ) -> list[int]:
         """Return each prompt's share of this step's tokens.
 
         Args:
-            remaining: tokens that each prompt has left, oldest first.
+            remaining: tokens that each prompt has left, in the order of their turns.
             room: the most rows that the step can take. A prompt with `_MIN_CHUNK` left is read to
                 its end even beyond the budget: a second chunk costs more than the tokens do.
+            levels: of the prompts' priorities, lowest first; a prompt gets what those of lower
+                levels leave. Empty: all are equal.
         """
+        first = bisect_right(levels, levels[0]) if levels else len(remaining)
+        shares = self._among_equals(budget, remaining[:first], room)
+        while len(shares) < len(remaining):
+            start = len(shares)
+            end = bisect_right(levels, levels[start])
+            shares += split(max(0, budget - sum(shares)), remaining[start:end])
+        return shares
+
+    def _among_equals(self, budget: int, remaining: list[int], room: int) -> list[int]:
         shortest = min(remaining, default=0)
         if budget and shortest <= _MIN_CHUNK:
             budget = max(budget, min(shortest, room))

@@ -76,7 +76,11 @@ class PrefixSharing:
             partial=not sequence.format.has_tail,
         )
         following = match.reached // size
-        coming = list(takewhile(self._computing.__contains__, keys[following:]))
+        coming = list(
+            takewhile(
+                lambda key: _comes_before(self._computing.get(key), sequence), keys[following:]
+            )
+        )
         if coming:
             cursor.waits_on = coming[-1]
             self._request_snapshot(self._computing[coming[-1]], sequence)
@@ -319,3 +323,8 @@ def _agreement(sequence: Sequence, other: Sequence) -> int:
         return 0
     agreed = common_length(sequence.progress.content, other.progress.content)
     return min(agreed, len(sequence.progress.tokens) - 1)
+
+
+def _comes_before(owner: Sequence | None, sequence: Sequence) -> bool:
+    """Return whether a block is being computed, and no later than a sequence's own turn."""
+    return owner is not None and owner.level <= sequence.level

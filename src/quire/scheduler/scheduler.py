@@ -21,10 +21,12 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
+from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.deadlines import Deadlines
+from quire.scheduler.fairness import WaitingQueue
 from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
-from quire.scheduler.planner import Planner, SchedulerConfig
+from quire.scheduler.planner import Planner
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.sequence import Sequence, SequenceParts, Status
 
@@ -56,6 +58,7 @@ class Scheduler:
         self._planner = Planner(
             config, groups, manager, prefill_budget, self._fail, clock, max_graph_rows
         )
+        self._admission = self._planner.admission
         self.sharing = self._planner.sharing
         self.encodings = self._planner.encodings
         self.counters = self._planner.counters
@@ -76,12 +79,12 @@ class Scheduler:
     @property
     def running(self) -> Seq[Sequence]:
         """The sequences that hold blocks, oldest first."""
-        return self._planner.running
+        return self._admission.running
 
     @property
-    def waiting(self) -> Seq[Sequence]:
-        """The sequences that hold no blocks, in the order in which they are considered."""
-        return self._planner.waiting
+    def waiting(self) -> WaitingQueue:
+        """The sequences that hold no blocks; those of each API key in the order of their turns."""
+        return self._admission.waiting
 
     @property
     def has_work(self) -> bool:
@@ -122,7 +125,7 @@ class Scheduler:
         if request.task.needs_every_row:
             self.sharing.ignore(sequence, MissKind.EVERY_TOKEN_NEEDED)
         self._by_id[request.id] = self._by_number[sequence.number] = sequence
-        self._planner.waiting.append(sequence)
+        self._admission.waiting.add(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request before the next step. Unknown ids are ignored: the race is harmless."""
@@ -154,7 +157,7 @@ class Scheduler:
             self.sharing.cut(sequence, keep)
             return
         if sequence.status is Status.RUNNING:  # too little is left: it finds in the index what is
-            self._planner.requeue(sequence)
+            self._admission.requeue(sequence)
         self.sharing.cut(sequence, length)
 
     def start_over(self, failure: Failure) -> None:
@@ -168,7 +171,7 @@ class Scheduler:
         for sequence in self.waiting:
             progress = sequence.progress
             progress.pending, progress.drafts, progress.unwanted = 0, (), 0
-        self._planner.forget()
+        self._admission.forget()
         self.encodings.clear()
         self.sharing.index.clear()
         self._planner.tables.cross.clear()
@@ -298,9 +301,9 @@ class Scheduler:
         del self._by_id[sequence.id], self._by_number[sequence.number]
         self._deadlines.drop(sequence.number)
         if sequence.status is Status.RUNNING:
-            self._planner.vacate(sequence)
+            self._admission.vacate(sequence)
         else:
-            self._planner.waiting.remove(sequence)
+            self._admission.waiting.remove(sequence)
         self.encodings.end(sequence)
         sequence.status = Status.FINISHED
         self._ended.append(sequence.number)

@@ -277,6 +277,11 @@ class Sequence:
         return self.request.id
 
     @property
+    def level(self) -> int:
+        """Its priority among all API keys: 0, or how far it stands behind."""
+        return max(0, self.request.priority)
+
+    @property
     def awaits_mask(self) -> bool:
         """Whether the next token's mask depends on a token that the host has not read yet."""
         return self.constraint is not None and self.progress.pending > 0

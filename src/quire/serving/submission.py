@@ -170,6 +170,8 @@ class Submission:
             stop_on_loop=spec.stop_on_loop,
             rules=spec.rules,
             caller=spec.caller,
+            share=spec.share,
+            priority=spec.priority or 0,
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,

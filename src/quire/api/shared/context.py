@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +21,8 @@ from quire.api.shared.members import members
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import use_of
 from quire.api.shared.notes import note, notes
+from quire.api.shared.priority import priority_of
+from quire.api.shared.quotas import Quotas
 from quire.api.shared.schema import (
     DecodingFields,
     GenerationFields,
@@ -48,7 +50,6 @@ from quire.serving.tasks import cancel_and_wait
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
 """A header for the KV scheme, for clients whose SDK drops unknown fields."""
-
 Parsed = TypeVar("Parsed", bound=Wire)
 Result = TypeVar("Result")
 Reader = Callable[["Context", Request, bytes], Awaitable[Result]]
@@ -74,6 +75,7 @@ class ServerContext:
     metrics: CallerMetrics
     signer: Signer
     stored: Callable[[Request, bool], StoredConversations[Any]]
+    quotas: Quotas = field(default_factory=Quotas)
 
     async def read(
         self,
@@ -132,6 +134,7 @@ class ServerContext:
             job_media=media,
             jobs=loaded.jobs,
             lease=lease,
+            quotas=self.quotas,
         )
 
 
@@ -145,6 +148,7 @@ class Context:
         jobs: where requests are read that are large, or hold media; None reads all of them here,
             as within a job.
         lease: what holds the model; None within a job.
+        quotas: the limits of API keys.
     """
 
     service: Service
@@ -154,6 +158,7 @@ class Context:
     job_media: JobMedia
     jobs: Jobs | None = None
     lease: Lease | None = None
+    quotas: Quotas = field(default_factory=Quotas)
 
     async def start(self, request: Request, prepared: Prepared) -> GenerationStream:
         """Queue a generation for the request's caller.
@@ -173,13 +178,23 @@ class Context:
         """Return a prepared generation with its caller, who shares prefixes with no other.
 
         From here on the model stays loaded for as long as the request asks for.
+
+        Raises:
+            Overloaded: the caller's API key has used up one of its limits.
         """
         caller, spec = caller_of(request.scope), prepared.spec
+        quota = self.quotas.of(caller)
+        quota.enter(sum(len(prompt.tokens) for prompt in prepared.prompts))
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
         self.keep(request, spec.keep_alive_s)
-        if (caller, salt) == (spec.caller, spec.cache_salt):
-            return prepared
-        return replace(prepared, spec=replace(spec, caller=caller, cache_salt=salt))
+        spec = replace(
+            spec,
+            caller=caller,
+            share=quota.limits.share,
+            priority=priority_of(spec.priority, request.headers),
+            cache_salt=salt,
+        )
+        return replace(prepared, spec=spec)
 
     def keep(self, request: Request, seconds: float | None) -> None:
         """Keep the model loaded for so long after its last request; None changes nothing.
@@ -361,6 +376,7 @@ def decoding(
         "stop_token_ids": frozenset(stop_ids),
         "ignore_eos": fields.ignore_eos is True,
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
+        "priority": fields.priority,
         "cache_salt": fields.cache_salt or "",
         "keep_alive_s": fields.keep_alive,
     }

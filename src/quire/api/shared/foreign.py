@@ -70,7 +70,6 @@ DEFAULTS: dict[str, object] = {
     "p_less": False,
     "parse_tool_calls": True,
     "post_sampling_probs": False,
-    "priority": 0,
     "raw": False,
     "return_full_text": False,
     "return_mm_kwargs": True,

@@ -38,6 +38,7 @@ from quire.api.shared.field_errors import (
     unknown_field,
 )
 from quire.api.shared.numbers import Integer, Number
+from quire.api.shared.priority import Priority
 from quire.core.errors import RequestError
 from quire.core.sampling_params import LIMITS, MOST_TOKENS, check_repeats
 
@@ -327,6 +328,7 @@ class DecodingFields(Wire):
     )
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
+    priority: Priority | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
     keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
 

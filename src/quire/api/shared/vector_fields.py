@@ -11,6 +11,7 @@ from quire.api.shared.context import Context
 from quire.api.shared.durations import KeepAlive
 from quire.api.shared.notes import note
 from quire.api.shared.numbers import Integer
+from quire.api.shared.priority import Priority
 from quire.api.shared.schema import UnlessEmpty, Wire
 from quire.serving.generation import Generation
 
@@ -26,6 +27,7 @@ class VectorFields(Wire):
     truncation_side: Literal["left", "right"] | None = Field(
         default=None, description="where a prompt is cut; the default is left"
     )
+    priority: Priority | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
     keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
 
@@ -39,6 +41,7 @@ class VectorFields(Wire):
         return Generation(
             truncate=self.truncate_prompt_tokens,
             truncate_left=self.truncation_side != "right",
+            priority=self.priority,
             cache_salt=self.cache_salt or "",
             keep_alive_s=self.keep_alive,
         )

@@ -1,0 +1,46 @@
+"""The priority of a request: a field of every protocol, and a header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from quire.api.shared.numbers import Integer
+from quire.core.errors import RequestError
+
+PRIORITY_HEADER = "x-quire-priority"
+"""A header for whoever cannot change bodies. A body may only name a higher number, which is later.
+"""
+_MOST = 2**31
+
+Priority = Annotated[
+    Integer,
+    Field(
+        ge=-_MOST,
+        lt=_MOST,
+        description="lower numbers go first, 0 is the default; negative ones pass requests of the "
+        "same API key alone",
+    ),
+]
+
+
+def priority_of(asked: int | None, headers: Mapping[str, str]) -> int | None:
+    """Return a request's priority: its own, but no lower number than that of the header.
+
+    Raises:
+        RequestError: the header holds no such number.
+    """
+    given = headers.get(PRIORITY_HEADER)
+    if given is None:
+        return asked
+    try:
+        least = int(given)
+    except ValueError:
+        least = _MOST
+    if abs(least) >= _MOST:
+        raise RequestError(
+            f"'{PRIORITY_HEADER}' takes a whole number such as 1.", param=PRIORITY_HEADER
+        )
+    return least if asked is None else max(asked, least)
