@@ -167,6 +167,21 @@ def test_bytes_and_streams_are_bounded() -> None:
     asyncio.run(scenario())
 
 
+def test_an_id_is_taken_once_and_free_again_where_no_answer_came() -> None:
+    async def scenario() -> None:
+        streams = KeptStreams(1.0)
+        streams.open(ID)
+        with pytest.raises(RequestError) as refused:
+            streams.open(ID)
+        assert refused.value.code == "stream_exists"
+        streams.ended(ID)  # its client left before the body was whole
+        streams.open(ID).start(HEAD)
+        streams.ended(ID)
+        streams.get(ID)
+
+    asyncio.run(scenario())
+
+
 def test_pieces_of_any_size_are_the_same_events() -> None:
     body = b": waiting\n\n" + b"".join(b"data: %d\n\n" % number for number in range(30))
 

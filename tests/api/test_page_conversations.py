@@ -79,7 +79,6 @@ def test_an_answer_goes_on_after_a_reload(page: Any, served: Served) -> None:
     opened(page, served.url)
     ask(page, "Count")
     page.wait_for_selector(".assistant .text:has-text('One')")
-    page.wait_for_timeout(700)  # text is kept twice a second
     page.reload()
     page.wait_for_selector(".assistant[aria-busy] .text:has-text('One')")
     held.set()
@@ -91,12 +90,40 @@ def test_an_answer_goes_on_after_a_reload(page: Any, served: Served) -> None:
     assert texts(page) == ["Count", "One two three four five six."]
 
 
+def test_a_question_survives_a_reload_right_after_sending(page: Any, served: Served) -> None:
+    says(served, "One two three four five six.")
+    opened(page, served.url)
+    ask(page, "Count")
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    if page.locator(".write textarea").input_value():  # left before the browser had stored it
+        page.press(".write textarea", "Enter")
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["Count", "One two three four five six."]
+    assert page.locator(".write textarea").input_value() == ""
+    assert len(served.engine.requests) == 1
+
+
+def test_a_question_that_never_reached_the_server_is_sent_after_a_reload(
+    page: Any, served: Served
+) -> None:
+    says(served, "Seven")
+    opened(page, served.url)
+    page.route("**/v1/chat/completions", lambda route: None)
+    ask(page, "Count")
+    page.wait_for_selector(".assistant[aria-busy]")
+    page.unroute("**/v1/chat/completions")
+    page.reload()
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["Count", "Seven"]
+    assert len(served.engine.requests) == 1
+
+
 def test_an_answer_that_the_server_lost_is_kept_and_continued(page: Any, served: Served) -> None:
     held = holds(served, "One two three four five six.", 3)
     opened(page, served.url)
     ask(page, "Count")
     page.wait_for_selector(".assistant .text:has-text('One')")
-    page.wait_for_timeout(700)  # text is kept twice a second
     page.route("**/streams/**", lambda route: route.fulfill(status=404, json={}))
     page.reload()
     page.wait_for_selector(".assistant .note:has-text('Cut off')")
@@ -211,8 +238,11 @@ def test_what_is_written_and_not_sent_stays(page: Any, served: Served) -> None:
     page.fill(".write textarea", "Not sent yet")
     page.click(".new")
     assert page.locator(".write textarea").input_value() == ""
+    page.fill(".write textarea", "Nor is this")
     page.reload()
     page.wait_for_selector("html[data-ready]")
+    assert page.locator(".write textarea").input_value() == "Nor is this"
+    page.click(".entry:has-text('First')")
     assert page.locator(".write textarea").input_value() == "Not sent yet"
 
 

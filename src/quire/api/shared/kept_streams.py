@@ -186,7 +186,7 @@ class KeptStreams:
             raise RequestError(what, param=HEADER)
         if stream_id in self._streams:
             what = f"'{HEADER}' names a stream that is kept already; choose a new id."
-            raise RequestError(what, param=HEADER)
+            raise RequestError(what, param=HEADER, code="stream_exists")
         if len(self._streams) >= self._max_count and not self._evict():
             raise Overloaded(
                 f"{self._max_count} resumable streams run, which is as many as are kept. Wait for "
@@ -216,8 +216,11 @@ class KeptStreams:
             self.size -= freed
 
     def ended(self, stream_id: str) -> None:
-        """Forget a stream that is over, after a while."""
+        """Forget a stream that is over, after a while; at once if its request got no answer."""
         stream = self._streams[stream_id]
+        if stream.head is None:
+            self._forget(stream_id, stream)
+            return
         loop = asyncio.get_running_loop()
         loop.call_later(self.grace_s, self._forget, stream_id, stream)
 

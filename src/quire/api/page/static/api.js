@@ -25,9 +25,10 @@ export const hasKey = () => Boolean(localStorage.getItem(KEY));
 export const forgetKey = () => localStorage.removeItem(KEY);
 
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, status, code) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -66,18 +67,19 @@ export async function ask(path, { body, method, stream, signal, watching } = {})
     }
     noteContact(response.status === 401 ? "key" : "ok");
     if (response.ok) return response;
-    if (response.status !== 401) throw new ApiError(await reason(response), response.status);
+    if (response.status !== 401) throw await problem(response);
     if (key !== localStorage.getItem(KEY)) continue;
     if ((declined && body === undefined) || !(await newKey(Boolean(key)))) throw new ApiError(NO_KEY, 401);
   }
 }
 
-async function reason(response) {
+async function problem(response) {
   const text = await response.text();
   try {
-    return JSON.parse(text).error.message;
+    const { message, code } = JSON.parse(text).error;
+    return new ApiError(message, response.status, code);
   } catch {
-    return text.slice(0, 300) || `HTTP ${response.status}`;
+    return new ApiError(text.slice(0, 300) || `HTTP ${response.status}`, response.status);
   }
 }
 

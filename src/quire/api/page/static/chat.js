@@ -7,12 +7,15 @@ import { exported } from "./export.js";
 import { titled } from "./files.js";
 import { failed, MessageView } from "./message.js";
 import { Parameters } from "./parameters.js";
+import { requestOf } from "./request.js";
 import { isEmpty, isUnfinished, prepare, Run } from "./run.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
 const EXAMPLES = ["What is 27 plus 45?", "Count from 1 to 20.", "What is the capital of France?"];
+
+const titleOf = ({ content, files }) => (content || titled(files)).replace(/\s+/g, " ").slice(0, 60);
 
 export class Chat {
   constructor(root, side, leaveDrawer, turn) {
@@ -67,8 +70,11 @@ export class Chat {
     this.conversations = await store.all();
     store.onChange((id, theirs, whole) => this.changedElsewhere(id, theirs, whole));
     addEventListener("hashchange", () => this.composer.catchFocus());
-    addEventListener("pagehide", () => this.runs.forEach((run) => run.keep()));
-    this.open(this.conversations[0] ?? null);
+    addEventListener("pagehide", () => this.runs.forEach((run) => run.leave()));
+    addEventListener("pageshow", ({ persisted }) => persisted && this.pickUp());
+    this.composer.kept(this.conversations.flatMap(({ messages }) => messages));
+    const last = store.opened.read() ?? this.conversations[0]?.id;
+    this.open(this.conversations.find(({ id }) => id === last) ?? null);
     this.pickUp();
   }
 
@@ -76,7 +82,7 @@ export class Chat {
   pickUp() {
     for (const conversation of this.conversations ?? []) {
       for (const message of conversation.messages) {
-        if (isUnfinished(message) && message.stream && !this.runs.has(message.id)) this.run(conversation, message, (run) => run.resume());
+        if (isUnfinished(message) && message.stream && !this.runs.has(message.id)) this.run(conversation, message, (run) => run.resume(requestOf(conversation, message)));
       }
     }
   }
@@ -108,7 +114,8 @@ export class Chat {
     this.show();
     this.list();
     this.toEnd();
-    this.composer.open(this.current.id);
+    this.composer.open(conversation?.id);
+    store.opened.write(this.current.id);
     this.composer.focus();
   }
 
@@ -119,7 +126,7 @@ export class Chat {
     while (same < messages.length && this.views[same]?.message === messages[same]) same += 1;
     for (const old of this.views.splice(same)) old.node.remove();
     for (const message of messages.slice(same)) this.view(message);
-    const left = failed(messages);
+    const left = failed(messages.filter(({ id }) => !this.runs.has(id)));
     for (const view of this.views) {
       const versions = tree.versions(this.current, view.message);
       view.place(versions.indexOf(view.message), versions.length);
@@ -206,57 +213,38 @@ export class Chat {
     return this.runsOf(this.current).length > 0;
   }
 
-  async send(text, files) {
-    if (this.busy) return;
-    this.add(tree.path(this.current).at(-1), { role: "user", content: text, files });
-    await this.answer();
+  send(text, files) {
+    const message = { id: tree.newId(), role: "user", content: text, files };
+    this.composer.sending(message);
+    return this.ask(tree.path(this.current).at(-1), [message]);
   }
 
-  async results(results) {
-    if (this.busy) return;
-    for (const result of results) this.add(tree.path(this.current).at(-1), { role: "tool", ...result });
-    await this.answer();
-  }
-
-  add(after, message) {
-    const { current } = this;
-    tree.add(current, after, message);
-    const fresh = !this.conversations.includes(current);
-    if (fresh) this.conversations.push(current);
-    if (current.messages.length === 1) current.title = (message.content || titled(message.files)).replace(/\s+/g, " ").slice(0, 60);
-    current.updated = Date.now();
-    this.keep(current, [message], { fresh });
-    this.order();
-    this.show();
-    this.toEnd();
-    return message;
-  }
-
-  keep(conversation, messages = [], more = {}) {
-    store.keep(conversation, messages, more).catch(() => announce("The conversation could not be kept."));
-  }
-
-  /** The message that stands before another one. */
-  before({ parent }) {
-    return this.current.messages.find(({ id }) => id === parent);
+  results(results) {
+    return this.ask(tree.path(this.current).at(-1), results.map((result) => ({ role: "tool", ...result })));
   }
 
   /** A message in other words: a new version of it, with what follows from there. */
-  async rewrite(message, text, files) {
+  rewrite(message, text, files) {
+    return this.ask(tree.before(this.current, message), [{ role: "user", content: text, files }]);
+  }
+
+  /** Add messages of the user's behind another one, and ask for an answer. */
+  async ask(after, messages) {
     if (this.busy) return;
-    this.add(this.before(message), { role: "user", content: text, files });
-    await this.answer();
+    for (const message of messages) after = tree.add(this.current, after, message);
+    await this.answer(tree.add(this.current, after, { role: "assistant" }), messages);
+  }
+
+  keep(conversation, messages = [], more = {}) {
+    return store.keep(conversation, messages, more).catch(() => announce("The conversation could not be kept."));
   }
 
   /** Another answer: a new version; where there was none, in its place. */
   async again(message) {
     if (this.busy) return;
-    if (isEmpty(message)) {
-      message.reasoning = "";
-      await this.answer(message);
-      return;
-    }
-    await this.answer(null, this.before(message));
+    if (isEmpty(message)) message.reasoning = "";
+    else message = tree.add(this.current, tree.before(this.current, message), { role: "assistant" });
+    await this.answer(message);
   }
 
   /** Show the version of a message that came before or after. */
@@ -278,19 +266,29 @@ export class Chat {
     for (const run of this.runsOf(this.current)) run.stop();
   }
 
-  /** Ask for an answer behind a message, or for the rest of one that was cut off. */
-  async answer(message = null, after = tree.path(this.current).at(-1)) {
-    const conversation = this.current;
-    const continued = Boolean(message?.content);
-    const before = message ? this.before(message) : after;
-    message ??= { role: "assistant" };
+  /**
+   * Ask for an answer, or for the rest of one that was cut off. It is kept with its stream's id, and
+   * with the messages that were added for it, before the server hears of it: a reload loses neither.
+   */
+  async answer(message, added = []) {
+    const { current } = this;
     prepare(message, this.parameters.model?.id);
-    if (message.id) this.keep(conversation, [message]);
-    else this.add(after, message);
-    const messages = tree.path(conversation);
-    const end = messages.indexOf(before) + 1;
-    const body = this.parameters.body(messages.slice(0, end), continued ? message : null);
-    await this.run(conversation, message, (run) => run.ask(body));
+    const fresh = !this.conversations.includes(current);
+    if (fresh) {
+      this.conversations.push(current);
+      current.title = titleOf(current.messages[0]);
+      this.composer.conversation = current.id;
+      store.opened.write(current.id);
+    }
+    current.updated = Date.now();
+    const body = requestOf(current, message);
+    const kept = this.keep(current, [...added, message], { fresh });
+    this.order();
+    await this.run(current, message, async (run) => {
+      await kept;
+      this.composer.kept(added);
+      return run.ask(body);
+    });
   }
 
   async run(conversation, message, act) {

@@ -5,6 +5,14 @@ import { named, read, refusal, removable, taken } from "./files.js";
 import { Recorder } from "./recorder.js";
 import { settings } from "./store.js";
 
+const NEW = "new"; // whose draft belongs to no conversation yet
+
+function keepDraft(id, text) {
+  const { [id]: before, ...drafts } = settings.read("drafts", {});
+  if (text) drafts[id] = text;
+  settings.write("drafts", drafts);
+}
+
 export class Composer {
   /** `last` edits the message that was sent last. */
   constructor(send, stop, last) {
@@ -15,7 +23,6 @@ export class Composer {
       if (this.isBusy || (!text && !this.files.length) || this.objections()) return;
       const files = this.files.splice(0);
       this.field.value = "";
-      this.draft();
       this.complain("");
       this.refresh();
       send(text, files);
@@ -41,8 +48,8 @@ export class Composer {
     this.refresh();
   }
 
-  /** Goes over to a conversation, where what was not sent yet stands again. */
-  open(id) {
+  /** Goes over to a conversation, or to a new one, where what was not sent yet stands again. */
+  open(id = NEW) {
     this.conversation = id;
     this.files = [];
     this.field.value = settings.read("drafts", {})[id] ?? "";
@@ -51,9 +58,20 @@ export class Composer {
 
   /** Keeps what is written and not sent. */
   draft() {
-    const { [this.conversation]: before, ...drafts } = settings.read("drafts", {});
-    if (this.field.value) drafts[this.conversation] = this.field.value;
-    settings.write("drafts", drafts);
+    keepDraft(this.conversation, this.field.value);
+  }
+
+  /** What was written goes away as a message, and is a draft until that is kept. */
+  sending(message) {
+    settings.write("sending", { draft: this.conversation, message: message.id });
+  }
+
+  /** Messages are kept: if one was being sent, only what was written since is a draft. */
+  kept(messages) {
+    const sending = settings.read("sending", null);
+    if (!messages.some(({ id }) => id === sending?.message)) return;
+    keepDraft(sending.draft, sending.draft === this.conversation ? this.field.value : "");
+    settings.write("sending", null);
   }
 
   drag(event) {

@@ -1,11 +1,9 @@
-// What goes along with every request: the chosen model, system message, sampling, thoughts, tools.
+// What is set for a conversation: the chosen model, system message, sampling, thoughts, tools; kept as presets.
 
 import { h } from "./dom.js";
-import { part } from "./files.js";
-import { failed } from "./message.js";
 import { settings } from "./store.js";
 
-const NUMBERS = [
+export const NUMBERS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: "any" }],
   ["top_p", "Top p", { min: 0, max: 1, step: "any" }],
   ["top_k", "Top k", { min: 0, step: 1 }],
@@ -16,6 +14,12 @@ const NUMBERS = [
 ];
 const THOUGHTS = [["", "Model's choice"], ["on", "Think first"], ["off", "Answer at once"]];
 
+/** The values that hold for a conversation: its own, or those of new ones; the model is everybody's. */
+export function valuesOf(conversation) {
+  const general = settings.read("parameters", {});
+  return { ...(conversation.parameters ?? general), model: general.model };
+}
+
 export class Parameters {
   /** `changed` is told when those of the open conversation change. */
   constructor(changed) {
@@ -24,11 +28,10 @@ export class Parameters {
     this.list = [];
   }
 
-  /** Go over to a conversation, which has values of its own if some were set; the model is everybody's. */
+  /** Go over to a conversation. */
   open(conversation) {
     this.conversation = conversation;
-    const general = settings.read("parameters", {});
-    this.values = { ...(conversation.parameters ?? general), model: general.model };
+    this.values = valuesOf(conversation);
   }
 
   models(list) {
@@ -43,25 +46,6 @@ export class Parameters {
   choose(name) {
     this.values.model = name;
     settings.write("parameters", { ...settings.read("parameters", {}), model: name });
-  }
-
-  /**
-   * The request for an answer to messages.
-   * @param continued an answer that was cut off, of which the rest is asked for
-   */
-  body(messages, continued = null) {
-    const { values } = this;
-    const body = { stream: true, return_progress: true, stream_options: { include_usage: true, continuous_usage_stats: true }, messages: [] };
-    if (this.model) body.model = this.model.id;
-    for (const [name] of NUMBERS) if (values[name] !== undefined) body[name] = values[name];
-    if (values.thoughts) body.enable_thinking = values.thoughts === "on";
-    if (values.kv) [body.kv_scheme, body.kv_bits] = kvOf(values.kv);
-    if (values.tools) body.tools = JSON.parse(values.tools);
-    if (values.system) body.messages.push({ role: "system", content: values.system });
-    const left = failed(messages);
-    for (const message of messages) if (!left.has(message)) body.messages.push(wire(message));
-    if (continued) Object.assign(body, { messages: [...body.messages, { role: "assistant", content: continued.content }], continue_final_message: true });
-    return body;
   }
 
   show() {
@@ -160,22 +144,4 @@ function read(fields) {
     if (field.value.trim() !== "") values[name] = field.type === "number" ? Number(field.value) : field.value;
   }
   return values;
-}
-
-function kvOf(name) {
-  const [scheme, bits] = name.split("-");
-  return scheme === "plain" ? ["plain", undefined] : [scheme, Number(bits)];
-}
-
-function wire(message) {
-  if (message.role === "tool") return { role: "tool", tool_call_id: message.tool_call_id, content: message.content };
-  if (message.role === "assistant") {
-    const calls = message.finish ? message.calls : []; // the last call of an answer that was cut off is not whole
-    const sent = { role: "assistant", content: message.content };
-    if (calls.length) sent.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
-    return sent;
-  }
-  if (!message.files?.length) return { role: "user", content: message.content };
-  const parts = message.files.map(part);
-  return { role: "user", content: message.content ? [...parts, { type: "text", text: message.content }] : parts };
 }

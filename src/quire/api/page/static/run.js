@@ -7,6 +7,7 @@ import { newId } from "./tree.js";
 
 const KEEP_MS = 500; // between two writes of an answer that grows
 const RETRIES_MS = [500, 1000, 2000, 4000];
+const FRESH_MS = 60_000; // in which a question that the server never got is sent again
 
 const pause = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 
@@ -19,7 +20,7 @@ export const isEmpty = ({ content, calls }) => !content && !calls.length;
 /** Make a message one that waits for its answer; one that is continued keeps its text. */
 export function prepare(message, model) {
   for (const name of ["finish", "error", "stopped", "waited"]) delete message[name];
-  Object.assign(message, { content: message.content ?? "", reasoning: message.reasoning ?? "", calls: message.calls ?? [], stats: null, model, events: 0, stream: newId() });
+  Object.assign(message, { content: message.content ?? "", reasoning: message.reasoning ?? "", calls: message.calls ?? [], stats: null, model, events: 0, stream: newId(), asked: Date.now() });
 }
 
 export class Run {
@@ -41,21 +42,38 @@ export class Run {
     if (this.message.stream) ask(`/streams/${this.message.stream}`, { method: "DELETE" }).catch(() => {});
   }
 
-  /** Asks for the answer. */
+  /** The page is being left: what fails from now on says nothing of the answer. */
+  leave() {
+    this.leaving = true;
+    this.keep();
+  }
+
+  /** Asks for the answer; where the server has it already, takes it up. */
   async ask(body) {
     await this.through(async () => {
-      const response = await ask("/v1/chat/completions", { body, stream: this.message.stream, signal: this.controller.signal });
+      const response = await ask("/v1/chat/completions", { body, stream: this.message.stream, signal: this.controller.signal }).catch((error) => {
+        if (error.code !== "stream_exists") throw error;
+        return this.again();
+      });
       if (!response.headers.has("x-quire-stream")) delete this.message.stream; // this server keeps none
       return response;
     }, body);
   }
 
-  /** Takes the answer up again where this browser's text ends. False if the server does not have it now. */
-  async resume() {
+  /**
+   * Takes the answer up again where this browser's text ends. False if the server does not have it now.
+   * A question of just now may not have reached the server: it is sent again, under the same id.
+   */
+  async resume(body) {
+    const { message } = this;
     try {
       await this.through(() => this.again());
     } catch (error) {
-      if (error.status === 404) delete this.message.stream;
+      if (error.status === 404 && !message.events && Date.now() - message.asked < FRESH_MS) {
+        await this.ask(body);
+        return true;
+      }
+      if (error.status === 404) delete message.stream;
       await this.keep();
       return false;
     }
@@ -73,7 +91,8 @@ export class Run {
     try {
       await this.read(await open());
     } catch (error) {
-      if (error.name === "AbortError") message.stopped = true;
+      if (this.leaving) return;
+      if (this.stopping) message.stopped = true;
       else if (!body && !this.begun) throw error;
       else message.error = body ? withNames(error.message, body.messages) : error.message;
     }
@@ -99,7 +118,7 @@ export class Run {
   async reconnected(error, lost) {
     for (let trial = lost; error.status === 0 && this.message.stream && trial < RETRIES_MS.length; trial += 1) {
       await pause(RETRIES_MS[trial]);
-      if (this.stopping) throw new DOMException("", "AbortError");
+      if (this.stopping || this.leaving) throw error;
       try {
         return await this.again();
       } catch (problem) {

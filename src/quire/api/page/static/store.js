@@ -7,10 +7,10 @@ import { linked } from "./tree.js";
 const [HEADS, MESSAGES] = ["conversations", "messages"];
 const memory = new Map();
 const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel("quire") : null;
-let opened = null;
+let connection = null;
 
 function database() {
-  opened ??= new Promise((resolve) => {
+  connection ??= new Promise((resolve) => {
     let request;
     try {
       request = indexedDB.open("quire", 2);
@@ -25,7 +25,7 @@ function database() {
     };
     request.onerror = () => resolve(null);
   });
-  return opened;
+  return connection;
 }
 
 /** Make the stores; conversations of the first version held their messages. */
@@ -113,6 +113,12 @@ export function onChange(listener) {
     if (removed || conversation) listener(id, conversation, () => read(id));
   };
 }
+
+/** The id of the conversation that this tab shows, which a reload opens again. */
+export const opened = {
+  read: () => sessionStorage.getItem("quire.opened"),
+  write: (id) => sessionStorage.setItem("quire.opened", id),
+};
 
 /** Small settings, by name. */
 export const settings = {

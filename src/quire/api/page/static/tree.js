@@ -11,6 +11,16 @@ const parentOf = ({ parent }) => parent ?? "";
 /** The messages that go on from a message, in the order in which they came; "" is the conversation's beginning. */
 const children = ({ messages }, id) => messages.filter((message) => parentOf(message) === id);
 
+/** The message that stands before another one; undefined at the beginning. */
+export const before = ({ messages }, { parent }) => messages.find(({ id }) => id === parent);
+
+/** The messages that lead to a message, from the beginning, without itself. */
+export function ancestors(conversation, message) {
+  const found = [];
+  for (let at = before(conversation, message); at; at = before(conversation, at)) found.unshift(at);
+  return found;
+}
+
 /** The messages of a message's place: itself and its other versions. */
 export const versions = (conversation, message) => children(conversation, parentOf(message));
 
@@ -34,7 +44,7 @@ export function choose(conversation, message) {
 export function add(conversation, after, message) {
   message.id ??= newId();
   message.parent = after?.id ?? null;
-  message.created ??= Date.now();
+  message.created ??= Math.max(Date.now(), ...conversation.messages.map(({ created }) => created + 1)); // versions are told apart by it
   conversation.messages.push(message);
   choose(conversation, message);
   return message;
