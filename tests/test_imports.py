@@ -28,7 +28,8 @@ ENGINE_SIDE = {
 }
 LAYERS: dict[str, set[str]] = {
     # package: the packages that it may import, beside itself and the core
-    "cli": {"api", "demo", "llm"} | HTTP_SIDE | ENGINE_SIDE,
+    "cli": {"api", "demo", "llm", "scale"} | HTTP_SIDE | ENGINE_SIDE,
+    "scale": {"api", "demo", "llm", "serving"},
     "llm": {"api", "demo", "serving", "media", "text"},
     "api": {"serving", "media", "text"},
     "serving": {"media", "text", "constraints"},

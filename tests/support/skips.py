@@ -17,6 +17,7 @@ _EXTRAS = {
     "av": "media",
     "pypdfium2": "media",
     "playwright.sync_api": "test",
+    "ray": "ray",
 }
 """The extra of the package that brings a module."""
 

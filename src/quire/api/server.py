@@ -13,27 +13,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import uvicorn
 
 from quire.api.app import build_app
 from quire.api.connections import LimitedProtocol
-from quire.api.reading import ReadingContext
+from quire.api.opening import open_service
 from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
 from quire.core.config import ModelConfig, ServerConfig
-from quire.core.errors import ModelError, QuireError
+from quire.core.errors import QuireError
 from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors
-from quire.media.kinds import inputs, limits_of
-from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, MakeRoom, ProcessEngine
-from quire.serving.job_messages import JobLimits
-from quire.serving.jobs import Jobs
 from quire.serving.model import Loaded
-from quire.serving.model_files import stamp_of
 from quire.serving.models import Models, OnProgress, Opener
-from quire.serving.tasks import cancel_and_wait, to_the_end
+from quire.serving.tasks import cancel_and_wait
 
 log = logging.getLogger("quire.server")
 
@@ -47,6 +41,7 @@ def serve(
     *,
     memory: int | None = None,
     on_progress: Callable[[str, Progress | None], None] = lambda name, progress: None,
+    opener: Opener | None = None,
 ) -> int:
     """Serves until interrupted; 1 if the only engine broke down.
 
@@ -56,6 +51,7 @@ def serve(
         worker: see `ProcessEngine.start`.
         memory: bytes for all loaded models together; None is what the machine has.
         on_progress: by a model's name, how far its loading has come; None when that is over.
+        opener: loads a model; by default as an engine of this machine.
 
     Raises:
         QuireError: the address cannot be bound, or a model cannot be opened.
@@ -71,7 +67,7 @@ def serve(
                     model_configs,
                     config,
                     listener,
-                    opener=partial(_open, worker, on_progress),
+                    opener=opener or partial(_open, worker, on_progress),
                     memory=memory,
                 )
             )
@@ -154,7 +150,7 @@ async def _open(
     on_progress: OnProgress,
     make_room: MakeRoom,
 ) -> Loaded:
-    """Start a model's processes. The first job waits until its process has started.
+    """Start a model's engine on this machine, and what stands before it.
 
     Raises:
         ModelError: it cannot be opened.
@@ -174,30 +170,7 @@ async def _open(
         on_progress=tell,
         make_room=make_room,
     )
-    try:
-        # In a thread, for others' streams. They wait all the same while `tokenizers` reads a file,
-        # which no way of it does without the interpreter's lock: a second for 262,000 tokens.
-        service = await asyncio.to_thread(assemble, client, model_config.name, config)
-    except BaseException as error:
-        await to_the_end(client.close())
-        if isinstance(error, QuireError) or not isinstance(error, Exception):
-            raise
-        log.exception("%s cannot be read", model_config.name)
-        why = f"a file cannot be understood ({type(error).__name__}: {error})"
-        raise ModelError(f"{client.info.path}: {why}") from error
-    stamp = stamp_of(Path(client.info.path))
-    reading = ReadingContext(client.info, model_config.name, config, stamp=stamp)
-    jobs = Jobs(reading, _job_limits(config), config.log_level, log_format=config.log_format)
-    jobs.open_soon()
-    return Loaded(service, jobs, client.broken)
-
-
-def _job_limits(config: ServerConfig) -> JobLimits:
-    """Return limits that fit the largest file in all the forms that it is decoded to."""
-    limits = JobLimits()
-    media = limits_of(config.media_limits)
-    working = max(each.working_bytes(media[kind].each) for kind, each in inputs().items())
-    return replace(limits, memory=limits.memory + working)
+    return await open_service(client, model_config, client.broken)
 
 
 async def _stop_when_broken(models: Models, server: StoppingServer) -> None:

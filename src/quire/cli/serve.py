@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.cli.loading import OnProgress, loading
 from quire.cli.model_configs import TableError, model_configs
@@ -11,6 +12,9 @@ from quire.cli.server_options import ServerOptions
 from quire.cli.settings import Command, config_file
 from quire.core.errors import QuireError
 from quire.core.logs import write_logs
+
+if TYPE_CHECKING:
+    from quire.serving.models import Opener
 
 
 class ServeCommand(ServerOptions, Command):
@@ -46,4 +50,20 @@ class ServeCommand(ServerOptions, Command):
         check_exposure(server, allow_anyone=self.allow_anyone)
         for dialect in filter(None, (each.serving.dialect for each in configs)):
             named(dialect)  # a wrong name is known before the weights are loaded
-        return serve(configs, server, memory=self.memory, on_progress=on_progress)
+        opener = None if self.replicas is None else self._replicated(len(configs))
+        return serve(configs, server, memory=self.memory, on_progress=on_progress, opener=opener)
+
+    def _replicated(self, models: int) -> Opener:
+        """Return the opener of a model that replicas answer for.
+
+        Raises:
+            QuireError: there are several models, or Ray is not installed.
+        """
+        if models > 1:
+            raise QuireError(f"--replicas is for one model, and there are {models}")
+        if find_spec("ray") is None:
+            raise QuireError("--replicas needs Ray: pip install 'quire-serve[ray]'")
+        from quire.scale.local import local_opener
+
+        assert self.replicas is not None
+        return local_opener(self.replicas, self.max_replicas)

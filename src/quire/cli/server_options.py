@@ -11,7 +11,18 @@ from quire.cli.keys import KeyOptions, key_in
 from quire.cli.media_options import MediaOptions
 from quire.cli.model_options import ModelOptions
 from quire.cli.settings import Options
-from quire.cli.values import Bytes, Count, File, Flag, HttpUrl, Model, Names, Port, Seconds
+from quire.cli.values import (
+    Bytes,
+    Count,
+    File,
+    Flag,
+    HttpUrl,
+    Model,
+    Names,
+    Port,
+    Replicas,
+    Seconds,
+)
 from quire.core.config import ServerConfig
 
 _SERVER = ServerConfig()
@@ -29,6 +40,20 @@ class SharedOptions(Options):
         None,
         description="for all loaded models together, weights and KV blocks; default: what is free",
     )
+
+
+class ScaleOptions(Options):
+    """How many engines answer for the model."""
+
+    title: ClassVar[str] = "scale"
+
+    replicas: Annotated[Replicas | None, Flag("N|auto")] = Field(
+        None,
+        description="engines on a Ray of this machine's own (pip install 'quire-serve[ray]'), one "
+        "a GPU where there are any; auto starts and ends them by load; default: one engine, "
+        "without Ray",
+    )
+    max_replicas: Count = Field(8, description="of --replicas auto, at most")
 
 
 class AccessOptions(Options):
@@ -97,7 +122,13 @@ class LimitOptions(Options):
 
 
 class ServerOptions(
-    ModelOptions, SharedOptions, KeyOptions, AccessOptions, LimitOptions, MediaOptions
+    ModelOptions,
+    SharedOptions,
+    ScaleOptions,
+    KeyOptions,
+    AccessOptions,
+    LimitOptions,
+    MediaOptions,
 ):
     """All options of a server."""
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -115,6 +115,7 @@ _MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
 """More than any machine has, and little enough that limits made of several fit 64 bits."""
 
 Count = Annotated[int, Field(ge=1, le=_MOST_COUNTED), Flag("N")]
+Replicas = Annotated[Count | Literal["auto"], "how many"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Whole = BeforeValidator(_whole)
 """Before a choice of whole numbers."""

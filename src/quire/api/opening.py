@@ -1,0 +1,63 @@
+"""From the client of an opened engine to a model that answers requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from quire.api.reading import ReadingContext
+from quire.core.config import ModelConfig, ServerConfig
+from quire.core.errors import ModelError, QuireError
+from quire.media.kinds import inputs, limits_of
+from quire.serving.assembly import assemble
+from quire.serving.interface import EngineClient
+from quire.serving.job_messages import JobLimits
+from quire.serving.jobs import Jobs
+from quire.serving.model import Loaded
+from quire.serving.model_files import stamp_of
+from quire.serving.tasks import to_the_end
+
+log = logging.getLogger("quire.server")
+
+
+async def open_service(
+    client: EngineClient, model_config: ModelConfig, broken: asyncio.Event | None = None
+) -> Loaded:
+    """Assemble a model's service and start the process of its jobs. Close the client on failure.
+
+    The first job waits until its process has started.
+
+    Args:
+        client: of an engine whose model is open; the result owns it.
+        broken: set when the engine cannot go on; None if the client never gives up.
+
+    Raises:
+        ModelError: a file of the model cannot be used.
+    """
+    config = model_config.serving
+    try:
+        # In a thread, for others' streams. They wait all the same while `tokenizers` reads a file,
+        # which no way of it does without the interpreter's lock: a second for 262,000 tokens.
+        service = await asyncio.to_thread(assemble, client, model_config.name, config)
+    except BaseException as error:
+        await to_the_end(client.close())
+        if isinstance(error, QuireError) or not isinstance(error, Exception):
+            raise
+        log.exception("%s cannot be read", model_config.name)
+        why = f"a file cannot be understood ({type(error).__name__}: {error})"
+        raise ModelError(f"{client.info.path}: {why}") from error
+    stamp = stamp_of(Path(client.info.path))
+    reading = ReadingContext(client.info, model_config.name, config, stamp=stamp)
+    jobs = Jobs(reading, _job_limits(config), config.log_level, log_format=config.log_format)
+    jobs.open_soon()
+    return Loaded(service, jobs, broken)
+
+
+def _job_limits(config: ServerConfig) -> JobLimits:
+    """Return limits that fit the largest file in all the forms that it is decoded to."""
+    limits = JobLimits()
+    media = limits_of(config.media_limits)
+    working = max(each.working_bytes(media[kind].each) for kind, each in inputs().items())
+    return replace(limits, memory=limits.memory + working)

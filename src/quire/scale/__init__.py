@@ -1,0 +1,1 @@
+"""Past one machine: engines as replicas of a Ray Serve deployment."""

@@ -1,0 +1,86 @@
+"""Replicas on a Ray of this machine's own: what `quire serve MODEL --replicas N` starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import replace
+from typing import Any, Literal
+
+import ray
+from ray import serve
+
+from quire.api.opening import open_service
+from quire.core.config import EngineConfig, ModelConfig
+from quire.core.errors import ModelError
+from quire.scale.client import ReplicatedEngine
+from quire.scale.deployments import Scaling, replicas
+from quire.serving.engine_client import MakeRoom
+from quire.serving.model import Loaded
+from quire.serving.models import OnProgress, Opener
+
+log = logging.getLogger("quire.scale")
+
+_APPLICATION = "quire"
+
+
+def local_opener(count: int | Literal["auto"], most: int) -> Opener:
+    """Return the opener of a model that is answered by replicas on a Ray that it starts.
+
+    Args:
+        count: replicas; auto lets Ray start and end them by load.
+        most: replicas of auto.
+    """
+
+    async def opener(config: ModelConfig, progress: OnProgress, make_room: MakeRoom) -> Loaded:
+        handle = await asyncio.to_thread(_start, config, count, most)
+        try:
+            client = await ReplicatedEngine.connect(handle, on_close=_stop_in_thread)
+        except BaseException:
+            await _stop_in_thread()
+            raise
+        return await open_service(client, config)
+
+    return opener
+
+
+def _start(config: ModelConfig, count: int | Literal["auto"], most: int) -> Any:
+    """Start Ray and the replicas; return their handle once all are ready."""
+    shared = most if count == "auto" else count
+    cores = os.cpu_count() or 1
+    ray.init(
+        num_cpus=max(cores, shared),
+        include_dashboard=False,
+        log_to_driver=True,
+        logging_level=logging.WARNING,
+        configure_logging=False,
+        _node_ip_address="127.0.0.1",
+    )
+    gpus = ray.cluster_resources().get("GPU", 0)
+    engine = config.engine if gpus else _shared(config.engine, shared, cores)
+    scaling = Scaling(count, most, gpus=1 if gpus else 0)
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    try:
+        return serve.run(
+            replicas(engine, config.serving, scaling), name=_APPLICATION, route_prefix=None
+        )
+    except RuntimeError as error:
+        _stop()
+        raise ModelError(f"the replicas did not start: {error}") from error
+
+
+def _shared(engine: EngineConfig, replicas: int, cores: int) -> EngineConfig:
+    """Return settings for engines that share this machine's processor and memory."""
+    return replace(
+        engine, threads=engine.threads or max(1, cores // replicas), sharers=max(1, replicas)
+    )
+
+
+def _stop() -> None:
+    serve.shutdown()
+    ray.shutdown()
+
+
+async def _stop_in_thread() -> None:
+    await asyncio.to_thread(_stop)

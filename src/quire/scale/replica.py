@@ -1,0 +1,116 @@
+"""A replica: one Quire engine in an actor of Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+
+from ray import serve
+
+from quire.core.config import EngineConfig, ServerConfig
+from quire.core.info import EngineStats, ModelInfo
+from quire.core.request import FinishReason, Output, Request
+from quire.scale.routing import Route
+from quire.serving.engine_client import ProcessEngine
+from quire.serving.tasks import cancel_and_wait
+from quire.serving.ticket import Ticket
+
+log = logging.getLogger("quire.replica")
+
+_LAST_WORD_S = 0.5
+"""Seconds in which the errors of a broken engine's requests are sent before the actor ends."""
+_ENTRIES = 512
+"""Tokens and log-probabilities that one message of a request carries at most."""
+
+
+class Replica:
+    """Owns an engine's process, and the requests that ingresses have sent to it.
+
+    Ray calls its methods, `check_health` and `record_routing_stats` among them.
+    """
+
+    # Ray awaits the constructor.
+    async def __init__(self, engine: EngineConfig, serving: ServerConfig) -> None:  # type: ignore[misc]
+        self._tickets: dict[str, Ticket] = {}
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._client = await ProcessEngine.start(
+            engine,
+            serving.log_level,
+            timeout_s=serving.engine_timeout_s,
+            log_format=serving.log_format,
+        )
+        self._watch = asyncio.create_task(self._end_with_engine())
+
+    async def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the engine did not start
+            await cancel_and_wait(self._watch)
+            await self._client.close()
+
+    async def generate(
+        self, route: Route, requests: Sequence[Request]
+    ) -> AsyncIterator[str | list[Output]]:
+        """Yield the replica's name once the engine has the requests, then their outputs.
+
+        A caller that leaves ends its requests.
+        """
+        tickets = self._client.submit(requests)
+        self._tickets |= {each.id: ticket for each, ticket in zip(requests, tickets, strict=True)}
+        try:
+            yield self._name
+            async for outputs in _merged(tickets):
+                yield outputs
+        finally:
+            for request, ticket in zip(requests, tickets, strict=True):
+                ticket.abort()
+                self._tickets.pop(request.id, None)
+
+    async def abort(self, route: Route, request_id: str, reason: FinishReason) -> None:
+        """End a request by the engine's next step, if it is this replica's and still runs."""
+        if (ticket := self._tickets.get(request_id)) is not None:
+            ticket.abort(reason)
+
+    async def info(self, route: Route) -> ModelInfo:
+        """Return the description of the served model."""
+        return self._client.info
+
+    async def stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        return await self._client.stats()
+
+    async def check_health(self) -> None:
+        """Raise if the engine cannot answer."""
+        if (failure := self._client.failure) is not None:
+            raise RuntimeError(failure)
+
+    async def _end_with_engine(self) -> None:
+        """End the actor soon after its engine, so that Ray starts another at once."""
+        await self._client.broken.wait()
+        log.error("the replica ends: %s", self._client.failure)
+        await asyncio.sleep(_LAST_WORD_S)
+        os._exit(1)
+
+
+async def _merged(tickets: Sequence[Ticket]) -> AsyncIterator[list[Output]]:
+    """Yield the outputs of several requests as they come, those that wait together."""
+    ready: asyncio.Queue[Output] = asyncio.Queue()
+
+    async def forward(ticket: Ticket) -> None:
+        async for output in ticket:
+            ready.put_nowait(output)
+
+    forwarders = [asyncio.create_task(forward(ticket)) for ticket in tickets]
+    try:
+        left = len(tickets)
+        while left:
+            outputs = [await ready.get()]
+            entries = outputs[0].entries
+            while entries < _ENTRIES and not ready.empty():
+                outputs.append(ready.get_nowait())
+                entries += outputs[-1].entries
+            left -= sum(each.finish is not None for each in outputs)
+            yield outputs
+    finally:
+        await cancel_and_wait(*forwarders)
