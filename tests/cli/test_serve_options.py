@@ -14,10 +14,12 @@ from quire.api.shared.schema import parse as parse_body
 from quire.cli.commands import parse
 from quire.cli.model_configs import model_configs
 from quire.cli.model_options import ModelOptions
+from quire.cli.serve import ServeCommand
 from quire.cli.server_options import ServerOptions
 from quire.core.config import KeyLimits, ServerConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.request import SamplingParams
+from quire.demo import MODEL_DIR
 from quire.media.kinds import limits_of
 from quire.serving.sampling_defaults import overridden
 
@@ -228,3 +230,18 @@ def test_a_default_for_requests_may_be_what_a_request_may(
         assert f"argument {flag}: '{value}'" in capsys.readouterr().err
         with pytest.raises(RequestError, match=name):
             parse_body(ChatRequest, {**ASK, name: value})
+
+
+def test_replicas_are_a_number_or_auto_and_need_ray_and_one_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ServeCommand(replicas="3").replicas == 3
+    assert ServeCommand(replicas="auto").replicas == "auto"
+    with pytest.raises(ValueError, match="neither auto nor a number from 1"):
+        ServeCommand(replicas="0")
+    folder = str(MODEL_DIR)
+    with pytest.raises(QuireError, match="is for one model, and there are 2"):
+        ServeCommand(models=[f"a={folder}", f"b={folder}"], replicas=2).run()
+    monkeypatch.setattr("quire.cli.serve.find_spec", lambda name: None)
+    with pytest.raises(QuireError, match=r"pip install 'quire-serve\[ray\]'"):
+        ServeCommand(models=[folder], replicas=2).run()

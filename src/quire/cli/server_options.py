@@ -47,7 +47,7 @@ class ScaleOptions(Options):
 
     title: ClassVar[str] = "scale"
 
-    replicas: Annotated[Replicas | None, Flag("N|auto")] = Field(
+    replicas: Replicas | None = Field(
         None,
         description="engines on a Ray of this machine's own (pip install 'quire-serve[ray]'), one "
         "a GPU where there are any; auto starts and ends them by load; default: one engine, "

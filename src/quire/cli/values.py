@@ -104,6 +104,13 @@ def _whole(value: object) -> int:
         raise ValueError(f"{value!r} is no whole number") from None
 
 
+def _number_or_auto(value: object) -> int | str:
+    text = str(value)
+    if text != "auto" and not (text.isdecimal() and 0 < int(text) <= _MOST_REPLICAS):
+        raise ValueError(f"{text!r} is neither auto nor a number from 1 to {_MOST_REPLICAS}")
+    return text if text == "auto" else int(text)
+
+
 def _http_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -111,11 +118,12 @@ def _http_url(text: str) -> str:
     return text
 
 
+_MOST_REPLICAS = 1000
 _MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
 """More than any machine has, and little enough that limits made of several fit 64 bits."""
 
 Count = Annotated[int, Field(ge=1, le=_MOST_COUNTED), Flag("N")]
-Replicas = Annotated[Count | Literal["auto"], "how many"]
+Replicas = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto), Flag("N")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Whole = BeforeValidator(_whole)
 """Before a choice of whole numbers."""
