@@ -19,6 +19,9 @@ from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_l
 from quire.core.kv_format import KVFormat
 from quire.core.request import Output, Request
 from quire.scheduler.admission import SchedulerConfig
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafting import Drafting
+from quire.scheduler.drafts import Drafter
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
@@ -69,6 +72,7 @@ class Simulation:
     time: float = 0.0
     disk: ScriptedDisk | None = None
     max_graph_rows: int = 0
+    drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
         self.manager = BlockManager(self.budget, page_bytes)
@@ -80,6 +84,7 @@ class Simulation:
             lambda format, salt: sha256(f"{format}|{salt}".encode()).digest(),
             clock=lambda: self.time,
             max_graph_rows=lambda format: self.max_graph_rows,
+            drafting=Drafting(self.drafters, EveryDraft(), 1 << 20),
         )
         if self.disk is not None:
             self.manager.disk_accepts = self.disk.accepts
@@ -120,8 +125,13 @@ class Simulation:
         }
 
     def step(self) -> None:
-        """As `Engine.step`: plan, launch, then read the step before."""
+        """As `Engine.step`: plan, launch, then read the step before, or read it first."""
         self.time += 0.01
+        outputs: list[Output] = []
+        scheduler = self.scheduler
+        if self._before is not None and scheduler.drafting.wants_tokens(scheduler.running):
+            outputs = self.scheduler.update(*self._before)
+            self._before = None
         if self.disk is not None:
             self.disk.tick()
         before = {
@@ -137,9 +147,9 @@ class Simulation:
         if plan is not None:
             following = plan, self._execute(plan, before)
         if self._before is None:
-            outputs = self.scheduler.take_outputs()
+            outputs += self.scheduler.take_outputs()
         else:
-            outputs = self.scheduler.update(*self._before)
+            outputs += self.scheduler.update(*self._before)
         if plan is not None:
             self._check_masks(plan)
         self._before = following
@@ -208,9 +218,11 @@ class Simulation:
             if sequence is None:
                 assert rows.number not in masks, "one that has ended needs no mask"
             elif sequence.constraint is not None and rows.sampled:
-                mask = masks[rows.number] if rows.awaits_mask else rows.sampling[0].mask
-                assert mask is not None
-                assert mask[0] == rows.end - sequence.progress.prompt_length, "the mask is another"
+                own = [masks[rows.number]] if rows.awaits_mask else [r.mask for r in rows.sampling]
+                first = rows.end - rows.sampled + 1 - sequence.progress.prompt_length
+                for number, mask in enumerate(own):
+                    assert mask is not None
+                    assert mask[0] == first + number, "the mask is another"
 
     def _execute_changes(self, changes: Iterable[Change]) -> None:
         for change in changes:

@@ -202,21 +202,6 @@ def test_a_clock_that_stood_still_starves_nobody() -> None:
     assert 0.7 <= endless(run, 1000).share_of_prompts(500) <= 1.15
 
 
-def test_a_stream_that_awaits_its_token_every_other_step_keeps_its_share() -> None:
-    budget = PrefillBudget(AIM_S, 2.0, 2048, GPU.measured())
-    of_prompts = 0.0
-    for number in range(2000):
-        rows, awaits_token = (0, True) if number % 2 else (1, False)
-        tokens = budget.prompt_budget(rows, awaits_token=awaits_token)
-        budget.start(rows, 1, int(tokens > 0), tokens, awaits_token=awaits_token)
-        seconds = GPU.seconds(rows, tokens)
-        if rows or tokens:
-            budget.observe(rows, int(tokens > 0), tokens, seconds)
-        if number >= 1000:
-            of_prompts += seconds - GPU.seconds(rows, 0)
-    assert 0.7 * GPU.decode_s <= of_prompts / 500 <= 1.1 * GPU.decode_s, "of each token's time"
-
-
 @pytest.mark.parametrize("measured", [True, False], ids=["measured", "unmeasured"])
 def test_no_stream_waits_long_while_three_long_prompts_are_read(measured: bool) -> None:
     """1.17 s were seen where the median was 0.05 s."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
+from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.sequence import SequenceParts
@@ -92,22 +93,47 @@ class Counting:
     def accept(self, token: int) -> None:
         self._seen += 1
 
+    def follow(self, drafts: Sequence[int]) -> list[TokenMask | None]:
+        """Allows no drafts of 7."""
+        allowed = list(takewhile(lambda token: token != 7, drafts))
+        return [np.array([self._seen + n], dtype=np.uint32) for n in range(1, len(allowed) + 1)]
+
 
 class Guessing:
-    """A proposer whose drafts are right as long as its dice say so."""
+    """A drafter whose guesses are right as long as its dice say so, by the ids of requests."""
 
-    def __init__(self, simulation: Simulation, name: str, seed: int) -> None:
-        self._simulation, self._name, self._rng = simulation, name, random.Random(seed)
+    name = "guessing"
+    looks_ahead = False
+
+    def __init__(self, most: int = 30) -> None:
+        self.simulation: Simulation | None = None
+        self._most = most
+        self.dice: dict[str, random.Random] = {}
         self.right = self.wrong = 0
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        return [self._draft(each) for each in queries]
+
+    def forget(self, number: int) -> None:
+        pass
+
+    def _draft(self, query: DraftQuery) -> Draft | None:
+        name, known = query.request.id, len(query.tokens)
+        assert self.simulation is not None
+        dice = self.dice[name]
         drafts = []
-        for position in range(len(tokens), len(tokens) + self._rng.randint(0, most)):
-            right = self._rng.random() < 0.7
-            drafts.append(self._simulation.token(self._name, position) if right else 7)
+        for position in range(known, known + dice.randint(0, min(query.limit, self._most))):
+            right = dice.random() < 0.7
+            drafts.append(self.simulation.token(name, position) if right else 7)
             self.right += right
             self.wrong += not right
-        return drafts
+        return Draft(tuple(drafts), self.name)
+
+
+def drafted(guessing: Guessing, *args: Any, **named: Any) -> Simulation:
+    """A simulation whose requests may be drafted."""
+    guessing.simulation = Simulation(*args, drafters=(guessing,), **named)
+    return guessing.simulation
 
 
 @dataclass(frozen=True)
@@ -153,7 +179,9 @@ def cut(simulation: Simulation, name: str, share: float) -> None:
     simulation.truncate(name, progress.prompt_length + int(share * generated))
 
 
-def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival]:
+def submit(
+    simulation: Simulation, arrivals: list[Arrival], guessing: Guessing
+) -> dict[str, Arrival]:
     """Lets requests arrive and be cancelled in time; those that were accepted, by id."""
     cancels: dict[int, list[str]] = {}
     cuts: dict[int, list[tuple[str, float]]] = {}
@@ -186,12 +214,13 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
             continue
         prompts.append(prompt)
         guide = Counting() if arrival.guided else None
-        simulation.add(request, arrival.format, SequenceParts(constraint=guide))
+        parts = SequenceParts(constraint=guide)
+        if arrival.drafts is not None:
+            guessing.dice[name] = random.Random(arrival.drafts)
+            parts = replace(parts, drafters=frozenset({guessing.name}))
+        simulation.add(request, arrival.format, parts)
         if guide is None and arrival.cut is not None:
             cuts.setdefault(now + arrival.cut[0], []).append((name, arrival.cut[1]))
-        if arrival.drafts is not None:
-            sequence = simulation.sequence(name)
-            sequence.proposer = Guessing(simulation, name, arrival.drafts)
         accepted[name] = arrival
         if arrival.cancel is not None:
             cancels.setdefault(now + arrival.cancel, []).append(name)
@@ -213,7 +242,9 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
 def test_every_request_ends_once_and_no_page_is_lost(
     kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int
 ) -> None:
-    simulation = Simulation(
+    guessing = Guessing()
+    simulation = drafted(
+        guessing,
         GROUPS[kind],
         least_budget(kind) + room,
         rows,
@@ -221,7 +252,7 @@ def test_every_request_ends_once_and_no_page_is_lost(
         max_context=CONTEXT,
         disk=ScriptedDisk(room, loses=0.1, hangs=0.05) if disk else None,
     )
-    accepted = submit(simulation, requests)
+    accepted = submit(simulation, requests, guessing)
     simulation.run()
     for name, arrival in accepted.items():
         end = simulation.ended[name]
@@ -244,12 +275,11 @@ def test_every_request_ends_once_and_no_page_is_lost(
 def test_drafts_save_steps_and_change_nothing(kind: str, format: KVFormat) -> None:
     steps = []
     for drafting in (False, True):
-        simulation = Simulation(GROUPS[kind], 4000, chunk=20, max_context=200)
-        simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=150), format)
-        sequence = simulation.sequence("r")
-        guessing = Guessing(simulation, "r", 5)
-        if drafting:
-            sequence.proposer = guessing
+        guessing = Guessing()
+        guessing.dice["r"] = random.Random(5)
+        simulation = drafted(guessing, GROUPS[kind], 4000, chunk=20, max_context=200)
+        parts = SequenceParts(drafters=frozenset({guessing.name} if drafting else ()))
+        simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=150), format, parts)
         simulation.run()
         assert simulation.answers["r"] == [simulation.token("r", p) for p in range(5, 155)]
         assert (guessing.right > 10 and guessing.wrong > 5) is drafting
@@ -296,36 +326,19 @@ def test_what_cannot_be_cut_is_refused() -> None:
         simulation.scheduler.truncate("bound", 4)
 
 
-def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, bool]] = []
-    started: list[tuple[int, bool]] = []
-    budget, start = PrefillBudget.prompt_budget, PrefillBudget.start
-
-    def is_asked(self: PrefillBudget, rows: int, *args: Any, awaits_token: bool = False) -> int:
-        asked.append((rows, awaits_token))
-        return budget(self, rows, *args, awaits_token=awaits_token)
-
-    def starts(
-        self: PrefillBudget,
-        rows: int,
-        *args: Any,
-        awaits_token: bool = False,
-        recorded: bool = False,
-    ) -> None:
-        started.append((rows, awaits_token))
-        start(self, rows, *args, awaits_token=awaits_token, recorded=recorded)
-
-    monkeypatch.setattr(PrefillBudget, "prompt_budget", is_asked)
-    monkeypatch.setattr(PrefillBudget, "start", starts)
-    simulation = Simulation(GROUPS["full"], 4000)
-    guesses = SequenceParts(proposer=Guessing(simulation, "waits", 1))
-    simulation.add(Request("waits", (1, 2, 3), max_tokens=20), parts=guesses)
-    simulation.step()
-    simulation.add(Request("reads", tuple(range(40)), max_tokens=1))
+@pytest.mark.parametrize("most", [0, 3], ids=["without drafts", "with drafts"])
+def test_a_sequence_with_a_drafter_sits_no_step_out(most: int) -> None:
+    """Nor does its neighbour, whether the drafter finds drafts or not."""
+    guessing = Guessing(most)
+    guessing.dice["drafted"] = random.Random(1)
+    simulation = drafted(guessing, GROUPS["full"], 4000)
+    parts = SequenceParts(drafters=frozenset({guessing.name}))
+    simulation.add(Request("drafted", (1, 2, 3), max_tokens=30), parts=parts)
+    simulation.add(Request("plain", (1, 2, 3, 4), max_tokens=30))
     simulation.run()
-    assert (0, True) in asked
-    assert any(rows and not awaits_token for rows, awaits_token in asked)
-    assert asked == started
+    assert len(simulation.answers["drafted"]) == len(simulation.answers["plain"]) == 30
+    assert simulation.scheduler.counters.steps <= 31
+    assert (guessing.right > 0) is (most > 0)
 
 
 def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(

@@ -16,11 +16,12 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
-from quire.core.request import FinishReason, Output, Request, SamplingParams
-from quire.engine.engine import Engine, no_proposer
+from quire.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from quire.engine.engine import Engine
 from quire.engine.runner import SampledRow
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.scheduler.sequence import Proposer
+from quire.scheduler.draft_lengths import DraftLengths
+from quire.scheduler.drafts import Drafter
 from tests.support.tiny_models import write_model
 
 TOLERANCE = 1e-4
@@ -32,10 +33,11 @@ LENGTHS = (1, 5, 40, 64, 65, 130)
 
 @dataclass
 class Generated:
-    """What a request got: tokens, the logits each was drawn from, and its end."""
+    """What a request got: tokens, the logits each was drawn from, log-probabilities, its end."""
 
     tokens: list[int] = field(default_factory=list)
     logits: dict[int, mx.array] = field(default_factory=dict)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     ends: list[Output] = field(default_factory=list)
 
 
@@ -46,11 +48,12 @@ class Company:
         self,
         loaded: LoadedModel,
         config: EngineConfig,
-        proposers: Callable[[Request], Proposer | None] = no_proposer,
+        drafters: Sequence[Drafter] = (),
+        draft_lengths: DraftLengths | None = None,
     ) -> None:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
-        self.engine = Engine(loaded, untimed, self._observe, proposers)
+        self.engine = Engine(loaded, untimed, self._observe, drafters, draft_lengths)
         self.answers: dict[str, Generated] = {}
 
     def _observe(self, rows: list[SampledRow], logits: mx.array) -> None:
@@ -66,6 +69,7 @@ class Company:
             answer = self.answers[output.request_id]
             assert not answer.ends, f"{output.request_id} went on after its end"
             answer.tokens += output.token_ids
+            answer.logprobs += output.logprobs
             if output.finish is not None:
                 answer.ends.append(output)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -180,6 +181,14 @@ class GrammarState:
             if taken < len(tokens):
                 return tokenizer.decode_str(tokens[taken:]) + text[start + _AT_ONCE :]
         return ""
+
+    def copy(self) -> GrammarState:
+        """Return the same state, apart from this one."""
+        other = copy(self)
+        other._matcher = self._matcher.deep_copy()
+        other._end = self._end.copy()
+        other._runs = copy(self._runs)
+        return other
 
     @property
     def pending(self) -> bool:

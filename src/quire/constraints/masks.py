@@ -20,6 +20,11 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
     return words
 
 
+def allows(mask: TokenMask, token: int) -> bool:
+    """Return whether a mask allows a token."""
+    return bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+
+
 def first_of(mask: TokenMask) -> int | None:
     """Return the lowest token that a mask allows; None if it allows none."""
     (words,) = np.nonzero(mask)

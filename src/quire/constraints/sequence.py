@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 
 Spelling = Callable[[Sequence[int]], bytes]
 """The bytes that tokens spell."""
@@ -28,6 +29,12 @@ class SequenceWatcher:
         self._text = spelling(ids) if spelling is not None else b""
         self._tail = b""
         self.rest = b""
+
+    def copy(self) -> SequenceWatcher:
+        """Return the same state, apart from this one."""
+        other = copy(self)
+        other._last = self._last.copy()
+        return other
 
     def push(self, token: int) -> bool:
         """Adds a token; whether the sequence is complete with it. Overlapping matches count."""

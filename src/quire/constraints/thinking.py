@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from quire.constraints.sequence import SequenceWatcher, Spelling
 from quire.core.request import ThinkingBudget
 
@@ -30,6 +32,13 @@ class ThinkingState:
         self._left = budget.max_tokens
         self._forced: list[int] = []
         self._force_if_spent()
+
+    def copy(self) -> ThinkingState:
+        """Return the same state, apart from this one."""
+        other = copy(self)
+        other._start, other._end = self._start.copy(), self._end.copy()
+        other._forced = list(self._forced)
+        return other
 
     @property
     def thinking(self) -> bool:

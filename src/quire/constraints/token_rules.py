@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 
 from quire.constraints.masks import TokenMask, mask_of
 from quire.core.request import TokenRules
@@ -28,6 +29,12 @@ class TokenRulesState:
                 self._last.setdefault(tuple(before), []).append(last)
         self._lengths = sorted({len(before) for before in self._last})
         self._tail: deque[int] = deque(maxlen=max(self._lengths, default=0))
+
+    def copy(self) -> TokenRulesState:
+        """Return the same state, apart from this one."""
+        other = copy(self)
+        other._tail = self._tail.copy()
+        return other
 
     def mask(self) -> TokenMask:
         """Return the tokens that may come next."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 
 from quire.constraints.grammar import GrammarCompiler, GrammarState
-from quire.constraints.masks import TokenMask, mask_of
+from quire.constraints.masks import TokenMask, allows, mask_of
 from quire.constraints.sequence import Spelling
 from quire.constraints.thinking import ThinkingState
 from quire.constraints.token_rules import TokenRulesState
@@ -88,6 +89,29 @@ class AnswerConstraint:
             self._grammar.accept(token)
         if self._rules is not None:
             self._rules.accept(token)
+
+    def follow(self, drafts: Sequence[int]) -> list[TokenMask | None]:
+        masks: list[TokenMask | None] = []
+        ahead = self._copy()
+        mask = ahead.mask()
+        try:
+            for token in drafts:
+                if mask is not None and not allows(mask, token):
+                    break
+                ahead.accept(token)
+                mask = ahead.mask()
+                masks.append(mask)
+        except (RequestError, ValueError):
+            pass  # it is raised again if the draft is right
+        return masks
+
+    def _copy(self) -> AnswerConstraint:
+        """Return the same state, apart from this one."""
+        other = copy(self)
+        other._grammar = None if self._grammar is None else self._grammar.copy()
+        other._thinking = None if self._thinking is None else self._thinking.copy()
+        other._rules = None if self._rules is None else self._rules.copy()
+        return other
 
 
 class ConstraintFactory:

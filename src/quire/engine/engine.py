@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from hashlib import blake2b
 
 import mlx.core as mx
@@ -34,17 +36,15 @@ from quire.engine.validate import check_default, check_request
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
 from quire.scheduler.admission import SchedulerConfig
+from quire.scheduler.draft_lengths import DraftLengths, WorthwhileDrafts
+from quire.scheduler.drafting import Drafting
+from quire.scheduler.drafts import Drafter
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.sequence import Proposer, SequenceParts
+from quire.scheduler.sequence import SequenceParts
 
 log = logging.getLogger("quire.engine")
-
-
-def no_proposer(request: Request) -> Proposer | None:
-    """Return no drafter: speculation is off."""
-    return None
 
 
 _FAULTS_IN_A_ROW = 3
@@ -61,7 +61,8 @@ class Engine:
         loaded: the model.
         config: limits and defaults.
         observe: see `Runner`.
-        proposers: makes what guesses the tokens of a request, if anything does.
+        drafters: guess tokens of requests that allow them.
+        draft_lengths: None drafts what is worth its time, by measured step times.
         step_times: measured at warm-up; updated by every step.
     """
 
@@ -70,7 +71,8 @@ class Engine:
         loaded: LoadedModel,
         config: EngineConfig,
         observe: Callable[[list[SampledRow], mx.array], None] | None = None,
-        proposers: Callable[[Request], Proposer | None] = no_proposer,
+        drafters: Sequence[Drafter] = (),
+        draft_lengths: DraftLengths | None = None,
         step_times: MeasuredSteps | None = None,
     ) -> None:
         self.step_times = step_times or MeasuredSteps()
@@ -86,6 +88,8 @@ class Engine:
         )
         self.rehearse = self._runner.rehearse
         """`Runner.rehearse`; call it only while there is no work."""
+        self._drafters = frozenset(each.name for each in drafters)
+        self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = wanted_context(config, loaded.context_length)
@@ -96,8 +100,9 @@ class Engine:
             PrefillBudget(
                 config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
             ),
-            self._identity,
+            partial(_block_identity, loaded.fingerprint, config.block_size),
             max_graph_rows=self._runner.max_graph_rows,
+            drafting=Drafting(drafters, draft_lengths or self._worthwhile, loaded.model.vocab_size),
         )
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
@@ -113,7 +118,6 @@ class Engine:
             limited=config.stop_on_loop != 0,
         )
         self._grammars = GrammarQueue(self.constraints.make)
-        self._proposers = proposers
         self._running: LaunchedStep | None = None
         """The running step, whose tokens are not read yet."""
         self._faults = 0
@@ -145,7 +149,7 @@ class Engine:
                 pieces=media.pieces(request),
                 constraint=make(),
                 loops=loop_detector(repeats, bound=bound),
-                proposer=self._proposers(request),
+                drafters=self._drafters,
             )
             # Last, since a request that was taken ends through the scheduler and in no other way.
             self._scheduler.add(request, format, parts)
@@ -226,16 +230,40 @@ class Engine:
         self._runner.flush()
         for request, make in self._grammars.take():
             self._admit(request, make)
+        read_at = self._read_early()
         plan = self._scheduler.schedule()
         before, self._running = self._running, self._runner.launch(plan)
+        if read_at is not None and plan is not None:
+            self._worthwhile.observe_wait(self._runner.started_at - read_at)
         if before is None:
             self._wait_for_others()
             return self._scheduler.take_outputs()
-        result = self._runner.collect(before)
-        self._observe_duration(before)
-        outputs = self._scheduler.update(before.plan, result)
+        outputs = self._take_in(before)
         if plan is not None and plan.awaits_masks:
             self._runner.draw(self._scheduler.masks(plan))
+        return outputs
+
+    def _read_early(self) -> float | None:
+        """Read the running step's tokens before the next one is planned, if drafts need them.
+
+        Returns:
+            When that step was done, by `time.perf_counter`; None if it may still run.
+        """
+        before = self._running
+        scheduler = self._scheduler
+        if before is None or not scheduler.drafting.wants_tokens(scheduler.running):
+            return None
+        self._running = None
+        self._runner.launch(None)
+        done_at = time.perf_counter()
+        self._beside += self._take_in(before)
+        return done_at
+
+    def _take_in(self, step: LaunchedStep) -> list[Output]:
+        """Read the tokens of a finished step."""
+        result = self._runner.collect(step)
+        _observe_duration(self._scheduler, step)
+        outputs = self._scheduler.update(step.plan, result)
         self._faults = 0
         return outputs
 
@@ -247,16 +275,6 @@ class Engine:
             self._grammars.wait(_IDLE_S)
         elif self._disk is not None and self._scheduler.waits_for_disk:
             self._disk.wait(_IDLE_S)
-
-    def _observe_duration(self, step: LaunchedStep) -> None:
-        plan, budget = step.plan, self._scheduler.prefill_budget
-        shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
-        if plan.encoding:
-            rest = budget.known_seconds(*shape)
-            seconds = max(step.seconds - rest, step.seconds * 0.1)
-            self._scheduler.encodings.cost.observe(plan.encoding, seconds)
-        elif plan.sequences:
-            budget.observe(*shape, step.seconds, recorded=step.graphed)
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """End the requests of a failed step with an error, and drop the cache."""
@@ -361,7 +379,20 @@ class Engine:
             finished=tuple(counters.finished.items()),
         )
 
-    def _identity(self, format: KVFormat, salt: str) -> bytes:
-        """Return the root of the blocks' hash chain: all that shapes their bytes but the tokens."""
-        parts = (self._loaded.fingerprint, repr(format), str(self.config.block_size), salt)
-        return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
+
+def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
+    """Enter how long a finished step took into the tables that plans are made by."""
+    plan, budget = step.plan, scheduler.prefill_budget
+    shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+    if plan.encoding:
+        rest = budget.known_seconds(*shape)
+        seconds = max(step.seconds - rest, step.seconds * 0.1)
+        scheduler.encodings.cost.observe(plan.encoding, seconds)
+    elif plan.sequences:
+        budget.observe(*shape, step.seconds, recorded=step.graphed)
+
+
+def _block_identity(fingerprint: str, block_size: int, format: KVFormat, salt: str) -> bytes:
+    """Return the root of the blocks' hash chain: all that shapes their bytes but the tokens."""
+    parts = (fingerprint, repr(format), str(block_size), salt)
+    return blake2b("\x00".join(parts).encode(), digest_size=24).digest()

@@ -127,7 +127,8 @@ class Runner:
         self._observe = observe
         self._running: LaunchedStep | None = None
         self._flushed = True
-        self._started_at = 0.0
+        self.started_at = 0.0
+        """When the last step began to run, by `time.perf_counter`."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
 
@@ -148,14 +149,14 @@ class Runner:
         if before is not None and resizes:
             _let_go_of_pools(before)
         step = self._build(plan, before) if plan is not None else None
-        started, early = self._started_at, step is not None and step.graphed
+        started, early = self.started_at, step is not None and step.graphed
         if step is not None and early:
             self._start(step)
         if before is not None:
             # A step that follows early may run already: what this one computes is waited for.
             mx.eval(before.to_eval) if early else mx.synchronize()
             before.seconds = time.perf_counter() - started
-            self._started_at = time.perf_counter()
+            self.started_at = time.perf_counter()
         if step is not None and not early:
             self._start(step)
         self._running = step
@@ -221,9 +222,9 @@ class Runner:
     def _start(self, step: LaunchedStep) -> None:
         waits = current_device().begins_with_first_layer and self._launch_s > _LONG_S
         self._flushed = not waits
-        self._started_at = time.perf_counter()
+        self.started_at = time.perf_counter()
         mx.async_eval(step.first if waits else step.to_eval)
-        self._launch_s = time.perf_counter() - self._started_at
+        self._launch_s = time.perf_counter() - self.started_at
 
     # -- the graph of a step -------------------------------------------------------------------
 

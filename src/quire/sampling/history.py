@@ -36,6 +36,7 @@ class RowState:
         tokens: array[int],
         position: int,
         drafts: tuple[int, ...] = (),
+        draft_masks: tuple[TokenMask | None, ...] = (),
         *,
         masked: bool = True,
     ) -> tuple[RowSampling, ...]:
@@ -43,14 +44,17 @@ class RowState:
 
         Args:
             tokens: that the host knows; the one before `position` may still be on the device.
+            draft_masks: of the tokens after each draft; empty allows all.
             masked: `mask` is theirs; it is not while it waits for that token.
         """
         mask = self.mask if masked else None
-        if self._fixed is not None and mask is None:
+        if self._fixed is not None and mask is None and not any(m is not None for m in draft_masks):
             return self._fixed * (len(drafts) + 1)
-        count = range(len(drafts) + 1)
+        masks = (mask, *(draft_masks or (None,) * len(drafts)))
         if not self._params.needs_history:
-            return tuple(RowSampling(self._params, position + n, mask=mask) for n in count)
+            return tuple(
+                RowSampling(self._params, position + n, mask=mask) for n, mask in enumerate(masks)
+            )
         if self._seen is None:  # the prompt never changes, and may be long
             self._seen = np.unique(np.array(self._prompt, dtype=np.int32))
         # One array from another: the answer is copied in every step, and may be long.
@@ -63,5 +67,5 @@ class RowState:
                 History(self._seen, answer[: known + n]),
                 mask=mask,
             )
-            for n in count
+            for n, mask in enumerate(masks)
         )

@@ -84,8 +84,15 @@ class BlockTables:
         sequence.blocks.placement = None
         return True
 
-    def reserve_spares(self, sequence: Sequence) -> bool:
-        """Reserve second slots for recurrent states, so that the next rows may include drafts."""
+    def extend_for_drafts(self, sequence: Sequence, end: int) -> bool:
+        """Allocate what rows up to `end` need that include drafts, if there is room."""
+        if self._reserve_spares(sequence) and self.extend(sequence, end):
+            return True
+        self.drop_spares(sequence)
+        return False
+
+    def _reserve_spares(self, sequence: Sequence) -> bool:
+        """Reserve second slots for recurrent states, which keep the state before the drafts."""
         held = sequence.blocks
         if not self._recurrent or held.spares:
             return True

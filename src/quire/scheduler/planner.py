@@ -7,11 +7,14 @@ from collections.abc import Callable
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
 from quire.cache.specs import KVGroup
+from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure
 from quire.scheduler.admission import Admission, SchedulerConfig
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.counters import Counters
+from quire.scheduler.drafting import Drafting
+from quire.scheduler.drafts import Draft
 from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import EncoderWork, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -20,8 +23,8 @@ from quire.scheduler.prefix_sharing import PrefixSharing
 from quire.scheduler.rows import PlannedRows, block_copies
 from quire.scheduler.sequence import Sequence, Status
 
-_CATCH_UP = 16
-"""Rows that a sequence with a proposer may catch up as generating rows: after rejected drafts, its
+_CATCH_UP = 17
+"""Rows that a sequence with drafters may catch up as generating rows: after rejected drafts, its
 recurrent state is a few tokens behind."""
 
 
@@ -33,6 +36,7 @@ class Planner:
         max_graph_rows: of a step that costs little beside its rows, several of a sequence among
             them; by the format of all its sequences. In formats with tails those of a sequence must
             lie in one block.
+        drafting: guesses tokens of sequences that have drafters.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Planner:
         fail: Callable[[Sequence, Failure], None],
         clock: Callable[[], float],
         max_graph_rows: Callable[[KVFormat], int],
+        drafting: Drafting,
     ) -> None:
         self.counters = Counters()
         self.sharing = PrefixSharing(
@@ -59,6 +64,7 @@ class Planner:
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
         self._max_graph_rows = max_graph_rows
+        self.drafting = drafting
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
 
     def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
@@ -81,56 +87,46 @@ class Planner:
 
     def _plan_generation(self, plan: list[PlannedRows]) -> None:
         self.encodings.update_needs(self.admission.running)
-        for sequence in list(self.admission.running):
-            progress = sequence.progress
-            start, count = progress.computed, progress.known - progress.computed
-            if count > 1 and sequence.proposer is None:
-                continue  # it reads its prompt
-            if self.encodings.ready(sequence) < start + count:
-                continue  # its prompt ends with media
-            if not self._may_sample(sequence) or not _generates(sequence, count):
-                continue
-            if count > 1 and not self.tables.extend(sequence, start + count):
+        generating = [
+            each
+            for each in self.admission.running
+            if _generates(each) and self.encodings.ready(each) >= each.progress.known
+        ]
+        drafts = self._drafts(generating)
+        for sequence in generating:
+            if sequence.status is not Status.RUNNING:
+                continue  # it gave its room to an older one
+            start, end = sequence.progress.computed, sequence.progress.known
+            if end - start > 1 and not self.tables.extend(sequence, end):
                 continue  # in chunks, like a prompt
-            drafts: tuple[int, ...] = ()
-            if sequence.proposer is not None:
-                drafts = self._propose(sequence, sum(rows.count for rows in plan))
+            tokens: tuple[int, ...] = ()
+            masks: tuple[TokenMask | None, ...] = ()
+            if (draft := drafts.get(sequence.number)) is not None:
+                tokens, masks = _allowed(sequence, draft.tokens)
+            if tokens and not self.tables.extend_for_drafts(sequence, end + len(tokens)):
+                tokens, masks = (), ()
             rows = PlannedRows(
-                sequence, start, count + len(drafts), True, drafts, sequence.awaits_mask
+                sequence,
+                start,
+                end - start + len(tokens),
+                True,
+                drafts=tokens,
+                draft_masks=masks,
+                awaits_mask=sequence.awaits_mask,
             )
             if self.admission.make_room(rows, plan):
                 plan.append(rows)
 
-    def _may_sample(self, sequence: Sequence) -> bool:
-        progress, request = sequence.progress, sequence.request
-        if sequence.status is not Status.RUNNING or not request.task.samples:
-            return False
-        if _awaits_token(sequence):
-            return False
-        limit = min(progress.prompt_length + request.max_tokens, sequence.max_context)
-        return progress.known < limit
-
-    def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
-        """Return drafts for the next rows, as many as fit without taking room from other sequences.
-
-        Args:
-            planned: rows of the step so far.
-        """
-        progress = sequence.progress
-        limit = min(
-            sequence.request.max_tokens - progress.generated,
-            sequence.max_context - progress.known,
-            self.tables.max_drafts(sequence) + 1,
-            self._prefill_budget.room(planned),
-        )
-        if sequence.proposer is None or sequence.constraint is not None or limit <= 1:
-            return ()
-        drafts = tuple(sequence.proposer.propose(progress.tokens, limit - 1))[: limit - 1]
-        end = progress.known + len(drafts)
-        if self.tables.reserve_spares(sequence) and self.tables.extend(sequence, end):
-            return drafts
-        self.tables.drop_spares(sequence)
-        return ()
+    def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
+        """Return drafts by sequence number, as many as fit without taking room from others."""
+        rows = sum(each.progress.known - each.progress.computed for each in generating)
+        room = self._prefill_budget.room(rows)
+        limits = [
+            (each, min(each.tokens_left - 1, self.tables.max_drafts(each), room))
+            for each in generating
+            if each.drafting is not None and not each.progress.pending
+        ]
+        return self.drafting.drafts(limits, rows) if limits else {}
 
     def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
         """Plan prompt chunks, and encoder work for them and for later chunks."""
@@ -138,13 +134,12 @@ class Planner:
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.admission.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
-        awaits_token = not generating and any(map(_awaits_token, self.admission.running))
         count = len(prompts) + len(self.admission.waiting)
-        budget = self._prefill_budget.prompt_budget(generating, count, awaits_token=awaits_token)
+        budget = self._prefill_budget.prompt_budget(generating, count)
         self.admission.admit(prompts, plan, budget)
         prompts = self.admission.fairness.ordered(prompts)
         generating = sum(rows.count for rows in plan)  # some may have given up their places
-        seconds = self._prefill_budget.seconds(generating, count, awaits_token=awaits_token)
+        seconds = self._prefill_budget.seconds(generating, count)
         encoding, spent_s = self._plan_encoding(prompts, seconds)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
@@ -157,9 +152,7 @@ class Planner:
         reading = {sequence.number for sequence in prompts}
         read = [rows.count for rows in plan if rows.sequence.number in reading]
         recorded = not read or generating + sum(read) <= most_recorded
-        self._prefill_budget.start(
-            generating, count, len(read), sum(read), awaits_token=awaits_token, recorded=recorded
-        )
+        self._prefill_budget.start(generating, count, len(read), sum(read), recorded=recorded)
         return encoding
 
     def _shares(
@@ -286,20 +279,24 @@ def _one_format(sequences: list[Sequence]) -> KVFormat | None:
     return formats.pop() if all(each.request.task.samples for each in sequences) else None
 
 
-def _awaits_token(sequence: Sequence) -> bool:
-    """Return whether the host must read the last token before it can guess what follows."""
-    return bool(sequence.progress.pending and sequence.proposer)
+def _generates(sequence: Sequence) -> bool:
+    """Return whether the next rows are the last known token's, and perhaps a few before it."""
+    progress = sequence.progress
+    behind = progress.known - progress.computed
+    catches_up = sequence.drafting is not None and progress.generated > 0
+    if not 0 < behind <= (_CATCH_UP if catches_up else 1):
+        return False  # it reads its prompt, or waits for its last token
+    return sequence.request.task.samples and sequence.tokens_left > 0
 
 
-def _generates(sequence: Sequence, behind: int) -> bool:
-    """Return whether the next rows are the last known token's, and perhaps a few before it.
-
-    Args:
-        behind: known tokens that are not computed.
-    """
-    if behind == 1 or sequence.proposer is None:
-        return behind == 1
-    return sequence.progress.generated > 0 and 0 < behind <= _CATCH_UP
+def _allowed(
+    sequence: Sequence, drafts: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[TokenMask | None, ...]]:
+    """Return the leading drafts that the sequence's constraint allows, and their masks."""
+    if sequence.constraint is None:
+        return drafts, ()
+    masks = tuple(sequence.constraint.follow(drafts))
+    return drafts[: len(masks)], masks
 
 
 def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:
@@ -308,6 +305,6 @@ def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:
     behind = progress.known - progress.computed
     if behind <= 1:
         return behind == 1 and not sequence.request.task.samples
-    if sequence.proposer is None:
+    if sequence.drafting is None:
         return True
     return all(rows.sequence is not sequence for rows in plan)

@@ -111,28 +111,24 @@ class PrefillBudget:
         """Return the rows that a step has left beside the generating ones."""
         return max(0, self._max_rows - decode_rows)
 
-    def seconds(self, decode_rows: int, prompts: int = 1, *, awaits_token: bool = False) -> float:
+    def seconds(self, decode_rows: int, prompts: int = 1) -> float:
         """Return the time for prompts and their media in the next step.
 
         Args:
             decode_rows: rows of the step that generate.
             prompts: how many wait, begun or not.
-            awaits_token: whether a generating sequence has no row here and waits for the end.
         """
-        if not decode_rows and not awaits_token:
+        if not decode_rows:
             return self._step_s
-        return min(self._step_s, self._allowance(max(1, decode_rows), prompts))
+        return min(self._step_s, self._allowance(decode_rows, prompts))
 
-    def prompt_budget(
-        self, decode_rows: int, prompts: int = 1, *, awaits_token: bool = False
-    ) -> int:
+    def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
         """Return how many prompt tokens the next step may read; for arguments see `seconds`.
 
         0 while streams are owed time, or to see what generating takes alone.
         """
         room = self.room(decode_rows)
-        beside_streams = decode_rows > 0 or awaits_token
-        if beside_streams and self._owed_s > 0:
+        if decode_rows and self._owed_s > 0:
             return 0
         known = self.times.generating.largest > 0
         if decode_rows and self._reads_in_a_row >= (_READS_IN_A_ROW if known else 1):
@@ -142,10 +138,10 @@ class PrefillBudget:
             return min(room, _FIRST_TOKENS)
         fixed_s = reading.seconds(1) or 0.0
         worth_s, least = _WORTH * fixed_s, _FIRST_TOKENS
-        if beside_streams:
+        if decode_rows:
             worth_s = min(worth_s, max(self._step_s, _LEAST_WORTH * fixed_s))
             least = 1
-        seconds = self.seconds(decode_rows, prompts, awaits_token=awaits_token)
+        seconds = self.seconds(decode_rows, prompts)
         if prompts > 1:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
         return min(room, max(least, reading.rows_within(max(seconds, worth_s))))
@@ -193,26 +189,20 @@ class PrefillBudget:
         chunks: int,
         prompt_rows: int,
         *,
-        awaits_token: bool = False,
         recorded: bool = False,
     ) -> None:
-        """Charge a planned step's prompts to their allowance.
-
-        Where everybody who generates sits a step out, prompts have no allowance for it: it is one
-        of the steps of which a stream gets a token once they are done.
-        """
-        if not decode_rows and not awaits_token:
+        """Charge a planned step's prompts to their allowance."""
+        if not decode_rows:
             self._owed_s = 0.0
             return
-        if decode_rows:
-            alone = recorded or not prompt_rows  # or shows what that many rows take
-            self._reads_in_a_row = 0 if alone else self._reads_in_a_row + 1
+        alone = recorded or not prompt_rows  # or shows what that many rows take
+        self._reads_in_a_row = 0 if alone else self._reads_in_a_row + 1
         added_s = 0.0
         if prompt_rows:
             added_s = self._added_s(decode_rows, prompt_rows, graphed=recorded)
         if prompt_rows and not recorded:
             self._expected.append(_Expected((decode_rows, chunks, prompt_rows), added_s))
-        allowance = self._allowance(decode_rows, prompts) if decode_rows else 0.0
+        allowance = self._allowance(decode_rows, prompts)
         self._owed_s = max(-_SAVED * allowance, self._owed_s + added_s - allowance)
 
     # -- what steps took -----------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.cache.blocks import Block
+from quire.constraints.masks import TokenMask
 from quire.core.media import PlacedMedia
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import BlockCopy, CrossKeys, KVPlacement, ScheduledSequence
@@ -19,6 +20,7 @@ class PlannedRows:
     Attributes:
         last: whether they end with the last token that is known, or with a draft.
         drafts: tokens of the last rows that are guesses.
+        draft_masks: of the token after each draft; empty where no constraint holds.
         awaits_mask: see `ScheduledSequence`.
         snapshots: slots that also get the recurrent state after the last row.
     """
@@ -28,6 +30,7 @@ class PlannedRows:
     count: int
     last: bool
     drafts: tuple[int, ...] = ()
+    draft_masks: tuple[TokenMask | None, ...] = ()
     awaits_mask: bool = False
     snapshots: list[Block] = field(default_factory=list)
 
@@ -77,7 +80,8 @@ class PlannedRows:
             return ()
         known, drafts = self.sequence.progress.tokens, self.drafts
         first = self.end - len(drafts)
-        return self.sequence.row.rows(known, first, drafts, masked=not self.awaits_mask)
+        masks = self.draft_masks
+        return self.sequence.row.rows(known, first, drafts, masks, masked=not self.awaits_mask)
 
     def _pooled(self) -> int:
         task = self.sequence.request.task

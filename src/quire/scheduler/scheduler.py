@@ -23,6 +23,8 @@ from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.deadlines import Deadlines
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafting import Drafting
 from quire.scheduler.fairness import WaitingQueue
 from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
@@ -38,6 +40,7 @@ class Scheduler:
         identity: root of the block identities for (format, salt).
         clock: seconds; for deadlines and times of waiting.
         max_graph_rows: see `Planner`.
+        drafting: see `Planner`; None drafts nothing.
     """
 
     def __init__(
@@ -49,14 +52,23 @@ class Scheduler:
         identity: Callable[[KVFormat, str], bytes],
         clock: Callable[[], float] = time.monotonic,
         max_graph_rows: Callable[[KVFormat], int] = lambda format: 0,
+        drafting: Drafting | None = None,
     ) -> None:
         self.config = config
         self.groups = groups
         self.manager = manager
         self.limits = Limits(groups, manager, config.block_size, config.max_context)
         self.prefill_budget = prefill_budget
+        self.drafting = drafting or Drafting((), EveryDraft(), 0)
         self._planner = Planner(
-            config, groups, manager, prefill_budget, self._fail, clock, max_graph_rows
+            config,
+            groups,
+            manager,
+            prefill_budget,
+            self._fail,
+            clock,
+            max_graph_rows,
+            self.drafting,
         )
         self._admission = self._planner.admission
         self.sharing = self._planner.sharing
@@ -180,7 +192,10 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Return the next step, or None when no sequence can move before the host reads tokens."""
+        """Return the next step, or None when no sequence can move before the host reads tokens.
+
+        If `drafting.wants_tokens`, call `update` first: no sequence sits a step out then.
+        """
         self._expire()
         plan = self._planner.plan(tuple(self._ended))
         if plan is not None:
@@ -235,6 +250,7 @@ class Scheduler:
         tokens = sampled.tokens
         if progress.drafts:
             tokens = tokens[: count_accepted(progress.drafts, tokens)]
+            self.drafting.settle(sequence, len(progress.drafts), len(tokens) - 1)
             self._settle(sequence, progress.certain + len(tokens) - 1)
         taken = 0
         reason = None
@@ -244,6 +260,8 @@ class Scheduler:
                 self.counters.generated_tokens += 1
                 taken += 1
                 reason = self._reason_to_end(sequence, tokens[taken - 1])
+            if reason is None and sequence.constraint is not None:
+                sequence.row.mask = sequence.constraint.mask()
         except RequestError as error:
             self._fail(sequence, Failure.of(error))
             return
@@ -251,6 +269,7 @@ class Scheduler:
             failure = Failure(f"the constraint on this answer failed: {error}")
             self._fail(sequence, failure)
             return
+        self.drafting.compare(sequence)
         if sequence.status is Status.RUNNING:
             self.sharing.register(sequence)
         got = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
@@ -275,7 +294,6 @@ class Scheduler:
             return FinishReason.STOP
         if sequence.constraint is not None:
             sequence.constraint.accept(token)
-            sequence.row.mask = sequence.constraint.mask()
         if sequence.loops is not None and sequence.loops.push(token):
             return FinishReason.LOOP
         if len(progress.tokens) - progress.prompt_length >= sequence.request.max_tokens:
@@ -305,6 +323,7 @@ class Scheduler:
         else:
             self._admission.waiting.remove(sequence)
         self.encodings.end(sequence)
+        self.drafting.forget(sequence)
         sequence.status = Status.FINISHED
         self._ended.append(sequence.number)
         self.counters.finished[reason.value] += 1

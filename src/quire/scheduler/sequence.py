@@ -18,6 +18,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Request
 from quire.sampling.history import RowState
+from quire.scheduler.drafts import DraftState
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.sequence_blocks import SequenceBlocks
 
@@ -33,20 +34,19 @@ class TokenConstraint(Protocol):
         """Take the row's next token."""
         ...
 
+    def follow(self, drafts: Seq[int]) -> list[TokenMask | None]:
+        """Return the mask after each leading draft that is allowed. The state stays as it is.
+
+        The list ends before the first draft that is not allowed, or after which there is no mask.
+        """
+        ...
+
 
 class LoopDetector(Protocol):
     """A detector of answers that repeat themselves."""
 
     def push(self, token: int) -> int | None:
         """Take the next token; return the cycle's length if the answer loops."""
-        ...
-
-
-class Proposer(Protocol):
-    """A drafter: guesses the next tokens of one sequence, which a step then verifies together."""
-
-    def propose(self, tokens: Seq[int], limit: int) -> Seq[int]:
-        """Return the drafts of the tokens that follow `tokens`, `limit` of them or fewer."""
         ...
 
 
@@ -219,6 +219,7 @@ class SequenceParts:
         positions: of its tokens.
         cross_media: the media that its tokens attend to through cross-attention layers, in order.
         pieces: how the encoding of each item is cut; one that is not there is one piece.
+        drafters: names of those that may guess its tokens.
     """
 
     positions: TokenPositions = field(default_factory=TokenPositions)
@@ -226,7 +227,7 @@ class SequenceParts:
     pieces: Mapping[MediaKey, Pieces] = field(default_factory=dict)
     constraint: TokenConstraint | None = None
     loops: LoopDetector | None = None
-    proposer: Proposer | None = None
+    drafters: frozenset[str] = frozenset()
 
 
 class Sequence:
@@ -242,6 +243,7 @@ class Sequence:
         blocks: written by `BlockTables`.
         prefix: written by `PrefixSharing`.
         row: what the sampler is told; the scheduler tells it of tokens.
+        drafting: written by `Drafting`; None where nothing guesses its tokens.
     """
 
     def __init__(
@@ -260,7 +262,7 @@ class Sequence:
         self.pieces = parts.pieces
         self.constraint = parts.constraint
         self.loops = parts.loops
-        self.proposer = parts.proposer
+        self.drafting = DraftState(parts.drafters) if parts.drafters else None
         self.max_context = 0
         self.arrived = 0.0
         self.queued_s: float | None = None
@@ -280,6 +282,13 @@ class Sequence:
     def level(self) -> int:
         """Its priority among all API keys: 0, or how far it stands behind."""
         return max(0, self.request.priority)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that it may still get, beyond those that steps in flight sample."""
+        progress = self.progress
+        end = min(progress.prompt_length + self.request.max_tokens, self.max_context)
+        return end - progress.known
 
     @property
     def awaits_mask(self) -> bool:

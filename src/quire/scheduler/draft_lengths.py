@@ -1,0 +1,91 @@
+"""Decides how many drafts a step verifies. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+_MAX_DRAFTS = 16
+"""Drafts of one sequence in a step."""
+_LEAST_CHANCE = 0.02
+"""Least probability of a draft that is worth a look."""
+_MARGIN = 1.05
+"""Drafts must promise this many times the tokens per second: step times are never exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sequence that could be drafted.
+
+    Attributes:
+        rate: probability that a guessed token is right where those before it are.
+        most: guessed tokens that there are.
+    """
+
+    rate: float
+    most: int
+
+
+class DraftLengths(Protocol):
+    """Chooses how many drafts each sequence gets in a step."""
+
+    def choose(self, candidates: Seq[Candidate], rows: int) -> list[int]:
+        """Return the number of drafts for each candidate.
+
+        Args:
+            rows: of the step without drafts, one for each sequence that generates.
+        """
+        ...
+
+
+class EveryDraft:
+    """Takes all drafts that there are. For tests and measurements."""
+
+    def choose(self, candidates: Seq[Candidate], rows: int) -> list[int]:
+        return [each.most for each in candidates]
+
+
+class WorthwhileDrafts:
+    """Takes the drafts that raise the expected tokens per second of the whole step.
+
+    A step with drafts costs more: it has more rows, and it is planned only when the tokens of the
+    step before have been read, while the device waits.
+
+    Args:
+        seconds: of a step that generates, by its rows; None before any was measured.
+    """
+
+    def __init__(self, seconds: Callable[[int], float | None]) -> None:
+        self._seconds = seconds
+        self._wait_s = 0.0
+
+    def observe_wait(self, seconds: float) -> None:
+        """Enter how long the device waited for the plan of a step."""
+        self._wait_s += (seconds - self._wait_s) / 8 if self._wait_s else seconds
+
+    def choose(self, candidates: Seq[Candidate], rows: int) -> list[int]:
+        lengths = [0] * len(candidates)
+        rows = max(rows, 1)
+        alone_s = self._seconds(rows)
+        if not alone_s:
+            return lengths
+        heap = [(-each.rate, number) for number, each in enumerate(candidates) if each.most > 0]
+        heapify(heap)
+        best_rate, expected, total = _MARGIN * rows / alone_s, float(rows), rows
+        taken = list(lengths)
+        while heap:
+            chance, number = heappop(heap)
+            if -chance < _LEAST_CHANCE:
+                break
+            taken[number] += 1
+            expected -= chance
+            total += 1
+            rate = expected / ((self._seconds(total) or alone_s) + self._wait_s)
+            if rate > best_rate:
+                best_rate, lengths = rate, list(taken)
+            if taken[number] < min(candidates[number].most, _MAX_DRAFTS):
+                heappush(heap, (chance * candidates[number].rate, number))
+        return lengths

@@ -1,0 +1,203 @@
+"""Drafts: guessed tokens that a step verifies beside the rows that it has to compute. Pure Python.
+
+A drafter guesses, the engine verifies: a drafted position gets the token that the model samples
+there, with that position's own randomness, and the draft stands as long as it is that token.
+
+How many drafts a step takes follows from how often the drafts of a sequence were right, and from
+the measured time of a step with so many rows (`draft_lengths`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quire.scheduler.draft_lengths import Candidate, DraftLengths
+from quire.scheduler.drafts import Draft, Drafter, DraftQuery, DraftState, Foreseen, Grade
+from quire.scheduler.sequence import Sequence
+
+_OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
+"""Weight of the last outcome in the acceptance of one sequence, and in that of all."""
+_FIRST_RATE = 0.5
+"""Acceptance before any draft was compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found(Candidate):
+    """A candidate with its draft; None stands for one that is not made yet."""
+
+    draft: Draft | None
+
+
+class _Asked(NamedTuple):
+    """A sequence for which drafts are wanted, and its query."""
+
+    sequence: Sequence
+    state: DraftState
+    query: DraftQuery
+
+
+class Drafting:
+    """Asks the drafters, decides how many drafts a step takes, and measures their acceptance.
+
+    Args:
+        drafters: in order; of two equally promising drafts the first one's is taken.
+        lengths: decides how many drafts of each sequence are worth their rows.
+        vocab_size: drafts end before a token that the model does not have.
+    """
+
+    def __init__(self, drafters: Seq[Drafter], lengths: DraftLengths, vocab_size: int) -> None:
+        self._drafters = drafters
+        self._lengths = lengths
+        self._vocab_size = vocab_size
+        self._rates: dict[Grade, float] = {}
+        self.drafted: Counter[str] = Counter()
+        """Drafts that steps verified, by drafter."""
+        self.accepted: Counter[str] = Counter()
+        """Drafts that stood, by drafter."""
+
+    def wants_tokens(self, running: Seq[Sequence]) -> bool:
+        """Return whether the next step should be planned after the running one's tokens are read.
+
+        Then all sequences go on together. It is so while drafts are verified, and where drafting
+        is worth it for a sequence whose last token is still on the device.
+        """
+        if any(sequence.progress.drafts for sequence in running):
+            return True
+        asked = _asked((each, each.tokens_left) for each in running if each.progress.pending)
+        if not asked:
+            return False
+        # The first guess is of the token on the device: what follows it would be drafted.
+        found = self._propose(asked, ahead=True).values()
+        ahead = [Candidate(each.rate, each.most - 1) for each in found if each.most > 1]
+        rows = sum(each.progress.generated > 0 for each in running)
+        return bool(ahead) and any(self._lengths.choose(ahead, rows))
+
+    def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int) -> dict[int, Draft]:
+        """Return the drafts that the next step should verify, by sequence number.
+
+        Args:
+            limits: sequences whose tokens are all read, each with the most drafts that it may have.
+            rows: of the step without drafts.
+        """
+        asked = _asked(limits)
+        if not asked:
+            return {}
+        found = self._propose(asked, ahead=False)
+        lengths = self._lengths.choose(list(found.values()), rows)
+        chosen = {}
+        for (number, each), length in zip(found.items(), lengths, strict=True):
+            if length and (draft := each.draft) is not None:
+                chosen[number] = Draft(draft.tokens[:length], draft.drafter, draft.grade)
+        return chosen
+
+    def settle(self, sequence: Sequence, drafts: int, accepted: int) -> None:
+        """Count the drafts of a step, once it is known how many of them stand."""
+        state = sequence.drafting
+        assert state is not None, "only sequences with drafters have drafts"
+        state.accepted += accepted
+        state.rejected += drafts - accepted
+        drafter = state.foreseen.grade[0] if state.foreseen is not None else ""
+        self.drafted[drafter] += drafts
+        self.accepted[drafter] += accepted
+
+    def compare(self, sequence: Sequence) -> None:
+        """Compare what was guessed, drafted or not, with the tokens that came."""
+        state = sequence.drafting
+        if state is None or state.foreseen is None:
+            return
+        position, tokens, grade = state.foreseen
+        state.foreseen = None
+        for guess, token in zip(tokens, sequence.progress.tokens[position:], strict=False):
+            right = float(guess == token)
+            for rates, weight in ((state.rates, _OWN_WEIGHT), (self._rates, _COMMON_WEIGHT)):
+                known = rates.get(grade, self._rates.get(grade, _FIRST_RATE))
+                rates[grade] = known + weight * (right - known)
+            if not right:
+                return
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what drafters keep of a sequence that has ended."""
+        if sequence.drafting is not None:
+            for drafter in self._drafters:
+                drafter.forget(sequence.number)
+
+    # -- within --------------------------------------------------------------------------------
+
+    def _propose(self, asked: Seq[_Asked], *, ahead: bool) -> dict[int, _Found]:
+        """Return each sequence's most promising draft, by its number.
+
+        Args:
+            ahead: the last token of each sequence is not read yet. Drafters that need it are not
+                asked; how often they were right says what they would find.
+        """
+        best: dict[int, _Found] = {}
+        for drafter in self._drafters:
+            own = [each for each in asked if drafter.name in each.state.drafters]
+            if not drafter.looks_ahead:
+                own = [each for each in own if self._may_lead(drafter, each, best)]
+            if ahead and not drafter.looks_ahead:
+                for each in own:
+                    rate = self._rate(each.state, (drafter.name, 0))
+                    best[each.query.number] = _Found(rate, each.query.limit, None)
+                continue
+            drafts = drafter.propose([each.query for each in own]) if own else ()
+            for each, draft in zip(own, drafts, strict=True):
+                found = None if draft is None else self._found(each, draft)
+                if found is not None:
+                    known = best.get(each.query.number)
+                    if known is None or known.rate < found.rate:
+                        best[each.query.number] = found
+        for each in asked:
+            leading = best.get(each.query.number)
+            if leading is not None and (draft := leading.draft) is not None:
+                grade = draft.drafter, draft.grade
+                each.state.foreseen = Foreseen(len(each.query.tokens), draft.tokens, grade)
+        return best
+
+    def _may_lead(self, drafter: Drafter, asked: _Asked, best: dict[int, _Found]) -> bool:
+        known = best.get(asked.query.number)
+        return known is None or known.rate < self._rate(asked.state, (drafter.name, 0))
+
+    def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
+        """Return a draft that is cut where nothing of it can be right any more."""
+        tokens = draft.tokens[: asked.query.limit]
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self._vocab_size:
+                tokens = tokens[:place]
+                break
+            if token in asked.query.request.stop_token_ids:
+                tokens = tokens[: place + 1]
+                break
+        if not tokens:
+            return None
+        rate = self._rate(asked.state, (draft.drafter, draft.grade))
+        return _Found(rate, len(tokens), Draft(tokens, draft.drafter, draft.grade))
+
+    def _rate(self, state: DraftState, grade: Grade) -> float:
+        own = state.rates.get(grade)
+        return self._rates.get(grade, _FIRST_RATE) if own is None else own
+
+
+def _asked(limits: Iterable[tuple[Sequence, int]]) -> list[_Asked]:
+    """Return the queries of sequences that have drafters and room for drafts."""
+    asked = []
+    for sequence, limit in limits:
+        state, progress, prefix = sequence.drafting, sequence.progress, sequence.prefix
+        if state is None or limit < 1:
+            continue
+        node = prefix.node
+        query = DraftQuery(
+            sequence.number,
+            sequence.request,
+            progress.tokens,
+            progress.content,
+            node,
+            0 if node is None else prefix.registered * node.index.block_size,
+            limit,
+        )
+        asked.append(_Asked(sequence, state, query))
+    return asked
