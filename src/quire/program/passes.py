@@ -24,8 +24,8 @@ from quire.program.values import (
 _identity = id  # `id` names values here
 
 PRODUCTS = frozenset({"linear", "packed_linear"})
-_RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
-_READ_THROUGH = _RESHAPES | {"Broadcast", "Slice", "Split"}
+RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
+_READ_THROUGH = RESHAPES | {"Broadcast", "Slice", "Split"}
 _KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
 
 
@@ -109,7 +109,7 @@ class Uses:
 
     def source(self, id: int) -> int:
         """Return the value of which this one is a reshape, perhaps of a reshape."""
-        while (maker := self.makers.get(id)) is not None and maker.kind in _RESHAPES:
+        while (maker := self.makers.get(id)) is not None and maker.kind in RESHAPES:
             id = maker.inputs[0]
         return id
 
@@ -121,7 +121,7 @@ class Uses:
         """Return the nodes that read a value or a reshape of it."""
         found: list[Node] = []
         for node in self._readers.get(id, ()):
-            if node.kind in _RESHAPES:
+            if node.kind in RESHAPES:
                 found += self.readers(node.outputs[0])
             else:
                 found.append(node)

@@ -11,7 +11,7 @@ from quire.device.weights import PackedWeight
 from quire.executor.graphs import kernels
 from quire.executor.graphs.operands import UnsupportedNode, readable
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.program.values import Program
+from quire.program.values import FUSED, Program
 
 _MOST_BLOCKS = 4
 """A multiprocessor: they fill the card, and leave none idle at the end."""
@@ -108,7 +108,12 @@ def record_head(
 
 def served_head(program: Program, card: Card) -> tuple[PackedWeight, float | None] | None:
     """Return the matrix and the soft cap of a head that `record_head` serves; None otherwise."""
-    nodes = [node for node in program.nodes if node.kind != "Broadcast"]
+    nodes = [
+        each
+        for node in program.nodes
+        for each in (node.arguments if node.kind == FUSED else [node])
+        if each.kind != "AsType"
+    ]
     first = nodes[0] if nodes else None
     if first is None or first.kind != "packed_linear" or first.weight("bias") is not None:
         return None
@@ -116,16 +121,16 @@ def served_head(program: Program, card: Card) -> tuple[PackedWeight, float | Non
         weight = readable(first.weight("weight"), 32, 256)
     except UnsupportedNode:
         return None
-    kinds = [node.kind for node in nodes[1:] if node.kind != "AsType"]
-    caps = [
+    caps = {
         float(program.constants[id].array.item())  # type: ignore[arg-type]  # of one float
         for node in nodes[1:]
         for id in node.inputs
         if id in program.constants and program.constants[id].array.size == 1
-    ]
+    }
+    kinds = [node.kind for node in nodes[1:] if node.kind != "Broadcast"]
     softcap = None
-    if kinds == ["Divide", "Tanh", "Multiply"] and len(caps) >= 1 and len(set(caps)) == 1:
-        softcap = caps[0]
+    if kinds == ["Divide", "Tanh", "Multiply"] and len(caps) == 1:
+        (softcap,) = caps
     elif kinds:
         return None
     outputs, words = weight.codes.shape

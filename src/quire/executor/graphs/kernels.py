@@ -17,7 +17,6 @@ from quire.device.gpu_kernels import kernel_text
 
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.executor.graphs"
 
-ROUTE_THREADS = 1024
 TAIL_THREADS = 256
 HALF = "#include <cuda_fp16.h>\n"
 
@@ -148,29 +147,6 @@ def _skinny(
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "skinny_gemm.cuh")
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     return source_text(parameters, body, gemm.threads, defines, head, "\n".join(lines))
-
-
-def route(
-    experts: int, top: int, normalise: bool, scale: float, per_expert: bool, max_tiles: int
-) -> str:
-    """rows, logits, weights of experts, chosen, weights, order, tiles.
-
-    Args:
-        max_tiles: tiles that there is room for.
-    """
-    parameters = ["const int* rows", "const T* logits", "const T* per_expert", "int* chosen"]
-    parameters += ["float* weights", "int* order", "int* tiles"]
-    defines: Mapping[str, object] = {
-        "EXPERT_COUNT": experts,
-        "TOP": top,
-        "NORMALISE": int(normalise),
-        "SCALE": number(scale),
-        "PER_EXPERT": int(per_expert),
-        "TILE": 8,
-        "MOST": max_tiles,
-    }
-    body = kernel_text(_OWN, "route.cuh") + kernel_text(_PRODUCTS, "group.cuh")
-    return source_text(parameters, body, ROUTE_THREADS, defines)
 
 
 def attend(shape: paged.Shape) -> str:

@@ -83,6 +83,15 @@ def codes(node: Node) -> PackedWeight:
     return readable(weight)
 
 
+def is_readable(node: Node) -> bool:
+    """Whether a product's matrix is one that tensor cores take."""
+    try:
+        codes(node)
+    except UnsupportedNode:
+        return False
+    return True
+
+
 def expert_codes(matrices: ExpertMatrices) -> PackedWeight:
     if not isinstance(matrices.weight, PackedWeight) or matrices.bias is not None:
         raise UnsupportedNode("experts that are not packed, or have biases")
@@ -109,7 +118,12 @@ def readable(weight: PackedWeight, rows: int = 16, columns: int = 64) -> PackedW
     return weight
 
 
+def is_plain(gating: Gating) -> bool:
+    """Whether a kernel of products computes a gate as it stores them."""
+    return gating.plain and gating.activation in ACTIVATIONS
+
+
 def gate(gating: Gating) -> str:
-    if not gating.plain or gating.activation not in ACTIVATIONS:
+    if not is_plain(gating):
         raise UnsupportedNode(f"the gate {gating}")
     return gating.activation

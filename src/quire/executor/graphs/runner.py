@@ -31,9 +31,10 @@ from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.layout import InputLayout, step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.places import Place
 from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
-from quire.executor.graphs.recording import Place, Recording
+from quire.executor.graphs.recording import Recording
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.program.passes import recordable

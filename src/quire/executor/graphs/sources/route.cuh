@@ -1,23 +1,91 @@
-  // The TOP best of EXPERT_COUNT experts of each row, and their weights: a softmax over the chosen,
-  // or, without NORMALISE, over all. Then `group` puts pairs of row and expert in order. One thread
+  // The TOP best of EXPERT_COUNT experts of each row, and their weights, as the routers of
+  // `models/layers/routers.py` say. Then `group` puts pairs of row and expert in order. One thread
   // block; a warp a row.
-  constexpr int EACH = EXPERT_COUNT / 32;
+  // SCORES: 0 softmax, 1 sigmoid, 2 SparseMixer. PROBABLE: softmax ranks probabilities, not logits.
+  // OPEN of GROUPS groups of experts are open to a row, ranked by the sum of their COUNTED best.
+  constexpr int EACH = (EXPERT_COUNT + 31) / 32;
   const float NOTHING = __int_as_float(0xff800000);
   const int chosen_shape[1] = {*rows * TOP};
   {
     const int lane = threadIdx.x & 31;
     for (int row = threadIdx.x >> 5; row < *rows; row += blockDim.x >> 5) {
-      float score[EACH];
+      float score[EACH], rank[EACH];
       #pragma unroll
-      for (int e = 0; e < EACH; e++) score[e] = (float)logits[(size_t)row * EXPERT_COUNT + e * 32 + lane];
+      for (int e = 0; e < EACH; e++) {
+        const int expert = e * 32 + lane;
+        float x = NOTHING;
+        if (expert < EXPERT_COUNT) x = (float)logits[(size_t)row * EXPERT_COUNT + expert];
+#if CAPPED
+        if (expert < EXPERT_COUNT) x = tanhf(x / CAP) * CAP;
+#endif
+        score[e] = rank[e] = x;
+      }
       float all = 0.f, most = NOTHING;
-#if !NORMALISE
+#if SCORES == 0 && (PROBABLE || !NORMALISE)
       #pragma unroll
       for (int e = 0; e < EACH; e++) most = fmaxf(most, score[e]);
       for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
       #pragma unroll
       for (int e = 0; e < EACH; e++) all += __expf(score[e] - most);
       for (int by = 16; by > 0; by /= 2) all += __shfl_xor_sync(0xffffffffu, all, by);
+#endif
+      #pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int expert = e * 32 + lane;
+        if (expert >= EXPERT_COUNT) continue;
+#if SCORES == 1
+        score[e] = 1.f / (1.f + expf(-score[e]));
+        if (PROBABLE) rank[e] = score[e];
+#elif SCORES == 0 && PROBABLE
+        rank[e] = expf(score[e] - most) / all;
+#endif
+#if CORRECTED
+        rank[e] += (float)correction[expert];
+#endif
+      }
+#if OPEN < GROUPS
+      float worth = NOTHING;  // of the group whose number is the lane's
+      #pragma unroll 1
+      for (int group = 0; group < GROUPS; group++) {
+        unsigned counted = 0;  // of this lane's experts, a bit each
+        float sum = 0.f;
+        for (int n = 0; n < COUNTED; n++) {
+          float best = NOTHING;
+          int at = -1;
+          #pragma unroll
+          for (int e = 0; e < EACH; e++)
+            if ((e * 32 + lane) / (EXPERT_COUNT / GROUPS) == group && !(counted >> e & 1) && rank[e] > best) {
+              best = rank[e];
+              at = e;
+            }
+          float most_of_all = best;
+          int owner = lane;
+          for (int by = 16; by > 0; by /= 2) {
+            const float other = __shfl_xor_sync(0xffffffffu, most_of_all, by);
+            const int other_owner = __shfl_xor_sync(0xffffffffu, owner, by);
+            if (other > most_of_all || (other == most_of_all && other_owner < owner)) {
+              most_of_all = other;
+              owner = other_owner;
+            }
+          }
+          if (owner == lane && at >= 0) counted |= 1u << at;
+          sum += most_of_all;
+        }
+        if (lane == group) worth = sum;
+      }
+      int before = 0;
+      for (int group = 0; group < GROUPS; group++) {
+        const float other = __shfl_sync(0xffffffffu, worth, group);
+        before += other > worth || (other == worth && group < lane);
+      }
+      float least = lane < GROUPS && before == OPEN - 1 ? worth : NOTHING;
+      for (int by = 16; by > 0; by /= 2) least = fmaxf(least, __shfl_xor_sync(0xffffffffu, least, by));
+      #pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int group = (e * 32 + lane) / (EXPERT_COUNT / GROUPS);
+        const float own = __shfl_sync(0xffffffffu, worth, group & 31);
+        if (!(own >= least)) rank[e] = NOTHING;
+      }
 #endif
       float own = NOTHING;
       int own_expert = 0;
@@ -26,8 +94,8 @@
         int expert = EXPERT_COUNT;
         #pragma unroll
         for (int e = 0; e < EACH; e++)
-          if (score[e] > best) {
-            best = score[e];
+          if (rank[e] > best) {
+            best = rank[e];
             expert = e * 32 + lane;
           }
         for (int by = 16; by > 0; by /= 2) {
@@ -40,24 +108,41 @@
         }
         // Whatever the logits are: all experts that are named exist, and none is named twice.
         if (expert >= EXPERT_COUNT) expert = k;
+        float found = NOTHING, rivals = 0.f;
         #pragma unroll
-        for (int e = 0; e < EACH; e++)
-          if (e * 32 + lane == expert) score[e] = NOTHING;
+        for (int e = 0; e < EACH; e++) {
+          if (e * 32 + lane == expert) found = score[e];
+#if SCORES == 2
+          const float distance = (best - score[e]) / fmaxf(fabsf(score[e]), best);
+          if (rank[e] > NOTHING && !(distance > 2.f * JITTER)) rivals += expf(rank[e] - best);
+#endif
+          if (e * 32 + lane == expert) rank[e] = NOTHING;
+        }
+        found = __shfl_sync(0xffffffffu, found, expert & 31);
+#if SCORES == 2
+        for (int by = 16; by > 0; by /= 2) rivals += __shfl_xor_sync(0xffffffffu, rivals, by);
+        found = 1.f / rivals;
+#endif
         if (lane == k) {
-          own = best;
+          own = found;
           own_expert = expert;
         }
       }
-      const float top = __shfl_sync(0xffffffffu, own, 0);
-      float weight = lane < TOP ? __expf(own - top) : 0.f;
+      float weight = lane < TOP ? own : 0.f;
+#if SCORES == 0 && NORMALISE
+      float top = own;
+      for (int by = 16; by > 0; by /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, by));
+      weight = lane < TOP ? __expf(own - top) : 0.f;
+#elif SCORES == 0
+      weight = lane < TOP ? __expf(own - most) / all : 0.f;
+#endif
 #if NORMALISE
-      all = weight;
-      for (int by = 16; by > 0; by /= 2) all += __shfl_xor_sync(0xffffffffu, all, by);
-#else
-      weight = lane < TOP ? __expf(own - most) : 0.f;
+      float sum = weight;
+      for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+      weight = weight / (SCORES == 1 ? sum + 1e-20f : sum);
 #endif
       if (lane < TOP) {
-        weight = weight / all * SCALE;
+        weight *= SCALE;
 #if PER_EXPERT
         weight *= (float)per_expert[own_expert];
 #endif

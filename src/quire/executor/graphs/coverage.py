@@ -1,0 +1,43 @@
+"""Finds out how much of a program can be recorded as kernels, and why the rest cannot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from quire.cache.specs import KVLayout
+from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.pools import LayerPool
+from quire.executor.graphs.recorder import Recorder
+from quire.executor.graphs.recording import Recording
+from quire.program.passes import RESHAPES
+from quire.program.values import FUSED, Node
+
+
+class Survey(Recording):
+    """A recording that goes on behind nodes without kernels, and counts them.
+
+    Attributes:
+        nodes: how many nodes compute something.
+        refused: by the kind of a node without kernels and the reason, how many there are.
+    """
+
+    def __init__(
+        self, recorder: Recorder, pools: Mapping[int, LayerPool], layout: KVLayout
+    ) -> None:
+        super().__init__(recorder, pools, layout)
+        self.nodes = 0
+        self.refused = Counter[tuple[str, str]]()
+
+    def _record(self, node: Node) -> None:
+        if node.kind in RESHAPES:
+            return
+        self.nodes += 1
+        try:
+            super()._record(node)
+        except UnsupportedNode as error:
+            name = str(node.attributes["what"]) if node.kind == FUSED else node.kind
+            self.refused[name, str(error)] += 1
+            for value in node.outputs:
+                if value not in self._places:
+                    self._written(value, [])

@@ -1,0 +1,132 @@
+"""Where the values of a program lie while its kernels are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.rows import RowKernel
+from quire.executor.graphs.source import NotGenerated
+from quire.program.passes import Uses
+from quire.program.values import Node, Program, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value lies.
+
+    Attributes:
+        address: of its first element.
+        buffer: None for constants and for what the step gives.
+    """
+
+    address: int
+    buffer: Buffer | None
+
+
+class ValueRecording:
+    """Gives the values of a program memory, and records generated kernels."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def _begin(
+        self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
+    ) -> None:
+        """Begin a program whose fields and outputs have places."""
+        self._program, self._uses = program, Uses(program)
+        self._places = {id: given[name] for name, id in program.fields.items()}
+        self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
+
+    def _last_reads(self, program: Program) -> Mapping[int, list[int]]:
+        """Return the values that are read for the last time by each node, by its number."""
+        last: dict[int, int] = {}
+        for number, node in enumerate(program.nodes):
+            for value in (*node.inputs, *node.outputs):
+                last[self._uses.source(value)] = number
+        kept = set(self._targets) | set(program.fields.values())
+        found: dict[int, list[int]] = {}
+        for value, number in last.items():
+            if value not in kept:
+                found.setdefault(number, []).append(value)
+        return found
+
+    def _place(self, value: int) -> Place:
+        source = self._uses.source(value)
+        if source not in self._places:
+            constant = self._program.constants.get(source)
+            if constant is None:
+                maker = self._uses.makers.get(source)
+                what = "a value" if maker is None else shown(self._program, maker)
+                raise UnsupportedNode(f"{what} is read by a product")
+            self._places[source] = Place(self._recorder.weight(constant.array), None)
+        return self._places[source]
+
+    def _read(self, values: Sequence[int]) -> list[Buffer]:
+        places = map(self._place, values)
+        return list(dict.fromkeys(each.buffer for each in places if each.buffer is not None))
+
+    def _written(self, value: int, reads: Sequence[Buffer]) -> Buffer:
+        """Return memory for a value that the next kernel writes."""
+        target = self._targets.get(value)
+        if target is None:
+            target = self._recorder.buffer(self._bytes(self._program.values[value]), reads)
+        self._places[value] = Place(target.address, target)
+        return target
+
+    def _buffer(self, value: int) -> Buffer:
+        buffer = self._place(value).buffer
+        assert buffer is not None, "kernels write to buffers"
+        return buffer
+
+    def _bytes(self, value: Value) -> int:
+        rows = dict.fromkeys(self._program.symbols, self._recorder.max_rows)
+        sizes = [n if isinstance(n, int) else n.at(rows) for n in value.shape]
+        return prod(sizes) * value.dtype.size
+
+    def _generate(self, make: Callable[[Program, Node], RowKernel], node: Node) -> None:
+        try:
+            self._generated(make(self._program, node), node)
+        except NotGenerated as error:
+            raise UnsupportedNode(f"{shown(self._program, node)}: {error}") from error
+
+    def _generated(self, kernel: RowKernel, node: Node) -> None:
+        sources = [each.source for each in kernel.arguments if isinstance(each.source, int)]
+        reads = self._read([each for each in sources if each not in node.outputs])
+        for value in node.outputs:
+            self._written(value, reads)
+        writes = [self._buffer(value) for value in node.outputs]
+        arguments = [self._recorder.inputs.rows]
+        for each in kernel.arguments:
+            if isinstance(each.source, int):
+                arguments.append(self._place(each.source).address + each.offset)
+            else:
+                arguments.append(self._recorder.weight(each.source) + each.offset)
+        grid = kernel.grid(self._recorder.max_rows)
+        self._recorder.add(
+            kernel.text, grid, kernel.threads, arguments, reads, writes, kernel.shared
+        )
+
+    def _fitting(self, gemm: SkinnyGemm) -> SkinnyGemm:
+        if not gemm.fits:
+            shared = self._recorder.card.shared
+            raise UnsupportedNode(
+                f"{gemm.inputs} columns do not fit {shared} bytes of shared memory"
+            )
+        return gemm
+
+    def _width(self, value: int | None, axis: int) -> int:
+        assert value is not None, "attention has queries"
+        size = self._program.values[value].shape[axis]
+        assert isinstance(size, int), "heads are a fixed number"
+        return size
+
+
+def shown(program: Program, node: Node) -> str:
+    """Return a node's first line as its program prints it."""
+    lines: Iterator[str] = program.lines(node)
+    return next(lines)

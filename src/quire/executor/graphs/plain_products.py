@@ -1,0 +1,127 @@
+"""Generates the CUDA kernel of products with matrices that tensor cores do not take.
+
+A warp makes one element: it serves matrices with few or odd numbers of outputs, such as routers'
+and gates', of any codes. Its sums do not depend on other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.device.weights import PackedWeight
+from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
+
+_THREADS = 128
+_BITS = frozenset({2, 3, 4, 5, 6, 8})
+_EACH = 8
+"""Neighbouring columns that a lane reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainProduct:
+    """The product of rows `[T, inputs]` with a matrix.
+
+    Attributes:
+        x, y: their types.
+        weight: `[outputs, inputs]`, or codes.
+        bias: `[outputs]`.
+    """
+
+    x: mx.Dtype
+    y: mx.Dtype
+    weight: mx.array | PackedWeight
+    bias: mx.array | None
+
+    @property
+    def outputs(self) -> int:
+        return self._matrix.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        if isinstance(self.weight, PackedWeight):
+            return self.weight.scales.shape[-1] * self.weight.packing.group_size
+        return self.weight.shape[1]
+
+    @property
+    def _matrix(self) -> mx.array:
+        return self.weight.codes if isinstance(self.weight, PackedWeight) else self.weight
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The weights that the kernel is given behind rows and x; y comes last."""
+        found = [self._matrix]
+        if isinstance(self.weight, PackedWeight):
+            assert self.weight.biases is not None, "affine codes have biases"
+            found += [self.weight.scales, self.weight.biases]
+        return found if self.bias is None else [*found, self.bias]
+
+    @property
+    def threads(self) -> int:
+        return _THREADS
+
+    def grid(self, max_rows: int) -> tuple[int, int, int]:
+        """Return the thread blocks for up to so many rows."""
+        return -(-self.outputs * 32 // _THREADS), max_rows, 1
+
+    @property
+    def text(self) -> str:
+        """Return the source.
+
+        Raises:
+            NotGenerated: the matrix is coded otherwise, or its sizes are odd.
+        """
+        if self.inputs % _EACH or {self.x, self.y} - {mx.bfloat16, mx.float32, mx.float16}:
+            raise NotGenerated(f"{self.inputs} columns of {self.x}")
+        x, y = C_TYPES[self.x], C_TYPES[self.y]
+        names = ["w", "scales", "biases"][: len(self.arrays) - (self.bias is not None)]
+        names += ["bias"] * (self.bias is not None)
+        parameters = [f"const {x}* x"]
+        parameters += [
+            f"const {C_TYPES[array.dtype]}* {name}"
+            for name, array in zip(names, self.arrays, strict=True)
+        ]
+        sum_of = "sum" if self.bias is None else "number(as_y) + number(bias[n])"
+        body = [
+            "const int n = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x & 31;",
+            "const int row = blockIdx.y;",
+            "wait_for_others();",
+            "if (row >= *rows || n >= OUTPUTS) return;",
+            f"const {x}* from = x + (size_t)row * INPUTS;",
+            "float sum = 0.f;",
+            f"for (int c = lane * {_EACH}; c < INPUTS; c += 32 * {_EACH}) {{",
+            f"Pack<{x}, {16 // self.x.size}> given[{_EACH * self.x.size // 16}];",
+            f"load<{x}, {16 // self.x.size}, {_EACH}>(given, from + c, true);",
+            *self._products(),
+            "}",
+            "#pragma unroll",
+            "for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);",
+            "if (lane) return;",
+            f"{y} as_y;",
+            "put(as_y, sum);",
+            f"put(y[(size_t)row * OUTPUTS + n], {sum_of});",
+        ]
+        constants = {"OUTPUTS": self.outputs, "INPUTS": self.inputs, "WARPS": _THREADS // 32}
+        return source_text([*parameters, f"{y}* y"], body, _THREADS, constants)
+
+    def _products(self) -> list[str]:
+        """Return what adds a lane's columns from `c` on to `sum`."""
+        each = f"number(given[i / {16 // self.x.size}].at[i % {16 // self.x.size}])"
+        loop = ["#pragma unroll", f"for (int i = 0; i < {_EACH}; i++) {{"]
+        if not isinstance(self.weight, PackedWeight):
+            return [*loop, f"sum += {each} * number(w[(size_t)n * INPUTS + c + i]);", "}"]
+        packing = self.weight.packing
+        if packing.mode != "affine" or self.weight.tiled or packing.bits not in _BITS:
+            raise NotGenerated(f"codes of {packing.bits} bits in mode {packing.mode}")
+        bits, words = packing.bits, self.weight.codes.shape[-1]
+        group = f"(size_t)n * {self.weight.scales.shape[-1]} + c / {packing.group_size}"
+        read = f"w[(size_t)n * {words} + word]"
+        lines = [f"const float scale = number(scales[{group}]), low = number(biases[{group}]);"]
+        lines += [*loop, f"const int bit = (c + i) * {bits}, word = bit / 32, shift = bit % 32;"]
+        lines += [f"unsigned code = {read} >> shift;"]
+        if 32 % bits:
+            after = read.replace("word]", "word + 1]")
+            lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
+        code = f"(float)(code & {(1 << bits) - 1}u)"
+        return [*lines, f"sum += {each} * ({code} * scale + low);", "}"]

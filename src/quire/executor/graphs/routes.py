@@ -1,0 +1,117 @@
+"""The source of the kernel of a router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.device.gpu_kernels import kernel_text
+from quire.device.mixture import Router
+from quire.executor.graphs import kernels
+from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.source import C_TYPES
+from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
+
+ROUTE_THREADS = 1024
+EXPERT_TILE = 8
+"""Pairs of a row and an expert that a thread block of an experts' product takes."""
+_MOST_EXPERTS, _MOST_CHOSEN = 1024, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What `route.cuh` is compiled for.
+
+    Attributes:
+        types: of logits, corrections and factors, as C calls them; the last two are None without.
+    """
+
+    router: Router
+    experts: int
+    types: tuple[str, str | None, str | None]
+
+    @staticmethod
+    def of(
+        router: Router,
+        experts: int,
+        correction: mx.array | None,
+        per_expert: mx.array | None,
+        logits: mx.Dtype,
+    ) -> Route:
+        """Return the kernel of a router.
+
+        Raises:
+            UnsupportedNode: its kind is unknown, or it has too many experts.
+        """
+        if not isinstance(router, SoftmaxRouter | SigmoidRouter | SparseMixer):
+            raise UnsupportedNode(f"a router of type {type(router).__name__}")
+        if experts > _MOST_EXPERTS or router.k > _MOST_CHOSEN:
+            raise UnsupportedNode(f"{router.k} of {experts} experts")
+        more = (None if each is None else C_TYPES[each.dtype] for each in (correction, per_expert))
+        return Route(router, experts, (C_TYPES[logits], *more))  # type: ignore[arg-type]
+
+    @property
+    def k(self) -> int:
+        return self.router.k
+
+    def text(self, max_tiles: int) -> str:
+        """Return the source.
+
+        Called with rows, logits, corrections, factors of experts, chosen, weights, order, tiles.
+
+        Args:
+            max_tiles: tiles that there is room for.
+        """
+        logits, correction, per_expert = self.types
+        parameters = ["const int* rows", f"const {logits}* logits"]
+        parameters += [f"const {correction or 'float'}* correction"]
+        parameters += [f"const {per_expert or 'float'}* per_expert", "int* chosen"]
+        parameters += ["float* weights", "int* order", "int* tiles"]
+        defines: Mapping[str, object] = {
+            "EXPERT_COUNT": self.experts,
+            "TOP": self.k,
+            "CORRECTED": int(correction is not None),
+            "PER_EXPERT": int(per_expert is not None),
+            "TILE": EXPERT_TILE,
+            "MOST": max_tiles,
+            **self._rule(),
+        }
+        body = kernel_text("quire.executor.graphs", "route.cuh")
+        body += kernel_text("quire.device.cuda", "group.cuh")
+        return kernels.source_text(parameters, body, ROUTE_THREADS, defines)
+
+    def _rule(self) -> dict[str, object]:
+        router = self.router
+        if isinstance(router, SparseMixer):
+            own = {"SCORES": 2, "JITTER": kernels.number(router.jitter)}
+            return {**own, **_PLAIN}
+        assert isinstance(router, SoftmaxRouter | SigmoidRouter), "routers are of known types"
+        sigmoid = isinstance(router, SigmoidRouter)
+        counted = 2 if isinstance(router, SigmoidRouter) else router.counted
+        grouped, corrected = router.best_groups < router.groups, self.types[1] is not None
+        cap = router.softcap if isinstance(router, SigmoidRouter) else 0.0
+        return {
+            "SCORES": int(sigmoid),
+            "PROBABLE": int(corrected or (grouped and (sigmoid or counted > 1))),
+            "NORMALISE": int(router.normalise),
+            "SCALE": kernels.number(router.scale),
+            "GROUPS": router.groups,
+            "OPEN": router.best_groups,
+            "COUNTED": counted,
+            "CAPPED": int(bool(cap)),
+            "CAP": kernels.number(cap),
+        }
+
+
+_PLAIN: Mapping[str, object] = {
+    "PROBABLE": 0,
+    "NORMALISE": 0,
+    "SCALE": "1.f",
+    "GROUPS": 1,
+    "OPEN": 1,
+    "COUNTED": 1,
+    "CAPPED": 0,
+    "CAP": "0.f",
+}

@@ -1,0 +1,99 @@
+"""The kernel of routers, run in the CPU emulation beside the routers themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.device.mixture import Router
+from quire.device.operations import Operations
+from quire.executor.graphs.recorder import Kernel
+from quire.executor.graphs.routes import EXPERT_TILE, ROUTE_THREADS, Route
+from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
+from tests.executor.graphs.emulated import bits_of
+from tests.support.emulated_metal import guarded, why_not
+from tests.support.emulated_steps import launch
+from tests.support.nvcc import assert_compiles
+
+
+@dataclass(frozen=True)
+class Case:
+    """A router, and what it is given."""
+
+    router: Router
+    experts: int
+    corrected: bool = False
+    per_expert: bool = False
+    dtype: mx.Dtype = mx.bfloat16
+
+
+CASES = {
+    "softmax": Case(SoftmaxRouter(4, normalise=True), 32, per_expert=True),
+    "softmax over all": Case(SoftmaxRouter(6, normalise=False, scale=0.5), 60),
+    "softmax, corrected": Case(SoftmaxRouter(6, True, True), 64, corrected=True),
+    "softmax, groups": Case(
+        SoftmaxRouter(6, False, groups=8, best_groups=3), 160, dtype=mx.float32
+    ),
+    "softmax, groups by two": Case(SoftmaxRouter(2, True, groups=4, best_groups=2, counted=2), 16),
+    "sigmoid": Case(SigmoidRouter(2, True, corrected=False), 8),
+    "sigmoid, not normalised": Case(SigmoidRouter(1, False, corrected=False), 16),
+    "sigmoid, groups": Case(
+        SigmoidRouter(8, True, 2.5, groups=8, best_groups=4), 256, corrected=True
+    ),
+    "sigmoid, capped": Case(SigmoidRouter(4, True, 2.5, softcap=2.0), 40, corrected=True),
+    "sparse mixer": Case(SparseMixer(0.01), 16),
+}
+EVERYDAY = "sigmoid, groups"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "name",
+    [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
+def test_routes_are_the_routers_own(name: str) -> None:
+    case, rows = CASES[name], 5
+    random = np.random.default_rng(3)
+    logits = mx.array(random.normal(size=(rows, case.experts)).astype(np.float32) * 2)
+    logits = logits.astype(case.dtype)
+    correction = per_expert = None
+    if case.corrected:
+        correction = mx.array(random.normal(size=case.experts).astype(np.float32) * 0.3)
+    if case.per_expert:
+        per_expert = mx.array(1 + random.random(case.experts).astype(np.float32))
+    wide = logits.astype(mx.float32)
+    chosen, weights = Operations().route(wide, correction, per_expert, case.router)
+    order = np.argsort(np.array(chosen), axis=1)
+    expected = np.take_along_axis(np.array(chosen), order, 1)
+    shares = np.take_along_axis(np.array(weights), order, 1)
+
+    route = Route.of(case.router, case.experts, correction, per_expert, case.dtype)
+    pairs = 8 * route.k
+    most = min(pairs, case.experts + pairs // EXPERT_TILE)
+    outputs = [guarded(np.zeros(pairs, kind)) for kind in (np.int32, np.float32, np.int32)]
+    outputs.append(guarded(np.full(3 * most, 7, np.int32)))
+    given = [guarded(np.array([rows], np.int32)), guarded(bits_of(logits))]
+    for each in (correction, per_expert):
+        given.append(guarded(np.array([0.0] if each is None else each, np.float32)))
+    addresses = tuple(int(each.ctypes.data) for each in (*given, *outputs))
+    launch(Kernel(route.text(most), (1, 1, 1), ROUTE_THREADS, 0, addresses, ()))
+    found, found_weights = (each[: rows * route.k].reshape(rows, -1) for each in outputs[:2])
+    order = np.argsort(found, axis=1)
+    np.testing.assert_array_equal(np.take_along_axis(found, order, 1), expected)
+    np.testing.assert_allclose(
+        np.take_along_axis(found_weights, order, 1), shares, rtol=5e-3, atol=1e-6
+    )
+    tiles = outputs[3].reshape(-1, 3)
+    assert tiles[:, 2].sum() == rows * route.k
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_routers_compile(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    more = (mx.zeros(1) if each else None for each in (case.corrected, case.per_expert))
+    assert_compiles(Route.of(case.router, case.experts, *more, case.dtype).text(40), tmp_path)
