@@ -15,6 +15,7 @@ from starlette.routing import Route
 from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
+from quire.api.mcp.endpoint import Mcp
 from quire.api.messages.endpoint import Messages
 from quire.api.ollama.endpoint import Ollama
 from quire.api.openapi import OpenApi
@@ -39,6 +40,7 @@ from quire.api.shared.tracing import Tracer, open_tracer
 from quire.api.utilities import Utilities
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
+from quire.serving.mcp import McpServers
 from quire.serving.models import Models
 
 
@@ -70,6 +72,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Middleware(Slotted, slots=slots),
         Middleware(HoldsModel),
     ]
+    tools = McpServers(config.mcp_servers)
     names = [name for model in models for name in model.config.names]
     endpoints = Endpoints(
         Chat(server),
@@ -81,17 +84,10 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Ollama(server),
         Utilities(server),
         streams,
+        Mcp(server, tools),
         OpenApi(OPERATIONS, names).get,
     )
-    routes = [
-        Route(
-            each.path,
-            each.endpoint(endpoints),
-            methods=[each.method],
-            middleware=slotted if each.body is not None else None,
-        )
-        for each in OPERATIONS
-    ]
+    routes = _routes(endpoints, slotted)
     return Starlette(
         routes=routes,
         middleware=_middleware(server, routes, None if tracer is None else tracer.trace),
@@ -100,12 +96,25 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
             HTTPException: handle,
             ClientDisconnect: handle,
         },
-        lifespan=_closing(models, tracer),
+        lifespan=_closing(models, tools, tracer),
     )
 
 
+def _routes(endpoints: Endpoints, slotted: list[Middleware]) -> list[Route]:
+    """Return the routes of all operations; those whose requests have a body are `slotted`."""
+    return [
+        Route(
+            each.path,
+            each.endpoint(endpoints),
+            methods=[each.method],
+            middleware=slotted if each.body is not None else None,
+        )
+        for each in OPERATIONS
+    ]
+
+
 def _closing(
-    models: Models, tracer: Tracer | None
+    models: Models, tools: McpServers, tracer: Tracer | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     """Return the lifespan, at whose end there are no processes and no untold traces."""
 
@@ -115,6 +124,7 @@ def _closing(
             yield
             await models.close()
         finally:
+            await tools.close()
             if tracer is not None:
                 await tracer.close()
 

@@ -26,6 +26,7 @@ _REASONS = {
     429: "Too many requests are in flight; `retry-after` says when to try again",
     500: "The server failed",
     501: "Not offered",
+    502: "An MCP server cannot be reached, or does not answer",
     503: "The engine cannot go on, or the loading of the model was stopped",
 }
 

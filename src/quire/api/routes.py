@@ -12,6 +12,7 @@ from starlette.responses import Response
 from quire.api.chat.endpoint import Chat, ChatRequest
 from quire.api.completions.endpoint import CompletionRequest, Completions
 from quire.api.embeddings.endpoint import EmbeddingRequest, Embeddings
+from quire.api.mcp.endpoint import Mcp, McpCall
 from quire.api.messages.endpoint import Messages
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.api.ollama.endpoint import Ollama
@@ -49,6 +50,7 @@ class Endpoints:
     ollama: Ollama
     utilities: Utilities
     streams: CallerStreams
+    mcp: Mcp
     document: Endpoint
 
 
@@ -297,6 +299,15 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(404, 429),
     ),
     Operation(lambda e: e.ollama.version, "get", "/api/version", "The version of Ollama's API"),
+    Operation(lambda e: e.mcp.tools, "get", "/mcp/tools", "The tools of the MCP servers"),
+    Operation(
+        lambda e: e.mcp.call,
+        "post",
+        "/mcp/call",
+        "Calls a tool of an MCP server",
+        McpCall,
+        statuses=(404, 429, 502),
+    ),
     Operation(lambda e: e.utilities.root, "get", "/", summary="Who answers here"),
     Operation(
         lambda e: e.utilities.health,

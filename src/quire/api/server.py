@@ -138,6 +138,9 @@ async def _serve(
     base = f"http://{shown}:{port}"
     page = f", with a page for browsers at {base}" if config.page else ""
     print(f"quire serves {names} at {base}/v1{page}", file=sys.stderr, flush=True)
+    if config.mcp_servers:
+        offered = ", ".join(each.name for each in config.mcp_servers)
+        print(f"MCP servers whose tools clients may call: {offered}", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
     await cancel_and_wait(watch)
     return 1 if models.broken.is_set() else 0

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from quire.cli.keys import KeyOptions, key_in
+from quire.cli.mcp_file import mcp_servers
 from quire.cli.media_options import MediaOptions
 from quire.cli.model_options import ModelOptions
 from quire.cli.settings import Options
@@ -158,6 +159,11 @@ class ServerOptions(
         description="for clients that send fields nobody knows and cannot be changed; answers name "
         "them",
     )
+    mcp_servers: File | None = Field(
+        None,
+        description="MCP servers, as desktop clients write them (mcp.json), whose tools the page "
+        "offers to models; every client can call them; needs the extra [mcp]; default: none",
+    )
     no_page: bool = Field(False, description="no page for browsers at /, no /docs")
 
     def server_config(self) -> ServerConfig:
@@ -192,4 +198,5 @@ class ServerOptions(
             otlp_endpoint=self.otlp_endpoint,
             log_level=self.log_level,
             log_format=self.log_format,
+            mcp_servers=mcp_servers(self.mcp_servers),
         )

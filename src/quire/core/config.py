@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quire.core.kv_format import KVFormat
+from quire.core.mcp import McpServer
 
 CPU_KERNELS = (
     *("amx", "vnni", "avx512", "avxvnni", "avx2"),
@@ -156,6 +157,7 @@ class ServerConfig:
             OTLP/HTTP; None is nobody.
         log_level: by the name that `logging` has for it, in lower case.
         log_format: lines for people, or one JSON object a line.
+        mcp_servers: whose tools the page, and whoever has a key, may call.
     """
 
     host: str = "127.0.0.1"
@@ -195,6 +197,7 @@ class ServerConfig:
     otlp_endpoint: str | None = None
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+    mcp_servers: tuple[McpServer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

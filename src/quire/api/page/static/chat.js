@@ -82,7 +82,7 @@ export class Chat {
   pickUp() {
     for (const conversation of this.conversations ?? []) {
       for (const message of conversation.messages) {
-        if (isUnfinished(message) && message.stream && !this.runs.has(message.id)) this.run(conversation, message, (run) => run.resume(requestOf(conversation, message)));
+        if (isUnfinished(message) && message.stream && !this.runs.has(message.id)) this.run(conversation, message, (run) => run.resume(() => requestOf(conversation, message)));
       }
     }
   }
@@ -131,6 +131,7 @@ export class Chat {
       const versions = tree.versions(this.current, view.message);
       view.place(versions.indexOf(view.message), versions.length);
       view.leaveOut(left.has(view.message));
+      view.settle(messages[messages.indexOf(view.message) + 1]?.role === "tool");
     }
     if (this.views.length) $(".welcome", this.log)?.remove();
     else if (!$(".welcome", this.log)) this.log.append(this.welcome());
@@ -200,7 +201,7 @@ export class Chat {
       edit: (text, files) => this.rewrite(message, text, files),
       again: () => this.again(message),
       more: () => this.answer(message),
-      results: (results) => this.results(results),
+      calls: () => this.callsOf(this.current),
       turn: (step) => this.turnTo(message, step),
       compare: () => compare(tree.versions(this.current, message)),
     });
@@ -219,8 +220,21 @@ export class Chat {
     return this.ask(tree.path(this.current).at(-1), [message]);
   }
 
-  results(results) {
-    return this.ask(tree.path(this.current).at(-1), results.map((result) => ({ role: "tool", ...result })));
+  /** How the calls of a conversation's last answer are made, and where their results go. */
+  callsOf(conversation) {
+    const messages = tree.path(conversation);
+    const asked = messages.findLastIndex(({ role }) => role === "user");
+    return {
+      allowed: (name) => conversation.allowed?.includes(name),
+      allow: (name) => { conversation.allowed = [...(conversation.allowed ?? []), name]; },
+      keep: (message) => this.keep(conversation, [message]),
+      rounds: messages.slice(asked).filter(({ role }) => role === "assistant").length,
+      send: (results) => this.results(conversation, results),
+    };
+  }
+
+  results(conversation, results) {
+    return this.ask(tree.path(conversation).at(-1), results.map((result) => ({ role: "tool", ...result })), conversation);
   }
 
   /** A message in other words: a new version of it, with what follows from there. */
@@ -228,11 +242,11 @@ export class Chat {
     return this.ask(tree.before(this.current, message), [{ role: "user", content: text, files }]);
   }
 
-  /** Add messages of the user's behind another one, and ask for an answer. */
-  async ask(after, messages) {
-    if (this.busy) return;
-    for (const message of messages) after = tree.add(this.current, after, message);
-    await this.answer(tree.add(this.current, after, { role: "assistant" }), messages);
+  /** Add messages behind another one, and ask for an answer. */
+  async ask(after, messages, conversation = this.current) {
+    if (this.runsOf(conversation).length) return;
+    for (const message of messages) after = tree.add(conversation, after, message);
+    await this.answer(tree.add(conversation, after, { role: "assistant" }), { added: messages, conversation });
   }
 
   keep(conversation, messages = [], more = {}) {
@@ -270,24 +284,22 @@ export class Chat {
    * Ask for an answer, or for the rest of one that was cut off. It is kept with its stream's id, and
    * with the messages that were added for it, before the server hears of it: a reload loses neither.
    */
-  async answer(message, added = []) {
-    const { current } = this;
+  async answer(message, { added = [], conversation = this.current } = {}) {
     prepare(message, this.parameters.model?.id);
-    const fresh = !this.conversations.includes(current);
+    const fresh = !this.conversations.includes(conversation);
     if (fresh) {
-      this.conversations.push(current);
-      current.title = titleOf(current.messages[0]);
-      this.composer.conversation = current.id;
-      store.opened.write(current.id);
+      this.conversations.push(conversation);
+      conversation.title = titleOf(conversation.messages[0]);
+      this.composer.conversation = conversation.id;
+      store.opened.write(conversation.id);
     }
-    current.updated = Date.now();
-    const body = requestOf(current, message);
-    const kept = this.keep(current, [...added, message], { fresh });
+    conversation.updated = Date.now();
+    const kept = this.keep(conversation, [...added, message], { fresh });
     this.order();
-    await this.run(current, message, async (run) => {
+    await this.run(conversation, message, async (run) => {
       await kept;
       this.composer.kept(added);
-      return run.ask(body);
+      return run.ask(() => requestOf(conversation, message));
     });
   }
 

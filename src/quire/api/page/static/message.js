@@ -4,6 +4,7 @@ import { copyButton, h, icon, iconButton } from "./dom.js";
 import { player, removable } from "./files.js";
 import { count, loaded, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
+import { callForm } from "./mcp.js";
 import { isEmpty, isUnfinished } from "./run.js";
 
 const LONG = 2500; // characters of a message that is folded
@@ -30,6 +31,7 @@ export class MessageView {
     this.node = h("article", { class: `message ${message.role}` }, this.who, this.above, this.text, this.below, this.foot);
     this.continueButton = h("button", { type: "button", class: "continue", onclick: actions.more }, "Continue");
     this.waiting = false;
+    this.answered = false;
     this.end();
   }
 
@@ -75,6 +77,13 @@ export class MessageView {
     this.draw();
   }
 
+  /** Says whether the calls of the message have their results. */
+  settle(answered) {
+    if (this.answered === answered) return;
+    this.answered = answered;
+    this.draw();
+  }
+
   /** Says whether the message goes along with later requests. */
   leaveOut(left) {
     if (this.message.role !== "user") return;
@@ -113,9 +122,9 @@ export class MessageView {
     if (message.role === "assistant") this.after();
   }
 
-  /** A long message of the user's shows its beginning, until one asks for the rest. */
+  /** A long message of the user's, or of a tool, shows its beginning, until one asks for the rest. */
   fold() {
-    if (this.message.role !== "user" || this.message.content.length < LONG) return;
+    if (this.message.role === "assistant" || this.message.content.length < LONG) return;
     this.text.classList.add("folded");
     const unfold = h("button", { type: "button", class: "quiet", "aria-expanded": "false", onclick: () => {
       const folded = this.text.classList.toggle("folded");
@@ -152,7 +161,7 @@ export class MessageView {
   after() {
     const { message } = this;
     const nodes = message.calls.map((call) => callNode(call));
-    if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
+    if (message.calls.length && message.finish && !this.streaming && !this.answered) nodes.push(this.answers ??= callForm(message, this.actions.calls()));
     const waiting = this.loading ?? this.reading;
     if (this.pending && waiting) nodes.push(waiting.node);
     const tokens = message.stats?.prompt ?? this.promptTokens;
@@ -247,18 +256,6 @@ function callNode(call) {
     shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
   } catch { /* not whole yet */ }
   return h("div", { class: "call" }, h("div", { class: "call-name" }, icon("tool"), call.name), codeBlock(shown, "json"));
-}
-
-/** Where the user says what the tools gave. */
-function resultForm(calls, send) {
-  const fields = calls.map((call) => h("textarea", { rows: 2, dir: "auto", required: true, placeholder: `What ${call.name} gives`, "aria-label": `Result of ${call.name}` }));
-  const form = h("form", { class: "results" }, fields, h("div", { class: "row end" }, h("button", { class: "main" }, "Send results")));
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    form.hidden = true;
-    send(calls.map((call, index) => ({ tool_call_id: call.id, content: fields[index].value })));
-  });
-  return form;
 }
 
 /** Tokens after the first that a speed is told of: fewer may come in one piece. */

@@ -1,6 +1,7 @@
 // What is set for a conversation: the chosen model, system message, sampling, thoughts, tools; kept as presets.
 
 import { h } from "./dom.js";
+import { serverChoice } from "./mcp.js";
 import { settings } from "./store.js";
 
 export const NUMBERS = [
@@ -60,6 +61,8 @@ export class Parameters {
     const formats = (model?.kv_formats ?? []).filter((name) => /^(plain|page-\d)$/.test(name));
     if (!model?.kv_formats && values.kv) formats.push(values.kv); // chosen before; only a loaded model says what it offers
     const tools = h("textarea", { rows: 4, spellcheck: "false", value: values.tools ?? "", placeholder: '[{"type": "function", "function": {"name": …}}]' });
+    const servers = serverChoice(values.servers ?? []);
+    const now = () => ({ ...read(fields), ...(servers.chosen().length ? { servers: servers.chosen() } : {}) });
     const general = h("input", { type: "checkbox" });
     const presets = settings.read("presets", {});
     const preset = h("select", { "aria-label": "Preset", onchange: () => this.again(dialog, presets[preset.value] ?? {}) },
@@ -68,7 +71,7 @@ export class Parameters {
     const form = h("form", { method: "dialog" },
       h("h2", {}, "Parameters of this conversation"),
       h("div", { class: "row" }, preset,
-        h("button", { type: "button", onclick: () => this.save(dialog, presets, read(fields)) }, "Save as preset"),
+        h("button", { type: "button", onclick: () => this.save(dialog, presets, now()) }, "Save as preset"),
         h("button", { type: "button", onclick: () => this.drop(dialog, presets) }, "Delete preset")),
       labelled("system", "System message", h("textarea", { rows: 3, dir: "auto", value: values.system ?? "" })),
       h("div", { class: "grid" },
@@ -76,6 +79,7 @@ export class Parameters {
         labelled("thoughts", "Thoughts", choice("thoughts", THOUGHTS)),
         labelled("kv", "KV cache", choice("kv", [["", "Server's default"], ...formats.map((name) => [name, name])]))),
       h("p", { class: "hint", hidden: Boolean(model?.kv_formats) }, "Which KV cache formats it can use is known once the model has been loaded."),
+      servers.node,
       labelled("tools", "Tools the model may call (a JSON list, as the API takes it). You type what a call returns.", tools),
       h("label", { class: "check" }, general, " Also for new conversations"),
       wrong,
@@ -90,7 +94,7 @@ export class Parameters {
       wrong.hidden = !problem;
       wrong.textContent = problem;
       if (problem) event.preventDefault();
-      else this.keep(read(fields), general.checked);
+      else this.keep(now(), general.checked);
     });
     document.body.append(dialog);
     dialog.showModal();

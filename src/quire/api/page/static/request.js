@@ -2,18 +2,20 @@
 
 import { part } from "./files.js";
 import { failed } from "./message.js";
+import { offered } from "./mcp.js";
 import { NUMBERS, valuesOf } from "./parameters.js";
 import { ancestors } from "./tree.js";
 
-/** The request for an answer that stands in its place, or for its rest if it has text. */
-export function requestOf(conversation, answer) {
+/** The request for an answer that stands in its place, or for its rest if it has text. Throws an Error if tools are missing. */
+export async function requestOf(conversation, answer) {
   const values = valuesOf(conversation);
   const body = { stream: true, return_progress: true, stream_options: { include_usage: true, continuous_usage_stats: true }, messages: [] };
   if (answer.model) body.model = answer.model;
   for (const [name] of NUMBERS) if (values[name] !== undefined) body[name] = values[name];
   if (values.thoughts) body.enable_thinking = values.thoughts === "on";
   if (values.kv) [body.kv_scheme, body.kv_bits] = kvOf(values.kv);
-  if (values.tools) body.tools = JSON.parse(values.tools);
+  const tools = [...(values.tools ? JSON.parse(values.tools) : []), ...(await offered(values.servers))];
+  if (tools.length) body.tools = tools;
   if (values.system) body.messages.push({ role: "system", content: values.system });
   const messages = ancestors(conversation, answer);
   const left = failed(messages);

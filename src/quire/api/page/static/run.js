@@ -48,29 +48,30 @@ export class Run {
     this.keep();
   }
 
-  /** Asks for the answer; where the server has it already, takes it up. */
-  async ask(body) {
+  /** Asks for the answer; where the server has it already, takes it up. `request` makes the body. */
+  async ask(request) {
     await this.through(async () => {
+      const body = this.body = await request();
       const response = await ask("/v1/chat/completions", { body, stream: this.message.stream, signal: this.controller.signal }).catch((error) => {
         if (error.code !== "stream_exists") throw error;
         return this.again();
       });
       if (!response.headers.has("x-quire-stream")) delete this.message.stream; // this server keeps none
       return response;
-    }, body);
+    }, true);
   }
 
   /**
    * Takes the answer up again where this browser's text ends. False if the server does not have it now.
    * A question of just now may not have reached the server: it is sent again, under the same id.
    */
-  async resume(body) {
+  async resume(request) {
     const { message } = this;
     try {
       await this.through(() => this.again());
     } catch (error) {
       if (error.status === 404 && !message.events && Date.now() - message.asked < FRESH_MS) {
-        await this.ask(body);
+        await this.ask(request);
         return true;
       }
       if (error.status === 404) delete message.stream;
@@ -85,7 +86,7 @@ export class Run {
     return ask(`/streams/${stream}?after=${after}`, { signal: this.controller.signal });
   }
 
-  async through(open, body) {
+  async through(open, asking) {
     const { message } = this;
     this.speed = new Speed(message.stats);
     try {
@@ -93,8 +94,8 @@ export class Run {
     } catch (error) {
       if (this.leaving) return;
       if (this.stopping) message.stopped = true;
-      else if (!body && !this.begun) throw error;
-      else message.error = body ? withNames(error.message, body.messages) : error.message;
+      else if (!asking && !this.begun) throw error;
+      else message.error = withNames(error.message, this.body?.messages ?? []);
     }
     await this.keep();
   }

@@ -1,0 +1,52 @@
+"""`/mcp/tools` and `/mcp/call`: what MCP servers offer, and single calls by the page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.shared.access import note_ignored
+from quire.api.shared.context import ServerContext, until_gone
+from quire.api.shared.json_text import parse_json
+from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.schema import Wire, parse
+from quire.serving.mcp import McpServers
+
+
+class McpCall(Wire):
+    """A call of one tool."""
+
+    server: str = Field(description="as /mcp/tools names it")
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Mcp:
+    """The endpoints."""
+
+    def __init__(self, server: ServerContext, servers: McpServers) -> None:
+        self._server = server
+        self._servers = servers
+
+    async def tools(self, request: Request) -> Response:
+        """`GET /mcp/tools`: connects to servers that are not connected."""
+        listings = await until_gone(request.receive, self._servers.tools())
+        return JSONResponse({"object": "list", "data": [asdict(each) for each in listings]})
+
+    async def call(self, request: Request) -> Response:
+        """`POST /mcp/call`: ends with its client."""
+        server = self._server
+        check_headers(request)
+        with server.slots.bodies.reading() as counted:
+            body = await read_body(request, server.config.max_body_bytes, counted)
+        server.slots.enter(request.scope)
+        strict = server.config.strict_fields
+        fields, unknown = parse(McpCall, parse_json(body), strict_fields=strict)
+        note_ignored(request.scope, unknown)
+        call = self._servers.call(fields.server, fields.tool, fields.arguments)
+        result = await until_gone(request.receive, call)
+        return JSONResponse({"object": "mcp.result", "text": result.text, "failed": result.failed})

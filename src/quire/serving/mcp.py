@@ -1,0 +1,246 @@
+"""Tools of MCP servers: connections that the HTTP side keeps, and calls over them.
+
+The official SDK (the extra `mcp`) speaks the protocol. A server is connected to when its tools are
+first asked for, and again after its connection was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quire.core.errors import NotFound, QuireError, RequestError
+from quire.core.mcp import McpServer
+from quire.serving.tasks import cancel_and_wait, close_all
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+log = logging.getLogger("quire.mcp")
+
+_MOST_TEXT = 1 << 18
+"""Characters of a result; the rest is cut off, and the result says so."""
+_CONNECT_S = 60.0
+Result = TypeVar("Result")
+
+
+class ToolFailed(RequestError):
+    """A tool's server cannot be reached, or does not answer."""
+
+    status = 502
+    type = "api_error"
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """A tool as its server describes it; `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class McpListing:
+    """The tools of one server; `problem` says why there are none, if it cannot be reached."""
+
+    server: str
+    tools: tuple[McpTool, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class McpResult:
+    """What a call gave, as text for a model; `failed` if the tool says that it failed."""
+
+    text: str
+    failed: bool
+
+
+class McpServers:
+    """The MCP servers that the operator named. Lives as long as the server."""
+
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        self._connections = {each.name: _Connection(each) for each in servers}
+
+    def __bool__(self) -> bool:
+        return bool(self._connections)
+
+    async def tools(self) -> list[McpListing]:
+        """Return what each server offers; servers that cannot be reached say why."""
+        return list(await asyncio.gather(*(each.listing() for each in self._connections.values())))
+
+    async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> McpResult:
+        """Call a tool.
+
+        Raises:
+            NotFound: there is no such server.
+            RequestError: the server refuses the tool's name or its arguments.
+            ToolFailed: the server cannot be reached, or does not answer in time.
+        """
+        connection = self._connections.get(server)
+        if connection is None:
+            known = ", ".join(self._connections) or "none"
+            what = f"There is no MCP server '{server[:80]}'; those of this server: {known}."
+            raise NotFound(what, param="server")
+        return await connection.call(tool, arguments)
+
+    async def close(self) -> None:
+        """End all connections, and the processes behind them."""
+        await close_all(*(each.close() for each in self._connections.values()))
+
+
+class _Connection:
+    """The connection to one server. A task of its own holds it open: it ends where it began."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._task: asyncio.Task[None] | None = None
+        self._client: asyncio.Future[Client] | None = None
+
+    async def listing(self) -> McpListing:
+        name = self._server.name
+        try:
+            found = await self._ask(lambda client: client.list_tools(), again=True)
+        except (ToolFailed, RequestError) as error:
+            return McpListing(name, problem=str(error))
+        return McpListing(
+            name,
+            tuple(
+                McpTool(each.name, each.description or "", dict(each.input_schema))
+                for each in found.tools
+            ),
+        )
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> McpResult:
+        """See `McpServers.call`. It is never made twice: a tool may have done its work unheard."""
+        found = await self._ask(lambda client: client.call_tool(tool, arguments))
+        return McpResult(_text(found), found.is_error)
+
+    async def _ask(
+        self, ask: Callable[[Client], Awaitable[Result]], *, again: bool = False
+    ) -> Result:
+        """Return what the server answers; a lost connection is made anew, if asked, or next time.
+
+        Raises:
+            ToolFailed: the server cannot be reached, or does not answer in time.
+            RequestError: it refuses what was asked.
+        """
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        name = self._server.name
+        had_one = self._client is not None
+        try:
+            client = await self._connected()
+            async with asyncio.timeout(self._server.timeout_s):
+                return await ask(client)
+        except TimeoutError as error:
+            limit = f"{self._server.timeout_s:g} s"
+            raise ToolFailed(f"The MCP server '{name}' did not answer within {limit}.") from error
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED:
+                raise RequestError(f"The MCP server '{name}' refused: {error}") from error
+            await self.close()
+            if again and had_one:
+                return await self._ask(ask)
+            raise ToolFailed(f"The MCP server '{name}' ended its connection.") from error
+
+    async def _connected(self) -> Client:
+        if self._client is None:
+            self._client = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._hold(self._client))
+        return await asyncio.shield(self._client)
+
+    async def _hold(self, ready: asyncio.Future[Client]) -> None:
+        """Keep the connection open until the task is cancelled."""
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(_CONNECT_S):
+                    client = await stack.enter_async_context(await self._opened(stack))
+                log.info("MCP server %s is connected", self._server.name)
+                ready.set_result(client)
+                await asyncio.Event().wait()
+        except Exception as error:
+            self._client = None
+            first = _first(error)
+            late = isinstance(first, TimeoutError)
+            reason = "no answer" if late else str(first) or type(first).__name__
+            what = f"The MCP server '{self._server.name}' cannot be reached: {reason}."
+            log.warning("%s", what)
+            if not ready.done():
+                ready.set_exception(ToolFailed(what))
+                ready.exception()  # whoever asked may have left
+
+    async def _opened(self, stack: AsyncExitStack) -> Client:
+        import httpx2  # the SDK's own client
+        from mcp import Client, StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
+
+        server = self._server
+        if server.command:
+            program, *arguments = server.command
+            child = StdioServerParameters(
+                command=program,
+                args=arguments,
+                env=dict(server.env),
+                cwd=server.folder or None,
+            )
+            return Client(child)
+        limits = httpx2.Timeout(_CONNECT_S, read=None)  # calls have a limit of their own
+        client = httpx2.AsyncClient(headers=dict(server.headers), timeout=limits)
+        http = await stack.enter_async_context(client)
+        return Client(streamable_http_client(server.url, http_client=http))
+
+    async def close(self) -> None:
+        task, self._task, self._client = self._task, None, None
+        if task is not None:
+            await cancel_and_wait(task)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first error of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _text(result: Any) -> str:
+    """Return the content of a result as text; what is no text is named."""
+    parts = [_part(each) for each in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    text = "\n".join(parts)
+    if len(text) <= _MOST_TEXT:
+        return text
+    return (
+        f"{text[:_MOST_TEXT]}\n[cut off: {len(text)} characters, of which {_MOST_TEXT} are given]"
+    )
+
+
+def _part(block: Any) -> str:
+    match block.type:
+        case "text":
+            return str(block.text)
+        case "resource" if hasattr(block.resource, "text"):
+            return str(block.resource.text)
+        case "resource_link":
+            return f"[{block.name}: {block.uri}]"
+        case kind:
+            return f"[{kind} that is not given to the model]"
+
+
+def check_installed(servers: Sequence[McpServer]) -> None:
+    """Raise `QuireError` if servers are named and the SDK is not installed."""
+    if not servers:
+        return
+    try:
+        import mcp  # noqa: F401
+    except ImportError as error:
+        what = "--mcp-servers needs the extra [mcp]: pip install 'quire-serve[mcp]'"
+        raise QuireError(what) from error
