@@ -467,3 +467,30 @@ def test_half_a_character_is_read_as_a_replacement(serve: Serve) -> None:
     assert "cut \N{REPLACEMENT CHARACTER}, \\ud83d, 😀" in prompt
     broken = HTTP.post(f"{served.url}/v1/chat/completions", content=content[:-1], headers=JSON_TYPE)
     assert f"column {len(content) - 1}" in error_of(broken)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/v1/chat/completions", {"prompt_cache_key": "s"}, {}),
+        ("/v1/chat/completions", {"prompt_cache_key": "x"}, {"x-session-id": "s"}),
+        ("/v1/responses", {"input": "Hi.", "prompt_cache_key": "s"}, {}),
+        ("/v1/completions", {"prompt": "Hi."}, {"x-session-id": "s"}),
+        (
+            "/v1/messages",
+            {"messages": ASK, "max_tokens": 5, "metadata": {"user_id": "s"}},
+            {},
+        ),
+    ],
+)
+def test_the_engine_learns_a_requests_session(
+    serve: Serve, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    served = serve()
+    if path.endswith("chat/completions"):
+        body = {"messages": ASK, **body}
+    answer = HTTP.post(f"{served.url}{path}", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert served.engine.requests[-1].session.split()[-1] == "s"
+    post(served.url)
+    assert served.engine.requests[-1].session == ""

@@ -10,6 +10,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.request import FinishReason, Request, SamplingParams
 from quire.models.weights.loader import LoadedModel, open_model
+from quire.scale.routing import Route, short_keys
 from quire.scheduler.plan import StepPlan
 from tests.support.parity import Company, alone, prompts
 from tests.support.tiny_models import tiny_model
@@ -134,3 +135,13 @@ def test_without_work_a_step_does_nothing(company: Company) -> None:
     assert not company.engine.has_work
     assert company.engine.step() == []
     assert company.engine.expected_step_s == float("inf")
+
+
+def test_the_engine_reports_the_blocks_that_prompts_may_reuse(company: Company) -> None:
+    (request,) = prompts((200,), tokens=TOKENS)
+    engine = company.engine
+    assert engine.cached() == b""
+    company.run([request])
+    route = Route.of(request, engine.info.blocks)
+    assert len(route.keys()) == 200 // engine.config.block_size
+    assert set(route.keys()) <= set(short_keys(engine.cached()))

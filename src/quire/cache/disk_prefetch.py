@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from quire.cache.block_keys import lasting_name
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_tier import PendingRead
 from quire.cache.host_block import HostBlock
 from quire.cache.index import Node, PrefixIndex
 from quire.cache.specs import recurrent_groups
+from quire.core.block_keys import lasting_name
 from quire.core.kv_format import KVFormat
 
 _READ_BYTES = 256 << 20

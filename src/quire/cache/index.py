@@ -12,11 +12,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from quire.cache.block_keys import lasting_name
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
 from quire.cache.reuse import Match, MissKind, ReuseMiss
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
+from quire.core.block_keys import lasting_name
 
 _SIBLINGS = 8
 """Children looked at on either side of where a prompt's tail would stand among them."""
@@ -280,6 +280,15 @@ class PrefixIndex:
         """Return the nodes of the first blocks of a prompt, as far as there are any."""
         root = self._roots.get(identity)
         return _descend(root, keys) if root is not None else []
+
+    def full_keys(self) -> Iterator[bytes]:
+        """Yield the keys of all full blocks; those of a sequence in its order."""
+        pending = [child for root in self._roots.values() for child in root.children.values()]
+        while pending:
+            node = pending.pop()
+            if len(node.tokens) == self.block_size:
+                yield node.key
+                pending.extend(node.children.values())
 
     # -- insertion -----------------------------------------------------------------------------
 

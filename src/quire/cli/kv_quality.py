@@ -15,7 +15,7 @@ import numpy.typing as npt
 from quire.attention.registry import open_backends
 from quire.attention.step import Attention
 from quire.cache.blocks import PoolKey, Resize
-from quire.cache.formats.skips import skipped_layers, with_skips
+from quire.cache.formats.skips import skipped_layers
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, group_layers
@@ -220,7 +220,7 @@ def evaluate(
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
     skipped = skipped_layers(loaded.model.layout, None) if plan.as_served else ()
-    every = [KVFormat(), *(with_skips(each, skipped) for each in formats)]
+    every = [KVFormat(), *(each.skipping(skipped) for each in formats)]
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
     if plan.text is not None:
         read = tokenizer.encode(plan.text.read_text(encoding="utf-8"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from quire.core.block_keys import BlockNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class ModelInfo:
         kv_formats: names of the formats that a request may choose.
         modalities: "text", and the kinds of media that prompts may hold.
         weight_bytes: memory that the weights hold.
+        blocks: how KV blocks are named.
         kv_table: lines of the start-up table: layers, format, bytes a token.
     """
 
@@ -32,6 +35,7 @@ class ModelInfo:
     device: str
     kv_memory: int
     kv_formats: tuple[str, ...] = ("plain",)
+    blocks: BlockNames = field(default_factory=BlockNames)
     kv_table: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ("text",)
     weight_bytes: int = 0

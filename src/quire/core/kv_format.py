@@ -29,6 +29,10 @@ class KVFormat:
         """Whether a sequence's last block, the tail, is kept as written until it is full."""
         return self.scheme == "page"
 
+    def skipping(self, layers: tuple[int, ...]) -> KVFormat:
+        """Return the format with its skipped layers, of which plain has none."""
+        return self if self.scheme == "plain" else replace(self, skip_layers=layers)
+
     def of_layer(self, layer: int) -> KVFormat:
         """How one layer stores its blocks: plain in layers that the format skips."""
         return KVFormat() if layer in self.skip_layers else replace(self, skip_layers=())

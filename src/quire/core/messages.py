@@ -45,6 +45,13 @@ class AskStats:
 
 
 @dataclass(frozen=True, slots=True)
+class AskCached:
+    """To the engine: ask which blocks a prompt may reuse. The answer repeats the number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """To the engine: the answer to `NeedsRoom`, once other models have been unloaded.
 
@@ -120,11 +127,19 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Cached:
+    """From the engine: the answer to the `AskCached` of this number; see `Engine.cached`."""
+
+    number: int
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """Last message from the engine: it cannot continue."""
 
     message: str
 
 
-ToEngine = Open | Room | Submit | Abort | AskStats
-FromEngine = Progress | NeedsRoom | Ready | Refused | StepOutputs | Stats | Broken
+ToEngine = Open | Room | Submit | Abort | AskStats | AskCached
+FromEngine = Progress | NeedsRoom | Ready | Refused | StepOutputs | Stats | Cached | Broken

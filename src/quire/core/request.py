@@ -219,6 +219,7 @@ class Request:
         caller: the API key that asks, as a word; keys take turns.
         share: of places and rows, beside other keys' shares.
         priority: lower numbers go first; see `scheduler.fairness`.
+        session: requests of one go to the same of several engines; empty is none.
         cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
@@ -239,6 +240,7 @@ class Request:
     caller: str = ""
     share: float = 1.0
     priority: int = 0
+    session: str = ""
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None

@@ -7,8 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
-from hashlib import blake2b
 
 import mlx.core as mx
 
@@ -17,8 +15,9 @@ from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import matches_pool
-from quire.cache.formats.skips import skipped_layers, with_skips
+from quire.cache.formats.skips import skipped_layers
 from quire.cache.formats.table import kv_table
+from quire.core.block_keys import SHORT, BlockNames
 from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import EngineFailure, ModelError, RequestError
 from quire.core.info import EngineStats, ModelInfo
@@ -91,6 +90,8 @@ class Engine:
         self._drafters = frozenset(each.name for each in drafters)
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes)
+        skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
+        self._names = BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(
@@ -100,17 +101,16 @@ class Engine:
             PrefillBudget(
                 config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
             ),
-            partial(_block_identity, loaded.fingerprint, config.block_size),
+            self._names.root,
             max_graph_rows=self._runner.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, loaded.model.vocab_size),
         )
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
-        self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
-        check_format(config, self._format(None), self._runner.graphs_serve)
+        check_format(config, self._names.format(None), self._runner.graphs_serve)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
-        limits.max_context = check_context(limits.context(self._format(None)), context)
+        limits.max_context = check_context(limits.context(self._names.format(None)), context)
         self.constraints = ConstraintFactory(
             loaded.path,
             loaded.model.vocab_size,
@@ -140,7 +140,7 @@ class Engine:
                 request, config=self.config, model=model, media=media, formats=self._offered
             )
             request = media.intern(request)
-            format, repeats = self._format(request.kv_format), request.stop_on_loop
+            format, repeats = self._names.format(request.kv_format), request.stop_on_loop
             repeats = self.config.stop_on_loop if repeats is None else repeats
             bound = request.grammar is not None and not request.grammar.lazy
             parts = SequenceParts(
@@ -336,18 +336,15 @@ class Engine:
             weight_bytes=self._loaded.parameter_bytes,
             modalities=("text", *self._loaded.model.encoders),
             kv_formats=tuple(each.name for each in self._offered),
+            blocks=self._names,
             kv_table=kv_table(
                 self._runner.groups,
-                self._format(None),
+                self._names.format(None),
                 self.config.block_size,
                 self._runner.pools.dtype,
                 self._scheduler.limits.max_context,
             ),
         )
-
-    def _format(self, wanted: KVFormat | None) -> KVFormat:
-        """Return a request's format: its own or the default, with some layers left plain."""
-        return with_skips(wanted or self.config.kv_format, self._skipped)
 
     def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
         """Return the bytes of KV that a lone sequence of so many tokens holds at most."""
@@ -379,6 +376,10 @@ class Engine:
             finished=tuple(counters.finished.items()),
         )
 
+    def cached(self) -> bytes:
+        """Return the short keys of all full blocks that a prompt may reuse, one after the other."""
+        return b"".join(key[:SHORT] for key in self._scheduler.sharing.index.full_keys())
+
 
 def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
     """Enter how long a finished step took into the tables that plans are made by."""
@@ -390,9 +391,3 @@ def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
         scheduler.encodings.cost.observe(plan.encoding, seconds)
     elif plan.sequences:
         budget.observe(*shape, step.seconds, recorded=step.graphed)
-
-
-def _block_identity(fingerprint: str, block_size: int, format: KVFormat, salt: str) -> bytes:
-    """Return the root of the blocks' hash chain: all that shapes their bytes but the tokens."""
-    parts = (fingerprint, repr(format), str(block_size), salt)
-    return blake2b("\x00".join(parts).encode(), digest_size=24).digest()

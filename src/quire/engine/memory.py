@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from quire.cache.block_manager import BlockManager
-from quire.cache.formats.skips import skipped_layers, with_skips
+from quire.cache.formats.skips import skipped_layers
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.core.config import EngineConfig
@@ -97,7 +97,7 @@ def _check_smallest(
     """Raise `NoRoom` unless `budget` bytes of KV hold the shortest useful context."""
     groups = KVLayout.of(model.layout).groups
     manager = BlockManager(budget, Pools(groups, config.block_size, dtype).block_bytes)
-    format = with_skips(config.kv_format, skipped_layers(model.layout, config.kv_skip_layers))
+    format = config.kv_format.skipping(skipped_layers(model.layout, config.kv_skip_layers))
     least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
     check_context(Limits(groups, manager, config.block_size, least).context(format), least)
 

@@ -18,8 +18,10 @@ from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
 from quire.core.messages import (
     Abort,
+    AskCached,
     AskStats,
     Broken,
+    Cached,
     FromEngine,
     NeedsRoom,
     Open,
@@ -146,6 +148,8 @@ class _Worker:
                         self._engine.abort(request_id, reason)
                     case AskStats(number):
                         self._send(Stats(number, self._engine.stats()))
+                    case AskCached(number):
+                        self._send(Cached(number, self._engine.cached()))
         return True
 
     def _pack(self, outputs: list[Output]) -> StepOutputs:

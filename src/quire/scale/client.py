@@ -183,7 +183,7 @@ class ReplicatedEngine:
     async def _attempt(self, call: _Call) -> str:
         """Hand a call to a replica and deliver what it says. Return why requests are still open."""
         call.replica, asked = "", call.requests()
-        stream = self._generate.remote(Route(), asked)
+        stream = self._generate.remote(Route.of(asked[0], self._info.blocks), asked)
         lost = "the replica ended without an answer"
         try:
             async for message in stream:

@@ -13,6 +13,9 @@ from quire.scale.replica import Replica
 UNBOUNDED = 1_000_000
 """Calls that a replica may have at once: its engine queues requests, and messages pass them."""
 _HEALTH_S = 5.0
+_REPORT_S = 1.0
+"""Seconds between reports of what a replica has cached."""
+ROUTER = "quire.scale.router:PrefixRouter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,14 @@ class Scaling:
     Attributes:
         replicas: how many; auto lets Ray start and end them by load.
         most: replicas of auto.
+        router: a subclass of `quire.scale.router.Addressed`, as `module:class`.
     """
 
     replicas: int | Literal["auto"] = 1
     most: int = 8
     gpus: float = 0
     cpus: float = 1
+    router: str = ROUTER
 
 
 def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> Any:
@@ -43,7 +48,10 @@ def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> A
             max_ongoing_requests=UNBOUNDED,
             health_check_period_s=_HEALTH_S,
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
-            request_router_config={"request_router_class": "quire.scale.router:ReplicaRouter"},
+            request_router_config={
+                "request_router_class": scaling.router,
+                "request_routing_stats_period_s": _REPORT_S,
+            },
             **number,
         )
         .bind(engine, serving)

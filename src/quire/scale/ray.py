@@ -17,7 +17,7 @@ from quire.core.config import ModelConfig, ServerConfig
 from quire.demo import NAME
 from quire.llm.settings import Settings, configured
 from quire.scale.client import ReplicatedEngine
-from quire.scale.deployments import UNBOUNDED, Scaling, replicas
+from quire.scale.deployments import ROUTER, UNBOUNDED, Scaling, replicas
 from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress
@@ -32,6 +32,7 @@ class Arguments(BaseModel):
         max_replicas: of auto.
         gpus: of a replica; by default 1 where the cluster has any.
         cpus: that a replica reserves of Ray's.
+        router: chooses replicas; a subclass of `quire.scale.router.Addressed`, as `module:class`.
         allowed_hosts: names by which clients reach the ingress; * for any.
         dtype and all below: as in `quire.llm.Settings`.
     """
@@ -44,6 +45,7 @@ class Arguments(BaseModel):
     max_replicas: int = Field(8, ge=1)
     gpus: float | None = Field(None, ge=0)
     cpus: float = Field(1, ge=0)
+    router: str = ROUTER
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ("*",)
     cors_origins: tuple[str, ...] = ()
@@ -110,7 +112,13 @@ def app(arguments: Arguments) -> Any:
     gpus = arguments.gpus
     if gpus is None:
         gpus = 1 if ray.is_initialized() and ray.cluster_resources().get("GPU") else 0
-    scaling = Scaling(arguments.replicas, arguments.max_replicas, gpus=gpus, cpus=arguments.cpus)
+    scaling = Scaling(
+        arguments.replicas,
+        arguments.max_replicas,
+        gpus=gpus,
+        cpus=arguments.cpus,
+        router=arguments.router,
+    )
     front = serve.deployment(serve.ingress()(Ingress)).options(
         name="ingress",
         ray_actor_options={"num_cpus": 0},

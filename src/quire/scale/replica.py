@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from ray import serve
 
 from quire.core.config import EngineConfig, ServerConfig
+from quire.core.errors import EngineFailure
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import FinishReason, Output, Request
 from quire.scale.routing import Route
@@ -79,6 +80,13 @@ class Replica:
     async def stats(self) -> EngineStats:
         """Return the engine's counters."""
         return await self._client.stats()
+
+    async def record_routing_stats(self) -> dict[str, bytes]:
+        """Return what routers are told of this replica; see `PrefixTable.report`."""
+        try:
+            return {"cached": await self._client.cached()}
+        except EngineFailure:
+            return {}
 
     async def check_health(self) -> None:
         """Raise if the engine cannot answer."""

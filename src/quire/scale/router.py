@@ -1,13 +1,16 @@
-"""Ray Serve's request router for replicas of Quire."""
+"""Ray Serve's request routers for replicas of Quire.
+
+Their interface is `ray.serve.request_router`: Ray asks a router for ranks of replicas, tells it
+where a request went and when it ended, and shares what replicas report of themselves.
+"""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-from ray.serve.request_router import FIFOMixin, RequestRouter
+from ray.serve.request_router import RequestRouter
 
-from quire.scale.routing import Route
+from quire.scale.routing import PrefixTable, Route
 
 
 class Addressed(RequestRouter):
@@ -22,27 +25,58 @@ class Addressed(RequestRouter):
         """
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # where all ranks are full
-            route = pending_request.args[0] if pending_request.args else None
-            if isinstance(route, Route) and route.replica:
-                named = [
-                    each
-                    for each in candidate_replicas
-                    if each.replica_id.unique_id == route.replica
-                ]
-                return [named or candidate_replicas[:1]]
+        if name := route_of(pending_request).replica:
+            named = [each for each in candidate_replicas if _name(each) == name]
+            return [named or candidate_replicas[:1]]
         ranks: list[list[Any]] = await super().choose_replicas(candidate_replicas, pending_request)
         return ranks
 
 
-class ShortestQueue(FIFOMixin, RequestRouter):
-    """Sends a call to the replica with the fewest."""
+class _ByPrefix(RequestRouter):
+    """Ranks replicas by a `PrefixTable`, which it tells what Ray tells it."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Begin with nothing known; Ray calls it once."""
+        self._table = PrefixTable()
+
+    def update_replicas(self, replicas: list[Any]) -> None:
+        """Learn which replicas there are, and what they report."""
+        super().update_replicas(replicas)
+        self._table.keep([_name(each) for each in replicas])
+        for each in replicas:
+            if (stats := each.routing_stats) and "cached" in stats:
+                self._table.report(_name(each), stats["cached"])
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
     ) -> list[list[Any]]:
-        """Return all replicas as one rank, of which Ray takes the shortest queue."""
-        return [random.sample(candidate_replicas, len(candidate_replicas))]
+        """Return the replicas one by one, the best first."""
+        by_name = {_name(each): each for each in candidate_replicas}
+        lengths = {name: self._queue_length(each) for name, each in by_name.items()}
+        ranked = self._table.ranked(route_of(pending_request), lengths)
+        return [[by_name[name]] for name in ranked if name in by_name]
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        """Learn where a request went."""
+        route = route_of(pending_request)
+        if not route.replica:
+            self._table.routed(route, replica_id.unique_id)
+
+    def _queue_length(self, replica: Any) -> int:
+        """Return the requests that a replica works on, as far as Ray knows."""
+        return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
 
-class ReplicaRouter(Addressed, ShortestQueue):
+class PrefixRouter(Addressed, _ByPrefix):
     """The router of Quire's replicas."""
+
+
+def route_of(pending_request: Any) -> Route:
+    """Return the route of a call, which is its first argument."""
+    given = pending_request.args[0] if pending_request and pending_request.args else None
+    return given if isinstance(given, Route) else Route()
+
+
+def _name(replica: Any) -> str:
+    name: str = replica.replica_id.unique_id
+    return name

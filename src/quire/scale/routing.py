@@ -1,16 +1,152 @@
-"""What a router knows of a call to a replica. Pure Python; knows no Ray."""
+"""Where a request goes: to the replica that has computed its beginning, unless that one is loaded.
+
+Pure Python; knows no Ray. Replicas report the short keys of the blocks that they have cached. A
+router adds what it has sent where since, and compares both with the keys of a prompt: no token
+travels.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.core.block_keys import SHORT, BlockNames, chains, content_of
+from quire.core.request import Request
+
+TRUST_S = 15.0
+"""Seconds for which a prompt counts as cached where it was sent, whatever the replica reports."""
+_SESSIONS = 100_000
+"""Sessions whose replicas a router remembers; those used last."""
+_LEARNING = 0.05
+"""Share of the newest request in the mean work of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """First argument of each call to a replica: where the router sends it.
+    """First argument of each call to a replica: what decides where the router sends it.
 
     Attributes:
+        blocks: short keys of the prompt's full blocks, one after the other.
+        session: requests of one go to one replica; empty is none.
         replica: the replica that has to get the call; empty leaves the choice to the router.
     """
 
+    blocks: bytes = b""
+    session: str = ""
     replica: str = ""
+
+    @classmethod
+    def of(cls, request: Request, names: BlockNames) -> Route:
+        """Return what decides where a request goes."""
+        root = names.root(names.format(request.kv_format), request.cache_salt)
+        content = content_of(request.prompt, request.media)
+        full = len(content) // names.block_size * names.block_size
+        keys = chains(root, content[:full], names.block_size)
+        return cls(b"".join(key[:SHORT] for key in keys), request.session)
+
+    def keys(self) -> list[bytes]:
+        """Return the keys of `blocks`."""
+        return short_keys(self.blocks)
+
+
+def short_keys(joined: bytes) -> list[bytes]:
+    """Return the keys that `Engine.cached` and `Route.blocks` join."""
+    return [joined[at : at + SHORT] for at in range(0, len(joined), SHORT)]
+
+
+@dataclass(slots=True)
+class _Replica:
+    """What a router knows of one replica.
+
+    Attributes:
+        reported: keys of the blocks that it has, by its last report.
+        sent: keys of the prompts sent to it, and until when they count as cached.
+        placed: conversations that began there.
+    """
+
+    reported: frozenset[bytes] = frozenset()
+    sent: dict[bytes, float] = field(default_factory=dict)
+    placed: int = 0
+
+    def matched(self, keys: Sequence[bytes], now: float) -> int:
+        """Return how many blocks of a prompt's beginning it has."""
+        for number, key in enumerate(keys):
+            if key not in self.reported and self.sent.get(key, 0.0) <= now:
+                return number
+        return len(keys)
+
+
+class PrefixTable:
+    """Chooses replicas by what they have cached, and by their load. Belongs to one thread.
+
+    A conversation that begins goes where the fewest requests run, and the fewest conversations
+    began: each replica computes a common system prompt once. One that goes on goes where the least
+    is to be computed before its first token: its own missing blocks, and those of the requests that
+    run there, each of which counts as the mean of recent ones.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replicas: dict[str, _Replica] = {}
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._mean_work = 1.0
+        """Blocks that a request computes, itself counted as one."""
+
+    def keep(self, names: Collection[str]) -> None:
+        """Learn which replicas there are; forget all others."""
+        self._replicas = {name: self._replicas.get(name) or _Replica() for name in names}
+
+    def report(self, name: str, cached: bytes) -> None:
+        """Take in the short keys of the blocks that a replica has, joined."""
+        replica, now = self._replicas[name], self._clock()
+        replica.reported = frozenset(short_keys(cached))
+        replica.sent = {key: until for key, until in replica.sent.items() if until > now}
+
+    def ranked(self, route: Route, loads: Mapping[str, int]) -> list[str]:
+        """Return the replicas, the best for a request first.
+
+        Args:
+            loads: requests that replicas work on; one that is missing has none.
+        """
+        keys, now = route.keys(), self._clock()
+        matched = {name: each.matched(keys, now) for name, each in self._replicas.items()}
+        home = self._sessions.get(route.session)
+        if home in matched:
+            matched[home] = len(keys)
+        begins = _begins(len(keys), max(matched.values(), default=0))
+        if route.session:
+            begins = home not in matched
+
+        def cost(name: str) -> tuple[float, ...]:
+            load = loads.get(name, 0)
+            if begins:
+                return load, self._replicas[name].placed, -matched[name], random.random()
+            missing = len(keys) - matched[name]
+            return missing + load * self._mean_work, load, random.random()
+
+        return sorted(matched, key=cost)
+
+    def routed(self, route: Route, name: str) -> None:
+        """Learn that a request went to a replica."""
+        if (replica := self._replicas.get(name)) is None:
+            return
+        keys, now = route.keys(), self._clock()
+        matched = replica.matched(keys, now)
+        self._mean_work += _LEARNING * (len(keys) - matched + 1 - self._mean_work)
+        begins = _begins(len(keys), matched)
+        if route.session:
+            begins = self._sessions.get(route.session) != name
+            self._sessions[route.session] = name
+            self._sessions.move_to_end(route.session)
+            if len(self._sessions) > _SESSIONS:
+                self._sessions.popitem(last=False)
+        replica.placed += begins
+        replica.sent |= dict.fromkeys(keys, now + TRUST_S)
+
+
+def _begins(blocks: int, matched: int) -> bool:
+    """Return whether a prompt begins a conversation: most of it is not cached anywhere."""
+    return 2 * matched < blocks

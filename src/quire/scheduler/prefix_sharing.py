@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-from quire.cache.block_keys import chain
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_prefetch import DiskPrefetch, WantedPrefix
 from quire.cache.index import Node, PrefixIndex, common_length
 from quire.cache.reuse import Match, MissKind, ReuseMiss
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
+from quire.core.block_keys import chain
 from quire.scheduler.sequence import PrefixCursor, Sequence
 
 _NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from quire.cache.block_keys import chains, media_tokens
 from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node
 from quire.cache.reuse import ReuseMiss
 from quire.constraints.masks import TokenMask
+from quire.core.block_keys import chains, content_of
 from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Request
@@ -89,12 +89,7 @@ class Progress:
         self.prompt_length = len(request.prompt)
         # Not a list: the garbage collector would walk all tokens of all requests, again and again.
         self.tokens = array("i", request.prompt)
-        self.content = self.tokens
-        if request.media:
-            self.content = array("q", request.prompt)
-            for placed in request.media:
-                named = media_tokens(placed.item.digest, placed.item.tokens)
-                self.content[placed.start : placed.end] = named
+        self.content = content_of(request.prompt, request.media) if request.media else self.tokens
         self.pending = 0
         self.drafts: tuple[int, ...] = ()
         self.computed = 0

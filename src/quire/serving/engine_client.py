@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import psutil
 
@@ -22,8 +23,10 @@ from quire.core.frames import Frames, encode
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import (
     Abort,
+    AskCached,
     AskStats,
     Broken,
+    Cached,
     FromEngine,
     NeedsRoom,
     Open,
@@ -80,7 +83,8 @@ class ProcessEngine:
         self._gathers = False
         """Something was sent in this turn of the event loop; what follows goes out together."""
         self._tickets: dict[str, Ticket] = {}
-        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        """Of questions to the engine, by their numbers."""
         self._asked = 0
         self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._lacking: asyncio.Future[NoRoom] = self._loop.create_future()
@@ -175,17 +179,29 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
+        stats: EngineStats = await self._answer(AskStats)
+        return stats
+
+    async def cached(self) -> bytes:
+        """Return the short keys of the blocks that a prompt may reuse; see `Engine.cached`.
+
+        Raises:
+            EngineFailure: the engine is gone.
+        """
+        keys: bytes = await self._answer(AskCached)
+        return keys
+
+    async def _answer(self, question: type[AskStats | AskCached]) -> Any:
         if self.failure is not None:
             raise EngineFailure(self.failure)
         self._asked += 1
         number = self._asked
-        answer = self._stats[number] = self._loop.create_future()
-        self._send(AskStats(number))
+        answer = self._answers[number] = self._loop.create_future()
+        self._send(question(number))
         try:
-            stats: EngineStats = await answer
-            return stats
+            return await answer
         finally:
-            self._stats.pop(number, None)  # whoever asked may have left
+            self._answers.pop(number, None)  # whoever asked may have left
 
     async def close(self) -> None:
         """Ends the process; what is in flight fails. May be called again.
@@ -258,9 +274,9 @@ class ProcessEngine:
         match message:
             case StepOutputs():
                 self._deliver(message)
-            case Stats(number, stats):
-                if (answer := self._stats.pop(number, None)) is not None:
-                    answer.set_result(stats)
+            case Stats(number, value) | Cached(number, value):
+                if (answer := self._answers.pop(number, None)) is not None:
+                    answer.set_result(value)
             case NeedsRoom(reason):
                 self._lacking.set_result(NoRoom(reason))
             case Progress():
@@ -312,9 +328,9 @@ class ProcessEngine:
         for ticket in self._tickets.values():
             ticket.fail(failure)
         self._tickets.clear()
-        for answer in self._stats.values():
+        for answer in self._answers.values():
             answer.set_exception(EngineFailure(reason))
-        self._stats.clear()
+        self._answers.clear()
 
     async def _watch_silence(self, timeout_s: float) -> None:
         """Ask the engine for a heartbeat again and again; fail what is in flight without one.

@@ -95,6 +95,7 @@ class Generation:
             gone on with is answered.
         cache_salt: prompts share what is cached only with those of the same.
         caller: for whom it is counted.
+        session: the conversation or agent that it belongs to; of several replicas one answers it.
         share: of the caller's API key, of places and rows.
         priority: None is 0; see `core.request.Request`.
         names: for errors.
@@ -131,6 +132,7 @@ class Generation:
     cache_salt: str = ""
     keep_alive_s: float | None = None
     caller: str = ""
+    session: str = ""
     share: float = 1.0
     priority: int | None = None
     names: FieldNames = field(default_factory=FieldNames)

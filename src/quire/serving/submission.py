@@ -172,6 +172,7 @@ class Submission:
             caller=spec.caller,
             share=spec.share,
             priority=spec.priority or 0,
+            session=spec.session,
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,

@@ -112,6 +112,10 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
+    @property
+    def session(self) -> str | None:
+        return self.prompt_cache_key
+
     def generation(self, context: Context, request: Request, tools: Toolbox) -> Generation:
         """Return the protocol-independent generation request.
 

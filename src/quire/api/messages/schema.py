@@ -171,7 +171,7 @@ class ContextManagement(Wire):
 
 
 class Metadata(History):
-    """Information about the user. It is accepted and ignored."""
+    """Information about the user: of several engines, one answers a user."""
 
     user_id: str | None = None
 
@@ -225,3 +225,7 @@ class MessagesRequest(CountRequest, DecodingFields, GuidedFields):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None
+
+    @property
+    def session(self) -> str | None:
+        return None if self.metadata is None else self.metadata.user_id

@@ -409,3 +409,7 @@ class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: str | None = None
     user: str | None = None
+
+    @property
+    def session(self) -> str | None:
+        return self.prompt_cache_key

@@ -49,6 +49,7 @@ from quire.serving.tasks import cancel_and_wait
 
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
+SESSION_HEADER = "x-session-id"
 """A header for the KV scheme, for clients whose SDK drops unknown fields."""
 Parsed = TypeVar("Parsed", bound=Wire)
 Result = TypeVar("Result")
@@ -193,6 +194,7 @@ class Context:
             share=quota.limits.share,
             priority=priority_of(spec.priority, request.headers),
             cache_salt=salt,
+            session=f"{caller} {spec.session}" if spec.session else "",
         )
         return replace(prepared, spec=spec)
 
@@ -379,6 +381,7 @@ def decoding(
         "priority": fields.priority,
         "cache_salt": fields.cache_salt or "",
         "keep_alive_s": fields.keep_alive,
+        "session": headers.get(SESSION_HEADER) or fields.session or "",
     }
 
 

@@ -332,6 +332,11 @@ class DecodingFields(Wire):
     cache_salt: str | None = Field(default=None, max_length=256)
     keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
 
+    @property
+    def session(self) -> str | None:
+        """The conversation or agent that the request belongs to, if it says so."""
+        return None
+
 
 class GenerationFields(DecodingFields):
     """Fields that OpenAI's two generating endpoints share.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.cache.specs import LayerSpec
 from quire.core.errors import ModelError
-from quire.core.kv_format import KVFormat
 
 
 def skipped_layers(
@@ -31,8 +28,3 @@ def skipped_layers(
         if spec.lacks_kv:
             raise ModelError(f"kv-skip-layers: layer {index} {spec.lacks_kv}")
     return tuple(sorted(set(wanted)))
-
-
-def with_skips(format: KVFormat, skipped: tuple[int, ...]) -> KVFormat:
-    """Return the format with its skipped layers, of which plain has none."""
-    return format if format.scheme == "plain" else replace(format, skip_layers=skipped)

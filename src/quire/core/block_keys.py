@@ -5,7 +5,40 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
+
+from quire.core.kv_format import KVFormat
+from quire.core.media import PlacedMedia
+
+SHORT = 8
+"""Bytes of a key that tell blocks apart where a mistake costs time, not truth."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What the chained hashes of a served model's blocks begin with.
+
+    Attributes:
+        fingerprint: of the weights.
+        block_size: tokens per block.
+        default: the format of requests that name none.
+        skipped: layers that packed formats leave plain.
+    """
+
+    fingerprint: str = ""
+    block_size: int = 64
+    default: KVFormat = field(default_factory=KVFormat)
+    skipped: tuple[int, ...] = ()
+
+    def format(self, wanted: KVFormat | None) -> KVFormat:
+        """Return a request's format: its own or the default, with some layers left plain."""
+        return (wanted or self.default).skipping(self.skipped)
+
+    def root(self, format: KVFormat, salt: str) -> bytes:
+        """Return the root of the blocks' hash chain: all that shapes their bytes but the tokens."""
+        parts = (self.fingerprint, repr(format), str(self.block_size), salt)
+        return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
 
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
@@ -39,6 +72,16 @@ def media_tokens(digest: bytes, count: int) -> array[int]:
     """
     numbers = array("q", shake_128(digest).digest(8 * count))
     return array("q", (-(1 << 62) - (number & (1 << 62) - 1) - 1 for number in numbers))
+
+
+def content_of(prompt: Seq[int], media: Seq[PlacedMedia]) -> array[int]:
+    """Return a prompt as blocks are named by it: numbers stand for the media in it."""
+    if not media:
+        return array("i", prompt)
+    content = array("q", prompt)
+    for placed in media:
+        content[placed.start : placed.end] = media_tokens(placed.item.digest, placed.item.tokens)
+    return content
 
 
 def lasting_name(key: bytes, group: int) -> bytes:
