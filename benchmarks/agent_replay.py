@@ -59,11 +59,15 @@ class Session:
     Attributes:
         system_words: length of the part of the system prompt that never changes.
         turn_words: length of each question and tool result.
+        name: of several sessions; what is asked and answered differs by it.
+        keyed: whether requests say which session they are of, in `prompt_cache_key`.
     """
 
     turns: int
     system_words: int
     turn_words: int
+    name: str = ""
+    keyed: bool = False
 
     def _text(self, name: str, words: int) -> str:
         return " ".join(random.Random(name).choices(WORDS, k=words))
@@ -85,14 +89,14 @@ class Session:
 
     def _asked(self, turn: int) -> list[Message]:
         """Two of three turns bring a tool's result, the others a question."""
-        content = self._text(f"asked {turn}", self.turn_words)
+        content = self._text(f"asked {self.name}{turn}", self.turn_words)
         if turn % 3:
             return [{"role": "tool", "tool_call_id": f"call_{turn - 1}", "content": content}]
         return [{"role": "user", "content": content}]
 
     def _answered(self, turn: int) -> Message:
         if (turn + 1) % 3 == 0:
-            return {"role": "assistant", "content": self._text(f"answered {turn}", 20)}
+            return {"role": "assistant", "content": self._text(f"answered {self.name}{turn}", 20)}
         arguments = json.dumps({"path": f"src/{turn}.py"})
         function = {"name": "read_file", "arguments": arguments}
         call = {"id": f"call_{turn}", "type": "function", "function": function}
@@ -100,8 +104,10 @@ class Session:
 
     def body(self, model: str, turn: int, max_tokens: int) -> bytes:
         """The request of a turn."""
+        key = {"prompt_cache_key": self.name} if self.keyed else {}
         return json.dumps(
             {
+                **key,
                 "model": model,
                 "messages": self.messages(turn),
                 "tools": TOOLS,

@@ -65,7 +65,8 @@ class ServeCommand(ServerOptions, Command):
             raise QuireError(f"--replicas is for one model, and there are {models}")
         if find_spec("ray") is None:
             raise QuireError("--replicas needs Ray: pip install 'quire-serve[ray]'")
+        from quire.scale.deployments import Scaling
         from quire.scale.local import local_opener
 
         assert self.replicas is not None
-        return local_opener(self.replicas, self.max_replicas)
+        return local_opener(Scaling(self.replicas, self.max_replicas))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray import serve
@@ -25,16 +25,14 @@ log = logging.getLogger("quire.scale")
 _APPLICATION = "quire"
 
 
-def local_opener(count: int | Literal["auto"], most: int) -> Opener:
+def local_opener(scaling: Scaling) -> Opener:
     """Return the opener of a model that is answered by replicas on a Ray that it starts.
 
-    Args:
-        count: replicas; auto lets Ray start and end them by load.
-        most: replicas of auto.
+    A replica gets a GPU where there are any.
     """
 
     async def opener(config: ModelConfig, progress: OnProgress, make_room: MakeRoom) -> Loaded:
-        handle = await asyncio.to_thread(_start, config, count, most)
+        handle = await asyncio.to_thread(_start, config, scaling)
         try:
             client = await ReplicatedEngine.connect(handle, on_close=_stop_in_thread)
         except BaseException:
@@ -45,9 +43,9 @@ def local_opener(count: int | Literal["auto"], most: int) -> Opener:
     return opener
 
 
-def _start(config: ModelConfig, count: int | Literal["auto"], most: int) -> Any:
+def _start(config: ModelConfig, scaling: Scaling) -> Any:
     """Start Ray and the replicas; return their handle once all are ready."""
-    shared = most if count == "auto" else count
+    shared = scaling.most if scaling.replicas == "auto" else scaling.replicas
     cores = os.cpu_count() or 1
     ray.init(
         num_cpus=max(cores, shared),
@@ -59,7 +57,7 @@ def _start(config: ModelConfig, count: int | Literal["auto"], most: int) -> Any:
     )
     gpus = ray.cluster_resources().get("GPU", 0)
     engine = config.engine if gpus else _shared(config.engine, shared, cores)
-    scaling = Scaling(count, most, gpus=1 if gpus else 0)
+    scaling = replace(scaling, gpus=1 if gpus else 0)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     try:
         return serve.run(

@@ -1,0 +1,23 @@
+"""Other routers before Quire's replicas, to measure ours beside them; `replicas.py` names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.experimental.round_robin_router import RoundRobinRouter
+from ray.serve.llm.request_router import PrefixCacheAffinityRouter
+
+from quire.scale.router import Addressed
+
+
+class RoundRobin(Addressed, RoundRobinRouter):
+    """Ray's: one replica after the other."""
+
+
+class RayPrefix(Addressed, PrefixCacheAffinityRouter):
+    """Ray's prefix-aware router, with the tokens of a prompt as the characters that it compares."""
+
+    def _extract_text_from_request(self, pending_request: Any) -> str:
+        requests = pending_request.args[1] if len(pending_request.args) > 1 else ()
+        prompt = requests[0].prompt if requests else (0,)
+        return "".join(chr(token + 256) for token in prompt)
