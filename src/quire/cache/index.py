@@ -281,15 +281,6 @@ class PrefixIndex:
         root = self._roots.get(identity)
         return _descend(root, keys) if root is not None else []
 
-    def full_keys(self) -> Iterator[bytes]:
-        """Yield the keys of all full blocks; those of a sequence in its order."""
-        pending = [child for root in self._roots.values() for child in root.children.values()]
-        while pending:
-            node = pending.pop()
-            if len(node.tokens) == self.block_size:
-                yield node.key
-                pending.extend(node.children.values())
-
     # -- insertion -----------------------------------------------------------------------------
 
     def root(self, identity: bytes) -> Node:
@@ -404,6 +395,16 @@ class PrefixIndex:
             for child in list(root.children.values()):
                 self.remove(child)
         self._roots.clear()
+
+
+def full_keys(index: PrefixIndex) -> Iterator[bytes]:
+    """Yield the keys of all full blocks; those of a sequence in its order."""
+    pending = [child for root in index._roots.values() for child in root.children.values()]
+    while pending:
+        node = pending.pop()
+        if len(node.tokens) == index.block_size:
+            yield node.key
+            pending.extend(node.children.values())
 
 
 def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:

@@ -17,6 +17,7 @@ from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import matches_pool
 from quire.cache.formats.skips import skipped_layers
 from quire.cache.formats.table import kv_table
+from quire.cache.index import full_keys
 from quire.core.block_keys import SHORT, BlockNames
 from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import EngineFailure, ModelError, RequestError
@@ -378,7 +379,7 @@ class Engine:
 
     def cached(self) -> bytes:
         """Return the short keys of all full blocks that a prompt may reuse, one after the other."""
-        return b"".join(key[:SHORT] for key in self._scheduler.sharing.index.full_keys())
+        return b"".join(key[:SHORT] for key in full_keys(self._scheduler.sharing.index))
 
 
 def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:

@@ -83,9 +83,7 @@ class ProcessEngine:
         self._gathers = False
         """Something was sent in this turn of the event loop; what follows goes out together."""
         self._tickets: dict[str, Ticket] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        """Of questions to the engine, by their numbers."""
-        self._asked = 0
+        self._questions = _Questions()
         self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._lacking: asyncio.Future[NoRoom] = self._loop.create_future()
         """Done while the engine waits for room."""
@@ -179,7 +177,9 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
-        stats: EngineStats = await self._answer(AskStats)
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
+        stats: EngineStats = await self._questions.ask(lambda number: self._send(AskStats(number)))
         return stats
 
     async def cached(self) -> bytes:
@@ -188,20 +188,10 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
-        keys: bytes = await self._answer(AskCached)
-        return keys
-
-    async def _answer(self, question: type[AskStats | AskCached]) -> Any:
         if self.failure is not None:
             raise EngineFailure(self.failure)
-        self._asked += 1
-        number = self._asked
-        answer = self._answers[number] = self._loop.create_future()
-        self._send(question(number))
-        try:
-            return await answer
-        finally:
-            self._answers.pop(number, None)  # whoever asked may have left
+        keys: bytes = await self._questions.ask(lambda number: self._send(AskCached(number)))
+        return keys
 
     async def close(self) -> None:
         """Ends the process; what is in flight fails. May be called again.
@@ -275,8 +265,7 @@ class ProcessEngine:
             case StepOutputs():
                 self._deliver(message)
             case Stats(number, value) | Cached(number, value):
-                if (answer := self._answers.pop(number, None)) is not None:
-                    answer.set_result(value)
+                self._questions.answer(number, value)
             case NeedsRoom(reason):
                 self._lacking.set_result(NoRoom(reason))
             case Progress():
@@ -328,9 +317,7 @@ class ProcessEngine:
         for ticket in self._tickets.values():
             ticket.fail(failure)
         self._tickets.clear()
-        for answer in self._answers.values():
-            answer.set_exception(EngineFailure(reason))
-        self._answers.clear()
+        self._questions.fail(EngineFailure(reason))
 
     async def _watch_silence(self, timeout_s: float) -> None:
         """Ask the engine for a heartbeat again and again; fail what is in flight without one.
@@ -363,6 +350,35 @@ class ProcessEngine:
                 for name in self._tickets:
                     self._send(Abort(name, FinishReason.ERROR))
                 self._fail_all(self._silence)
+
+
+class _Questions:
+    """Questions to the engine that wait for their answers, by number."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._asked = 0
+
+    async def ask(self, send: Callable[[int], None]) -> Any:
+        """Send a question under a new number, and return the answer."""
+        self._asked += 1
+        number = self._asked
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        send(number)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(number, None)  # whoever asked may have left
+
+    def answer(self, number: int, value: object) -> None:
+        if (waiting := self._answers.pop(number, None)) is not None:
+            waiting.set_result(value)
+
+    def fail(self, error: EngineFailure) -> None:
+        """Raise an error where answers are waited for."""
+        for waiting in self._answers.values():
+            waiting.set_exception(error)
+        self._answers.clear()
 
 
 class _Worker:
