@@ -59,7 +59,9 @@ def summarise(answers: list[list[Timings]]) -> dict[str, Any]:
     turns = [turn for session in answers for turn in session]
     sent = sum(turn.prompt_tokens or 0 for turn in turns)
     cached = sum(turn.cached_tokens or 0 for turn in turns)
-    times = [1e3 * (turn.ended - turn.started if turn.ttft is None else turn.ttft) for turn in turns]
+    times = [
+        1e3 * (turn.ended - turn.started if turn.ttft is None else turn.ttft) for turn in turns
+    ]
     begun = min(turn.started for turn in turns)
     return {
         "prompt_tokens": sent,
