@@ -77,7 +77,7 @@ def test_the_clients_own_stop_token_stays_if_asked_for(serve: Serve, path: str) 
 @pytest.mark.parametrize("path", BODIES)
 def test_special_tokens_are_shown_if_asked_for(serve: Serve, path: str) -> None:
     served = serve()
-    special = served.tokenizer.backend.token_to_id("<bos>")
+    special = served.tokenizer.token_id("<bos>")
     assert special is not None
     served.engine.script = lambda _: Script((*served.ids("fox"), special))
     limit = {} if path == "responses" else {"max_tokens": 50}

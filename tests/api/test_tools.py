@@ -11,6 +11,7 @@ from openai import BadRequestError
 from quire.constraints.grammar import GrammarCompiler
 from quire.core.request import FinishReason, GrammarSpec
 from tests.api.conftest import HTTP, Serve, Served, openai_client
+from tests.support.backend import backend_of
 from tests.support.scripted_engine import Script
 from tests.support.waiting import wait_until
 
@@ -115,7 +116,7 @@ def allows(served: Served, grammar: GrammarSpec | None, text: str) -> bool:
     """Whether the grammar lets this text through as a whole answer."""
     assert grammar is not None
     tokenizer = served.tokenizer
-    compiler = GrammarCompiler(tokenizer.backend, tokenizer.vocab_size, tokenizer.eos_ids)
+    compiler = GrammarCompiler(backend_of(tokenizer), tokenizer.vocab_size, tokenizer.eos_ids)
     state = compiler.compile(grammar)
     for token in (*served.ids(text), min(tokenizer.eos_ids)):
         mask = state.mask()

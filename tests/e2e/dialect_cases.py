@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.spoken import Calls, calls_of
+from tests.support.backend import backend_of
 from tests.support.scripted_model import Script, write_scripted
 from tests.text.dialects import test_families as families
 from tests.text.dialects import test_gemma4 as gemma4
@@ -122,7 +123,7 @@ def script_token(number: int) -> str:
 
 def write_model(folder: Path, dialect: str, cases: Sequence[Case]) -> None:
     """A folder with the dialect's vocabulary, a template, and a model that knows these cases."""
-    state = json.loads(tokenizer(dialect).backend.to_str())
+    state = json.loads(backend_of(tokenizer(dialect)).to_str())
     first = tokenizer(dialect).vocab_size
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     state["added_tokens"] += [

@@ -59,7 +59,8 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     models = (f"left={MODEL_DIR}", f"right={MODEL_DIR}")
-    with quire_serve(tmp_path_factory.mktemp("models"), *models) as child:
+    folder = tmp_path_factory.mktemp("models")
+    with quire_serve(folder, *models, module="tests.e2e.several_models") as child:
         yield House(child)
 
 
@@ -104,15 +105,21 @@ def test_a_large_request_finds_its_model_too(house: House) -> None:
     assert house.states()["right"] == "loaded"
 
 
-def test_a_fault_leaves_the_other_alone(house: House) -> None:
+@pytest.mark.parametrize(
+    ("process", "problem"),
+    [("engine.worker", "signal 9"), ("serving.tokenizer_worker", "tokenizer ended")],
+)
+def test_a_fault_leaves_the_other_alone(house: House, process: str, problem: str) -> None:
     for name in ("left", "right"):
         house.ask(name, max_tokens=1)
-    house.engines()[0].kill()
+    next(each for each in house.children() if f"quire.{process}" in each.cmdline()).kill()
+    if process != "engine.worker":  # whose death is seen when it is called
+        assert sorted(house.ask(name).status_code for name in ("left", "right")) == [200, 503]
     wait_until(lambda: "failed" in house.states().values())
     (failed,) = [name for name, state in house.states().items() if state == "failed"]
     other = "right" if failed == "left" else "left"
     listed = {each["id"]: each for each in house.http.get("/v1/models").json()["data"]}
-    assert "signal 9" in listed[failed]["problem"]
+    assert problem in listed[failed]["problem"]
     assert house.http.get("/health").status_code == 200
     assert house.ask(other).status_code == 200
     assert "72" in house.ask(failed).json()["choices"][0]["message"]["content"]

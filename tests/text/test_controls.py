@@ -9,6 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.text.codec import LocalCodec
 from quire.text.controls import SENTINEL, Controls, control_tokens
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -29,7 +30,9 @@ CODER = (
 
 
 def made_tokenizer(kind: str) -> Tokenizer:
-    return Tokenizer(Path(), made.made(kind), {"bos_token": "<s>", "unk_token": "<unk>"})
+    return Tokenizer(
+        Path(), LocalCodec(made.made(kind)), {"bos_token": "<s>", "unk_token": "<unk>"}
+    )
 
 
 def encoded(
@@ -184,7 +187,7 @@ def test_a_normalizer_makes_no_control_tokens() -> None:
     backend = tokenizers.Tokenizer.from_str(made.made("byte_level").to_str())
     backend.normalizer = tokenizers.normalizers.NFKC()
     backend.add_special_tokens([tokenizers.AddedToken("<|end|>", normalized=True)])
-    tokenizer = Tokenizer(Path(), backend, {})
+    tokenizer = Tokenizer(Path(), LocalCodec(backend), {})
     end = tokenizer.token_id("<|end|>")
     source = "{{ messages[0].content }}<|end|>"
     for content in ("＜｜end｜＞ and", "<|end|> and", "and"):
@@ -195,7 +198,7 @@ def test_a_normalizer_makes_no_control_tokens() -> None:
 def test_blanks_and_markup_that_are_matched_whole_are_ordinary_text() -> None:
     backend = tokenizers.Tokenizer.from_str(made.made("byte_level").to_str())
     backend.add_tokens(["\n\n", "    ", "<table>", "<|fim|>", "<call>"])
-    tokenizer = Tokenizer(Path(), backend, {})
+    tokenizer = Tokenizer(Path(), LocalCodec(backend), {})
     ordinary = set(tokenizer.added_tokens) - control_tokens(tokenizer, "\n\n<call>")
     assert ordinary == {"\n\n", "    ", "<table>", "<think>", "</think>"}
     messages = [{"role": "user", "content": "a\n\n<table>    <|fim|><table>"}]

@@ -11,8 +11,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.text.codec import LocalCodec
 from quire.text.detokenizer import Detokenizer
 from quire.text.tokenizer import Tokenizer
+from tests.support.backend import backend_of
 from tests.support.work import counted
 from tests.text import made
 
@@ -24,7 +26,7 @@ TEXT = st.text(max_size=60) | st.lists(
 
 
 def opened(kind: str) -> Tokenizer:
-    return Tokenizer(Path(), made.made(kind), {"eos_token": "</s>"})
+    return Tokenizer(Path(), LocalCodec(made.made(kind)), {"eos_token": "</s>"})
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -> list[str]:
@@ -79,7 +81,9 @@ def test_random_ids_of_a_byte_fallback_model(kind: str, data: st.DataObject) -> 
         lambda id: not bytes_start <= id < bytes_start + 256
     )
     character = st.characters(exclude_categories=["Cs"])
-    some = ordinary.map(lambda id: [id]) | character.map(lambda c: byte_ids(tokenizer.backend, c))
+    some = ordinary.map(lambda id: [id]) | character.map(
+        lambda c: byte_ids(backend_of(tokenizer), c)
+    )
     ids = list(itertools.chain(*data.draw(st.lists(some, max_size=30))))
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
 
@@ -108,7 +112,7 @@ def test_random_ids_of_other_models(kind: str, data: st.DataObject) -> None:
 
 def test_a_character_comes_with_its_last_byte() -> None:
     tokenizer = opened("gemma_like")
-    ids = byte_ids(tokenizer.backend, "é🙂")
+    ids = byte_ids(backend_of(tokenizer), "é🙂")
     assert pieces_of(tokenizer, ids) == ["", "é", "", "", "", "🙂", ""]
 
 
@@ -133,7 +137,7 @@ def test_a_text_that_goes_on_from_a_prompt_keeps_its_first_space(kind: str) -> N
 
 def test_special_tokens_do_not_break_a_character_that_goes_on() -> None:
     tokenizer = opened("gemma_like")
-    first, second = byte_ids(tokenizer.backend, "é")
+    first, second = byte_ids(backend_of(tokenizer), "é")
     turn = tokenizer.token_id("<turn|>")
     assert turn is not None
     assert "".join(pieces_of(tokenizer, [first, turn, second])) == "é"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,18 @@ from quire.serving.job_messages import JobLimits
 from quire.serving.jobs import Jobs
 from quire.serving.model import Loaded
 from quire.serving.model_files import stamp_of
-from quire.serving.tasks import to_the_end
+from quire.serving.tasks import close_all
+from quire.serving.tokenizer_process import TokenizerProcess
 
 log = logging.getLogger("quire.server")
 
 
 async def open_service(
-    client: EngineClient, model_config: ModelConfig, broken: asyncio.Event | None = None
+    client: EngineClient,
+    model_config: ModelConfig,
+    broken: asyncio.Event | None = None,
+    *,
+    tokenizer_apart: Callable[[str], None] | None = None,
 ) -> Loaded:
     """Assemble a model's service and start the process of its jobs. Close the client on failure.
 
@@ -32,17 +38,21 @@ async def open_service(
     Args:
         client: of an engine whose model is open; the result owns it.
         broken: set when the engine cannot go on; None if the client never gives up.
+        tokenizer_apart: open the tokenizer in a process of its own, and call this with the reason
+            if that process ends; None opens it in this process.
 
     Raises:
         ModelError: a file of the model cannot be used.
     """
     config = model_config.serving
+    tokenizer: TokenizerProcess | None = None
     try:
-        # In a thread, for others' streams. They wait all the same while `tokenizers` reads a file,
-        # which no way of it does without the interpreter's lock: a second for 262,000 tokens.
-        service = await asyncio.to_thread(assemble, client, model_config.name, config)
+        if tokenizer_apart is not None:
+            tokenizer = await TokenizerProcess.start(Path(client.info.path), tokenizer_apart)
+        known = None if tokenizer is None else tokenizer.tokenizer
+        service = await asyncio.to_thread(assemble, client, model_config.name, config, known)
     except BaseException as error:
-        await to_the_end(client.close())
+        await close_all(*(each.close() for each in (client, tokenizer) if each is not None))
         if isinstance(error, QuireError) or not isinstance(error, Exception):
             raise
         log.exception("%s cannot be read", model_config.name)
@@ -52,7 +62,7 @@ async def open_service(
     reading = ReadingContext(client.info, model_config.name, config, stamp=stamp)
     jobs = Jobs(reading, _job_limits(config), config.log_level, log_format=config.log_format)
     jobs.open_soon()
-    return Loaded(service, jobs, broken)
+    return Loaded(service, jobs, broken, tokenizer)
 
 
 def _job_limits(config: ServerConfig) -> JobLimits:

@@ -67,7 +67,8 @@ def serve(
                     model_configs,
                     config,
                     listener,
-                    opener=opener or partial(_open, worker, on_progress),
+                    opener=opener
+                    or partial(_open, worker, on_progress, several=len(model_configs) > 1),
                     memory=memory,
                 )
             )
@@ -152,8 +153,13 @@ async def _open(
     model_config: ModelConfig,
     on_progress: OnProgress,
     make_room: MakeRoom,
+    *,
+    several: bool = False,
 ) -> Loaded:
     """Start a model's engine on this machine, and what stands before it.
+
+    Args:
+        several: whether the server has other models, whose streams must not wait meanwhile.
 
     Raises:
         ModelError: it cannot be opened.
@@ -173,7 +179,8 @@ async def _open(
         on_progress=tell,
         make_room=make_room,
     )
-    return await open_service(client, model_config, client.broken)
+    give_up = client.give_up if several else None
+    return await open_service(client, model_config, client.broken, tokenizer_apart=give_up)
 
 
 async def _stop_when_broken(models: Models, server: StoppingServer) -> None:

@@ -80,19 +80,21 @@ def _loader(
     return MediaLoader(processors, tokens, policy, limits=limits_of(config.media_limits))
 
 
-def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
+def assemble(
+    client: EngineClient, name: str, config: ServerConfig, tokenizer: Tokenizer | None = None
+) -> Service:
     """Return the service for a model that an engine has opened.
 
     Args:
         name: what clients call the model.
+        tokenizer: the model's; None opens it in this process.
 
     Raises:
-        ModelError: the folder lacks a tokenizer, a file of it cannot be understood, or
-            `config.dialect` names none.
+        ModelError: a file is missing or cannot be understood, or `config.dialect` names none.
     """
     folder = Path(client.info.path)
     stamp = stamp_of(folder)
-    tokenizer = Tokenizer.open(folder)
+    tokenizer = tokenizer or Tokenizer.open(folder)
     template = ChatTemplate.open(folder, tokenizer.special_tokens)
     dialect = choose_dialect(template.source, client.info.model_type, config.dialect)
     vocabulary = vocabulary_of(tokenizer)
@@ -129,13 +131,12 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         deadline_s=config.request_deadline_s,
     )
     sampling = overridden(own, config.sampling_overrides)
-    vectors = Vectors(client, read_pooling(folder), deadline_s=config.request_deadline_s)
     return Service(
         name,
         client,
         prompts,
         constraints=constraints,
         submission=submission,
-        vectors=vectors,
+        vectors=Vectors(client, read_pooling(folder), deadline_s=config.request_deadline_s),
         sampling=sampling,
     )

@@ -193,6 +193,10 @@ class ProcessEngine:
         keys: bytes = await self._questions.ask(lambda number: self._send(AskCached(number)))
         return keys
 
+    def give_up(self, reason: str) -> None:
+        """Fail what is in flight and take nothing new, since the model cannot be served."""
+        self._break(reason)
+
     async def close(self) -> None:
         """Ends the process; what is in flight fails. May be called again.
 

@@ -16,6 +16,7 @@ from quire.serving.jobs import Jobs
 from quire.serving.service import Service
 from quire.serving.streams import Observer
 from quire.serving.tasks import close_all
+from quire.serving.tokenizer_process import TokenizerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,19 @@ class Loaded:
     """A model that can answer.
 
     Attributes:
+        tokenizer: the process that holds its tokenizer; None where the server itself does.
         broken: set when its engine cannot go on; None if nobody says so.
     """
 
     service: Service
     jobs: Jobs | None = None
     broken: asyncio.Event | None = None
+    tokenizer: TokenizerProcess | None = None
 
     async def close(self) -> None:
         """Ends its processes; what is in flight fails."""
-        jobs = () if self.jobs is None else (self.jobs.close(),)
-        await close_all(self.service.close(), *jobs)
+        beside = [each.close() for each in (self.jobs, self.tokenizer) if each is not None]
+        await close_all(self.service.close(), *beside)
 
 
 class Model:

@@ -18,8 +18,6 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
-import tokenizers
-
 from quire.text.tokenizer import Tokenizer
 
 SENTINEL = "\udc00"
@@ -51,7 +49,7 @@ def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
     found = set()
     for text, token_id in tokenizer.added_tokens.items():
         special = token_id in tokenizer.special_ids
-        if special and tokenizer.backend.encode_special_tokens:
+        if special and tokenizer.codec.traits.specials_are_text:
             continue  # the tokenizer itself takes them as text
         looks_so = text.startswith(("<|", "<｜")) or text.endswith(("|>", "｜>"))
         if text.strip() and (special or looks_so or text in template):
@@ -79,7 +77,8 @@ class Controls:
         self._spelled = _Spelled(texts)
         self._reasoning = reasoning
         self._in_reasoning = _Spelled(frozenset(texts) - frozenset(reasoning or ()))
-        added = tokenizer.backend.get_added_tokens_decoder()
+        traits = tokenizer.codec.traits
+        added = traits.added
         tokens = {token.content: id for id, token in added.items() if token.content in texts}
         self._ids = tokens
         self._tokens = _Spelled(tokens)
@@ -88,9 +87,9 @@ class Controls:
         self._strip_after = {added[id].content for id in tokens.values() if added[id].rstrip}
         # A normalizer may make control tokens of other characters, such as full-width ones.
         normalized = any(added[id].normalized for id in tokens.values())
-        self._literal = tokenizer.backend.normalizer is None or not normalized
+        self._literal = not (traits.normalizes and normalized)
         self._anchor = f"<{secrets.token_hex(16)}>"
-        self._plain, self._renamed = _without(tokenizer, texts, self._anchor)
+        self._plain, self._renamed = tokenizer.codec.without(texts, self._anchor)
 
     def cover(self, value: Any) -> Any:
         """JSON from outside with sentinels where they are needed."""
@@ -178,32 +177,13 @@ class Controls:
 
     def _plain_ids(self, text: str, first: bool) -> list[int]:
         anchored = text if first else self._anchor + text
-        batch = self._plain.encode_batch_fast([anchored], add_special_tokens=False)
-        ids = batch[0].ids if first else batch[0].ids[1:]
+        ids = self._plain(anchored) if first else self._plain(anchored)[1:]
         return [self._renamed.get(each, each) for each in ids]
 
 
 def _unknown_of(tokenizer: Tokenizer) -> int | None:
     """Return the id of what the vocabulary has no token for, which any text may hold."""
     return tokenizer.token_id(tokenizer.special_tokens.get("unk_token", ""))
-
-
-def _without(
-    tokenizer: Tokenizer, texts: Collection[str], anchor: str
-) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-    """Return the tokenizer without some of its added tokens, and what ids of the others become."""
-    whole = tokenizer.backend
-    plain = tokenizers.Tokenizer(whole.model)  # shared, not copied
-    if whole.normalizer is not None:
-        plain.normalizer = whole.normalizer
-    if whole.pre_tokenizer is not None:
-        plain.pre_tokenizer = whole.pre_tokenizer
-    added = whole.get_added_tokens_decoder()
-    kept = {token.content: id for id, token in added.items() if token.content not in texts}
-    plain.add_tokens([token for token in added.values() if token.content in kept])
-    plain.add_tokens([tokenizers.AddedToken(anchor, normalized=False)])
-    found = plain.get_added_tokens_decoder()
-    return plain, {id: kept[token.content] for id, token in found.items() if token.content in kept}
 
 
 class _Spelled:

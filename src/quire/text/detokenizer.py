@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-import tokenizers
-
 from quire.text.pieces import PieceTable
 from quire.text.tokenizer import Tokenizer
 
@@ -38,7 +36,7 @@ class Detokenizer:
         table = tokenizer.pieces(skip_special=skip_special)
         self._pieces: dict[int, str | bytes] = {} if table is None else table
         self._decoder: _Table | _Window = (
-            _Window(tokenizer.backend, skip_special, after)
+            _Window(tokenizer, skip_special, after)
             if table is None
             else _Table(table, starts=not after)
         )
@@ -107,14 +105,12 @@ class _Window:
     ones before `_sent` have been handed out and are kept as the neighbour that matters.
     """
 
-    __slots__ = ("_backend", "_ids", "_sent", "_skip_special")
+    __slots__ = ("_ids", "_sent", "_skip_special", "_tokenizer")
 
     settled = False
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, skip_special: bool, after: Sequence[int]
-    ) -> None:
-        self._backend = backend
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, after: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._ids = list(after[-_MAX_HELD:])
         self._sent = len(self._ids)  # of `_ids`, how many are in the text that was handed out
@@ -139,4 +135,4 @@ class _Window:
         return self._decode(self._ids)[len(known) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=self._skip_special)
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)

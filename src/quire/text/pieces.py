@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,18 +110,22 @@ class PieceTable(dict[int, str | bytes]):
     An id that the tokenizer does not have (vocabularies are padded) adds nothing.
 
     Args:
+        spelling_of: a token's spelling by its id; None for an id that is not there.
         silent: ids that add nothing, such as special tokens that are not shown.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, rule: PieceRule, silent: frozenset[int]
+        self,
+        spelling_of: Callable[[int], str | None],
+        rule: PieceRule,
+        silent: frozenset[int],
     ) -> None:
         super().__init__(dict.fromkeys(silent, ""))
-        self._backend = backend
+        self._spelling_of = spelling_of
         self.rule = rule
 
     def __missing__(self, token_id: int) -> str | bytes:
-        spelling = self._backend.id_to_token(token_id)
+        spelling = self._spelling_of(token_id)
         raw = b"" if spelling is None else self.rule.to_bytes(spelling)
         piece: str | bytes
         try:
@@ -132,5 +137,5 @@ class PieceTable(dict[int, str | bytes]):
 
     def first(self, token_id: int) -> bytes:
         """Return the text of the token at the start of a text."""
-        spelling = self._backend.id_to_token(token_id)
+        spelling = self._spelling_of(token_id)
         return b"" if spelling is None else self.rule.to_bytes_first(spelling)

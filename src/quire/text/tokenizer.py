@@ -18,7 +18,8 @@ import tokenizers
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
-from quire.text.pieces import PieceTable, rule_of
+from quire.text.codec import Codec, LocalCodec
+from quire.text.pieces import PieceTable
 
 _PIECE, _AT_A_CUT = 1 << 16, 16
 """Characters that `count_at_least` encodes at once, and tokens by which a cut may change a count.
@@ -41,34 +42,36 @@ class Tokenizer:
 
     Attributes:
         path: the folder.
-        backend: the `tokenizers` object; not to be changed.
+        codec: encodes and decodes, here or in another process.
         special_tokens: text of the named special tokens, e.g. `bos_token`; what templates see.
         special_ids: ids of all tokens marked special.
         eos_ids: ids that end an answer, from `generation_config.json`, `config.json` and the
             tokenizer together.
+        eos_id: id of the tokenizer's own end token; None if it has none.
         vocab_size: one more than the highest id. A model's embedding may have more rows.
     """
 
     def __init__(
         self,
         path: Path,
-        backend: tokenizers.Tokenizer,
+        codec: Codec,
         special_tokens: Mapping[str, str],
         eos_ids: Iterable[int] = (),
     ) -> None:
         self.path = path
-        self.backend = backend
+        self.codec = codec
         self.special_tokens = MappingProxyType(dict(special_tokens))
-        added = backend.get_added_tokens_decoder()
-        self._added = MappingProxyType({token.content: id for id, token in added.items()})
-        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        traits = codec.traits
+        self._added = MappingProxyType({token.content: id for id, token in traits.added.items()})
+        self.special_ids = frozenset(id for id, token in traits.added.items() if token.special)
+        eos = self.special_tokens.get("eos_token")
+        self.eos_id = None if eos is None else codec.token_id(eos)
         own = (self.eos_id,) if self.eos_id is not None else ()
         self.eos_ids = frozenset((*own, *eos_ids))
-        highest = max(added, default=-1)
-        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), highest + 1)
-        rule = rule_of(backend)
-        self._shown = None if rule is None else PieceTable(backend, rule, self.special_ids)
-        self._all = None if rule is None else PieceTable(backend, rule, frozenset())
+        self.vocab_size = traits.size
+        rule, spelling = traits.rule, codec.token_text
+        self._shown = None if rule is None else PieceTable(spelling, rule, self.special_ids)
+        self._all = None if rule is None else PieceTable(spelling, rule, frozenset())
 
     @classmethod
     def open(cls, folder: str | Path) -> Tokenizer:
@@ -95,13 +98,7 @@ class Tokenizer:
         named = _named_tokens(config)
         _add_tokens(backend, config, named)
         special_tokens = {name: _content(token) for name, token in named.items()}
-        return cls(folder, backend, special_tokens, eos_ids=end_token_ids(folder))
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id of the tokenizer's own end token; see `eos_ids` for all that end an answer."""
-        token = self.special_tokens.get("eos_token")
-        return None if token is None else self.backend.token_to_id(token)
+        return cls(folder, LocalCodec(backend), special_tokens, eos_ids=end_token_ids(folder))
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
@@ -120,9 +117,7 @@ class Tokenizer:
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        # Of the library's ways this is the one that spends no time on character offsets.
-        batch = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return batch[0].ids
+        return self.codec.encode(text, add_special_tokens)
 
     def count_at_least(self, text: str, enough: int) -> int:
         """Return a number of tokens that a text has at least, in memory that does not grow with it.
@@ -140,20 +135,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of a whole sequence. For tokens that still come, use a `Detokenizer`."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.codec.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling in the vocabulary, if it is there."""
-        return self.backend.token_to_id(token)
+        return self.codec.token_id(token)
 
     def token_text(self, token_id: int) -> str | None:
         """Return a token's spelling in the vocabulary (not its text), if it is there."""
-        return self.backend.id_to_token(token_id)
+        return self.codec.token_text(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds within a text; empty for an id that is not there."""
         if self._all is None:
-            return self.backend.decode([token_id], skip_special_tokens=False).encode()
+            return self.decode([token_id]).encode()
         piece = self._all[token_id]
         return piece.encode() if isinstance(piece, str) else piece
 

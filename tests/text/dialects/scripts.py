@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from quire.core.request import FinishReason, Output
+from quire.text.codec import LocalCodec
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import DIALECTS, Tool, Vocabulary
 from quire.text.dialects.deepseek import ALL_BEGIN, ALL_END, BEGIN, END, SEPARATOR
@@ -133,7 +134,7 @@ def tokenizer(dialect: str, with_ids: bool = True) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_special_tokens([STOP_TOKEN, *(MARKERS[dialect] if with_ids else ())])
-    return Tokenizer(Path(), backend, {"eos_token": STOP_TOKEN})
+    return Tokenizer(Path(), LocalCodec(backend), {"eos_token": STOP_TOKEN})
 
 
 def vocabulary(dialect: str, with_ids: bool = True) -> Vocabulary:

@@ -13,6 +13,7 @@ from quire.core.errors import RequestError
 from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.output import fold
+from tests.support.backend import backend_of
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary
 
 FORCING = [name for name, dialect in DIALECTS.items() if dialect.forced is not None]
@@ -64,9 +65,9 @@ def matcher(dialect: str, source: str, *, with_ids: bool = True) -> LLMatcher:
     known = tokenizer(dialect, with_ids)
     lark = LLMatcher.grammar_from_lark(source)
     made = LLTokenizer(
-        known.backend.to_str(),
+        backend_of(known).to_str(),
         n_vocab=known.vocab_size,
-        eos_token=known.backend.token_to_id(STOP_TOKEN),
+        eos_token=known.token_id(STOP_TOKEN),
     )
     found = LLMatcher(made, lark, log_level=0)
     assert not found.is_error(), found.get_error()
@@ -132,7 +133,7 @@ def sample(dialect: str, source: str, seed: int) -> tuple[list[int], bool]:
     """Tokens drawn from those that the grammar allows, and whether they came to an end."""
     found, draw = matcher(dialect, source), random.Random(seed)
     known = tokenizer(dialect)
-    stop, ids = known.backend.token_to_id(STOP_TOKEN), []
+    stop, ids = known.token_id(STOP_TOKEN), []
     for _ in range(600):
         mask = found.compute_bitmask()
         allowed = [i for i in range(known.vocab_size) if mask[i // 8] >> (i % 8) & 1]

@@ -12,6 +12,7 @@ from quire.constraints.grammar import GrammarCompiler, GrammarState
 from quire.core.request import FinishReason, GrammarSpec
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.output import fold
+from tests.support.backend import backend_of
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary
 from tests.text.dialects.test_forced import CHECKED, FORCING, GOOD, check
 
@@ -37,7 +38,7 @@ def state_of(dialect: str, tools: list[Tool]) -> GrammarState:
     assert source is not None
     opener = DIALECTS[dialect].opener(vocabulary(dialect))
     assert (opener is None) == (dialect in UNBOUND)
-    compiler = GrammarCompiler(known.backend, known.vocab_size, frozenset({stop}))
+    compiler = GrammarCompiler(backend_of(known), known.vocab_size, frozenset({stop}))
     return compiler.compile(
         GrammarSpec("lark", source, opener=opener, lazy=opener is not None), "tools"
     )
