@@ -146,13 +146,13 @@ def test_a_model_goes_by_itself(house: House) -> None:
 
 _UNREAD = """
 import sys
-from quire.api import server
+from quire.api import opening
 from quire.cli import main
 
 def unread(*_):
     raise ValueError("odd")
 
-server.assemble = unread
+opening.assemble = unread
 sys.exit(main())
 """
 
