@@ -269,7 +269,6 @@ def test_fields_without_effect_are_accepted(serve: Serve) -> None:
         prompt_cache_key="k",
         prompt_cache_retention="24h",
         prompt_cache_options={"mode": "implicit"},
-        prediction={"type": "content", "content": "x"},
         verbosity="medium",
         modalities=["text"],
         parallel_tool_calls=True,

@@ -271,3 +271,21 @@ def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert sum('"error"' in line for line in rest) == 1
         assert child.process.wait(HANG_S) == 1
+
+
+def test_an_expected_answer_is_drafted_and_counted(url: str) -> None:
+    """The answer is the same; `usage` says how much of what was expected came true."""
+    words = "The owl cleaned the slow train inside the cellar. The garden was strange."
+    fields = {"messages": [{"role": "user", "content": f"Say: {words}"}], "max_tokens": 48}
+    plain = ask(url, **fields, extra_body={"speculation": "off"})
+    details = plain.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+    expected = {"type": "content", "content": words}
+    drafted = ask(url, **fields, prediction=expected)
+    assert drafted.choices[0].message.content == plain.choices[0].message.content
+    assert drafted.usage.completion_tokens == plain.usage.completion_tokens
+    assert drafted.usage.completion_tokens_details.accepted_prediction_tokens > 5
+    assert "quire_accepted_draft_tokens_total{" in HTTP.get(f"{url}/metrics").text
+    refused = HTTP.post(f"{url}/v1/chat/completions", json={**fields, "speculation": "mystery"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "speculation"

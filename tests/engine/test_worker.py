@@ -48,7 +48,7 @@ def step(token: int, names: list[str] = NAMES, **fields: Any) -> list[Output]:
 def read(message: StepOutputs) -> dict[str, list[int]]:
     """What the other end gets, by request, in its order."""
     got: dict[str, list[int]] = {}
-    for name, tokens in message.tokens:
+    for name, tokens, *_ in message.tokens:
         got.setdefault(name, []).extend(tokens)
     for output in message.outputs:
         got.setdefault(output.request_id, []).extend(output.token_ids)

@@ -13,6 +13,7 @@ from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
 from quire.core.sampling_params import LIMITS, MIN_REPEATS, MOST_TOKENS, check_repeats
+from quire.core.speculation import Speculation
 from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
@@ -100,6 +101,11 @@ class EngineOptions(ProcessorOptions):
         False,
         description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text, in "
         "steps of 64 rows; the compiled CPU kernels give it anyway",
+    )
+    speculate: Speculation = Field(
+        _ENGINE.speculate,
+        description="what guesses tokens, several of which a step verifies; the answers stay the "
+        "same: auto is all that there is, ngram what stood behind the same tokens before",
     )
     stop_on_loop: Annotated[int, AfterValidator(check_repeats), Flag("N")] | None = Field(
         None,
@@ -215,4 +221,5 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             disk=DiskConfig(self.kv_disk, self.kv_disk_size) if self.kv_disk else None,
             batch_invariant=self.batch_invariant,
             stop_on_loop=self.stop_on_loop,
+            speculate=self.speculate,
         )

@@ -11,6 +11,7 @@ from typing import Literal
 
 from quire.core.kv_format import KVFormat
 from quire.core.mcp import McpServer
+from quire.core.speculation import Speculation
 
 CPU_KERNELS = (
     *("amx", "vnni", "avx512", "avxvnni", "avx2"),
@@ -63,6 +64,7 @@ class EngineConfig:
         batch_invariant: a request's logits have the same bits alone and in any batch.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is never. None is
             only where a grammar binds the answer, after many.
+        speculate: what may guess the tokens of requests that do not choose.
         memory: bytes for weights and KV blocks together; None is what the machine has.
         reserved: bytes of free memory that other engines of this server were promised.
         sharers: engines of this server that may yet be opened, this one included; what is free for
@@ -88,6 +90,7 @@ class EngineConfig:
     disk: DiskConfig | None = None
     batch_invariant: bool = False
     stop_on_loop: int | None = None
+    speculate: Speculation = "auto"
     memory: int | None = None
     reserved: int = 0
     sharers: int = 1

@@ -61,6 +61,8 @@ class EngineStats:
         disk: (what, number) of the disk tier, empty without one: bytes of its file; blocks written,
             dropped (no room, no time), hits and misses of those it was asked for.
         finished: (`FinishReason`, sequences).
+        drafts: (drafter, guessed tokens that steps verified).
+        accepted_drafts: (drafter, those of them that were right).
     """
 
     running: int = 0
@@ -78,3 +80,5 @@ class EngineStats:
     reuse_misses: tuple[tuple[str, int], ...] = ()
     disk: tuple[tuple[str, int], ...] = ()
     finished: tuple[tuple[str, int], ...] = ()
+    drafts: tuple[tuple[str, int], ...] = ()
+    accepted_drafts: tuple[tuple[str, int], ...] = ()

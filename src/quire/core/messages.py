@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.core.config import EngineConfig
 from quire.core.info import EngineStats, ModelInfo
@@ -105,17 +106,30 @@ class Refused:
     no_room: bool = False
 
 
+class NextTokens(NamedTuple):
+    """Outputs of one request that are just more tokens.
+
+    Attributes:
+        accepted_drafts, rejected_drafts: see `Output`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
     """From the engine: the outputs of one step.
 
     Attributes:
         outputs: a request's first and last, and those that carry more than a token.
-        tokens: (request id, its next tokens) of all others; read before the outputs.
+        tokens: of all others; read before the outputs.
     """
 
     outputs: tuple[Output, ...]
-    tokens: tuple[tuple[str, tuple[int, ...]], ...]
+    tokens: tuple[NextTokens, ...]
 
 
 @dataclass(frozen=True, slots=True)

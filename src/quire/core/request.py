@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Self
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import PlacedMedia
+from quire.core.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,8 @@ class Request:
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
         task: what the request gets: tokens, or a vector.
+        speculation: what may guess its tokens; None is the server's default.
+        prediction: tokens that the client expects as the answer; they are drafted.
     """
 
     id: str
@@ -246,6 +249,8 @@ class Request:
     deadline_s: float | None = None
     media: tuple[PlacedMedia, ...] = ()
     task: Task = field(default_factory=Generate)
+    speculation: Speculation | None = None
+    prediction: tuple[int, ...] = ()
 
 
 class FinishReason(StrEnum):
@@ -324,6 +329,8 @@ class Output:
             the request was accepted: what ends it from now on is no fault of the request.
         queued_s: seconds that the request waited until it was first scheduled; None before that.
         vector: the result of a task that is not to generate; the output has `finish` then.
+        accepted_drafts, rejected_drafts: guessed tokens of the answer so far that steps verified,
+            by whether they were right.
     """
 
     request_id: str
@@ -337,6 +344,8 @@ class Output:
     read: int | None = None
     queued_s: float | None = None
     vector: tuple[float, ...] | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
     @property
     def entries(self) -> int:

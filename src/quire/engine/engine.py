@@ -43,6 +43,7 @@ from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceParts
+from quire.speculation.drafters import allowed
 
 log = logging.getLogger("quire.engine")
 
@@ -150,7 +151,7 @@ class Engine:
                 pieces=media.pieces(request),
                 constraint=make(),
                 loops=loop_detector(repeats, bound=bound),
-                drafters=self._drafters,
+                drafters=allowed(request, self.config.speculate, self._drafters),
             )
             # Last, since a request that was taken ends through the scheduler and in no other way.
             self._scheduler.add(request, format, parts)
@@ -375,6 +376,8 @@ class Engine:
             reuse_misses=tuple(counters.reuse_misses.items()),
             disk=tuple(asdict(self._disk.counters).items()) if self._disk is not None else (),
             finished=tuple(counters.finished.items()),
+            drafts=tuple(scheduler.drafting.drafted.items()),
+            accepted_drafts=tuple(scheduler.drafting.accepted.items()),
         )
 
     def cached(self) -> bytes:

@@ -13,6 +13,7 @@ from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.weights.loader import open_model
+from quire.speculation.drafters import lookup_drafters
 
 log = logging.getLogger("quire.engine")
 
@@ -44,7 +45,9 @@ def open_engine(
     config = room.config
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
-    engine = Engine(loaded, config, step_times=measure_steps(loaded, config))
+    engine = Engine(
+        loaded, config, drafters=lookup_drafters(), step_times=measure_steps(loaded, config)
+    )
     engine.constraints.open()
     info = engine.info
     log.info(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.engine.engine import Engine
 from quire.models.weights.loader import LoadedModel
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafts import Draft, Drafter, DraftQuery
 from quire.scheduler.prefill_budget import MeasuredSteps
 
 log = logging.getLogger("quire.engine")
@@ -34,6 +36,8 @@ _FIRST_PROMPT = 300
 """Prompt tokens: more than CUDA graphs would read."""
 _BURST = 32
 """Prompts of the first burst to prepare for."""
+_DRAFTS, _DRAFTED_TOKENS = (1, 3, 7, 15), 24
+"""Drafts of the measured steps, and tokens of the answer that they belong to."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 _ADJUSTED = SamplingParams(
@@ -81,7 +85,8 @@ def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
     """Measure steps that read 2, 8, 32, 64, 128, ... prompt tokens, up to one of `step_ms`.
 
     Each is run twice alone and twice beside a stream, and the quicker run counts. Thanks to this
-    the first burst of requests after a start is read like any other.
+    the first burst of requests after a start is read like any other. Steps that verify 1, 3, 7 and
+    15 drafts are measured as well.
     """
     engine = _own_engine(loaded, config)
     vocabulary = loaded.model.vocab_size
@@ -94,16 +99,51 @@ def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
             _serve(engine, served)
         if (engine.step_times.reading.seconds(rows) or 0.0) > config.step_ms / 1e3:
             break
+    for drafts in _DRAFTS:
+        drafting = _own_engine(loaded, config, engine.step_times, (_WrongDrafts(drafts),))
+        stream = replace(_request("drafted", 1, vocabulary, _GREEDY), max_tokens=_DRAFTED_TOKENS)
+        if drafting.info.context_length > _DRAFTED_TOKENS:
+            _serve(drafting, _Round([stream]))
     mx.clear_cache()
     return engine.step_times
 
 
-def _own_engine(loaded: LoadedModel, config: EngineConfig) -> Engine:
-    """Open an engine that reads as much in a step as it may."""
+class _WrongDrafts:
+    """Drafts so many tokens that nobody expects, to measure the time of a step that verifies them.
+
+    Args:
+        count: of drafts.
+    """
+
+    name = "wrong"
+    looks_ahead = False
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        return [Draft((0,) * min(self._count, each.limit), self.name) for each in queries]
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+def _own_engine(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    step_times: MeasuredSteps | None = None,
+    drafters: Sequence[Drafter] = (),
+) -> Engine:
+    """Open an engine that reads as much in a step as it may, and verifies every draft."""
     own = replace(
-        config, step_ms=_NO_HURRY_MS, stall_factor=_NO_HURRY_MS, prefix_cache=False, disk=None
+        config,
+        step_ms=_NO_HURRY_MS,
+        stall_factor=_NO_HURRY_MS,
+        prefix_cache=False,
+        disk=None,
+        speculate="auto",
     )
-    return Engine(loaded, own)
+    return Engine(loaded, own, drafters=drafters, draft_lengths=EveryDraft(), step_times=step_times)
 
 
 def _serve(engine: Engine, served: _Round) -> None:

@@ -24,6 +24,7 @@ from quire.core.messages import (
     Cached,
     FromEngine,
     NeedsRoom,
+    NextTokens,
     Open,
     Ready,
     Refused,
@@ -110,7 +111,7 @@ class _Worker:
         self._poll.register(pipe, select.POLLIN)
         self._started: set[str] = set()
         """Requests whose first output was sent."""
-        self._held: dict[str, list[int]] = {}
+        self._held: dict[str, NextTokens] = {}
         """Tokens held back for the next message, by request."""
         self._sent_at = 0.0
         """Time of the last message that sent held tokens."""
@@ -158,17 +159,23 @@ class _Worker:
         Where there are many of these in little time, they wait for the next.
         """
         full: list[Output] = []
-        tokens: list[tuple[str, tuple[int, ...]]] = []
+        tokens: list[NextTokens] = []
         for output in outputs:
             name = output.request_id
             if output.read is not None:
                 full.append(output)
                 continue
             if output.finish is None and not output.logprobs and name in self._started:
-                self._held.setdefault(name, []).extend(output.token_ids)
+                held = self._held.get(name)
+                self._held[name] = NextTokens(
+                    name,
+                    output.token_ids if held is None else held.token_ids + output.token_ids,
+                    output.accepted_drafts,
+                    output.rejected_drafts,
+                )
                 continue
             if name in self._held:
-                tokens.append((name, tuple(self._held.pop(name))))
+                tokens.append(self._held.pop(name))
             full.append(output)
             if output.finish is None:
                 self._started.add(name)
@@ -176,7 +183,7 @@ class _Worker:
                 self._started.discard(name)
         now, step_s = time.perf_counter(), self._engine.expected_step_s
         if now + step_s - self._sent_at >= _GATHER_S or len(outputs) <= _MANY * step_s:
-            tokens += [(name, tuple(held)) for name, held in self._held.items()]
+            tokens += self._held.values()
             self._held.clear()
             self._sent_at = now
         return StepOutputs(tuple(full), tuple(tokens))

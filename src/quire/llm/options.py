@@ -22,6 +22,7 @@ from quire.api.shared.context import Context
 from quire.api.shared.schema import parse
 from quire.api.shared.toolbox import Toolbox
 from quire.core.errors import RequestError
+from quire.core.speculation import Speculation
 from quire.llm.media import with_urls
 from quire.serving.generation import Generation
 
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
         schema: a pydantic class or JSON schema that the answer meets.
         regex, choice, grammar: what else it may have to meet.
         kv_bits, kv_scheme: how this request's keys and values are stored.
+        speculation: what may guess tokens of the answer: "auto", "off" or "ngram".
         priority: lower numbers go first; 0 is the default.
         cache_salt: prefixes are shared among requests with the same.
     """
@@ -66,6 +68,7 @@ class Options(TypedDict, total=False):
     allowed_token_ids: list[int]
     bad_words: list[str]
     stop_on_loop: int
+    speculation: Speculation
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     truncate_prompt_tokens: int

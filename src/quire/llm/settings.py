@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from quire.core.config import DiskConfig, EngineConfig, ServerConfig
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
+from quire.core.speculation import Speculation
 from quire.demo import NAME, place
 
 _GROUP = 64
@@ -32,6 +33,7 @@ class Settings(TypedDict, total=False):
         kernels, threads, blas: how a CPU is used.
         batch_invariant: logits have the same bits alone and in any batch.
         stop_on_loop: repeats of a cycle of tokens that end an answer; 0 is never.
+        speculate: what guesses tokens, several of which a step verifies.
         dialect: how answers spell reasoning and tool calls; by default by the model.
         sampling_defaults: whose defaults hold, the model's or OpenAI's.
         allow_special_tokens: control tokens spelled in messages become tokens.
@@ -55,6 +57,7 @@ class Settings(TypedDict, total=False):
     blas: Literal["auto", "openblas", "mlx"]
     batch_invariant: bool
     stop_on_loop: int
+    speculate: Speculation
     dialect: str
     sampling_defaults: Literal["model", "openai"]
     allow_special_tokens: bool
@@ -66,6 +69,7 @@ _ENGINE = frozenset(
     {
         *("dtype", "adapter", "kv_memory", "max_context", "max_sequences", "step_ms"),
         *("prefix_cache", "kernels", "threads", "blas", "batch_invariant", "stop_on_loop"),
+        "speculate",
     }
 )
 _SERVING = frozenset(

@@ -348,4 +348,6 @@ def _output(
         reuse=sequence.prefix.reason,
         queued_s=sequence.queued_s,
         vector=vector,
+        accepted_drafts=0 if sequence.drafting is None else sequence.drafting.accepted,
+        rejected_drafts=0 if sequence.drafting is None else sequence.drafting.rejected,
     )

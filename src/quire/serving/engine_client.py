@@ -293,9 +293,9 @@ class ProcessEngine:
         self._break(f"the engine's process ended ({how})")
 
     def _deliver(self, step: StepOutputs) -> None:
-        for name, tokens in step.tokens:
-            if name in self._tickets:
-                self._tickets[name].put_tokens(tokens)
+        for further in step.tokens:
+            if further.request_id in self._tickets:
+                self._tickets[further.request_id].put_tokens(further)
         for output in step.outputs:
             ticket = self._tickets.get(output.request_id)
             if ticket is None:

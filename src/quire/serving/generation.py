@@ -9,6 +9,7 @@ from typing import Any, Literal
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams, TokenRules
+from quire.core.speculation import Speculation
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.placing import Prompt
 from quire.text.dialects.base import Tool
@@ -98,6 +99,8 @@ class Generation:
         session: the conversation or agent that it belongs to; of several replicas one answers it.
         share: of the caller's API key, of places and rows.
         priority: None is 0; see `core.request.Request`.
+        speculation: what may guess tokens of the answer; None is the server's default.
+        prediction: the text that the client expects as the answer.
         names: for errors.
     """
 
@@ -121,6 +124,8 @@ class Generation:
     truncate: int | None = None
     truncate_left: bool = True
     token_ids: bool = False
+    speculation: Speculation | None = None
+    prediction: str = ""
     format: AnswerFormat | None = None
     kv_format: KVFormat | None = None
     thinking: Thinking = field(default_factory=Thinking)

@@ -298,6 +298,8 @@ class GenerationStream:
             reasoning_tokens=sum(usage.reasoning_tokens for usage in counts),
             cached_tokens=self.cached_tokens,
             reuse=self.reuse,
+            accepted_drafts=sum(usage.accepted_drafts for usage in counts),
+            rejected_drafts=sum(usage.rejected_drafts for usage in counts),
         )
 
     @property

@@ -22,6 +22,8 @@ from quire.text.output import OutputStream
 from quire.text.stops import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
 
+_MOST_PREDICTED = 1 << 16
+"""Characters of a prediction that are used; encoding them takes milliseconds."""
 _KEPT_SNAPSHOTS = 64
 
 
@@ -176,7 +178,14 @@ class Submission:
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,
+            speculation=spec.speculation,
+            prediction=self._predicted(spec.prediction[:_MOST_PREDICTED], max_tokens),
         )
+
+    def _predicted(self, text: str, max_tokens: int) -> tuple[int, ...]:
+        """Return the tokens of the answer that a client expects."""
+        tokens = self._tokenizer.encode(text, add_special_tokens=False) if text else ()
+        return tuple(tokens[:max_tokens])
 
 
 def _choice_of(request: Request, index: int) -> Request:

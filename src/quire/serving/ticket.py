@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from quire.core.messages import NextTokens
 from quire.core.request import Failure, FinishReason, Output
 
 _MERGED = 256
@@ -35,14 +36,23 @@ class Ticket:
         self._ended = output.finish is not None
         self._notify()
 
-    def put_tokens(self, tokens: tuple[int, ...]) -> None:
+    def put_tokens(self, further: NextTokens) -> None:
         """Takes in an output that is just more tokens."""
         assert self._last is not None, "the first output of a request comes whole"
+        drafts = further.accepted_drafts, further.rejected_drafts
+        if drafts != (self._last.accepted_drafts, self._last.rejected_drafts):
+            accepted, rejected = drafts
+            self._last = replace(self._last, accepted_drafts=accepted, rejected_drafts=rejected)
         waiting = self._ready[-1] if self._ready else None
         if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
-            self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
+            self._ready[-1] = replace(
+                waiting,
+                token_ids=waiting.token_ids + further.token_ids,
+                accepted_drafts=further.accepted_drafts,
+                rejected_drafts=further.rejected_drafts,
+            )
         else:
-            self._ready.append(self._further(tokens))
+            self._ready.append(self._further(further.token_ids))
         self._notify()
 
     def fail(self, failure: Failure) -> None:
@@ -66,6 +76,8 @@ class Ticket:
             cached_tokens=last.cached_tokens,
             reuse=last.reuse,
             queued_s=last.queued_s,
+            accepted_drafts=last.accepted_drafts,
+            rejected_drafts=last.rejected_drafts,
         )
 
     def take(self, room: int) -> list[Output]:

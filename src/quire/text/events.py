@@ -62,13 +62,20 @@ class ToolCallBroken:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request."""
+    """Token counts of one request.
+
+    Attributes:
+        accepted_drafts, rejected_drafts: guessed tokens of the answer that were verified, by
+            whether they were right.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     reuse: str | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ class OutputStream:
             reasoning_tokens=self._reasoning,
             cached_tokens=self._last.cached_tokens,
             reuse=self._last.reuse,
+            accepted_drafts=self._last.accepted_drafts,
+            rejected_drafts=self._last.rejected_drafts,
         )
 
     def take_ids(self) -> list[int]:

@@ -16,6 +16,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.chat.prediction import Prediction
 from quire.api.chat.tools import ChatChoice, ChatTool, opening_call, toolbox, whole_call
 from quire.api.shared.access import note_ignored
 from quire.api.shared.content import Message, continues_last, custom_input, to_template
@@ -107,7 +108,10 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prediction: dict[str, Any] | None = None
+    prediction: Prediction | None = Field(
+        default=None,
+        description="a text that the answer is likely to repeat: it is drafted",
+    )
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
@@ -139,6 +143,8 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             note_ignored(scope, ["return_progress"])
         if self.add_generation_prompt == self.continues:  # they say the opposite of each other
             note_ignored(scope, ["add_generation_prompt"])
+        if self.prediction is not None and self.speculation == "off":
+            note_ignored(scope, ["prediction"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
             messages=without_unsupported_media(service, scope, messages, newest=last),
@@ -154,6 +160,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
             continue_final=self.continues,
             or_anew=self.continue_final_message is None,
+            prediction="" if self.prediction is None else self.prediction.text,
             **common,
         )
 

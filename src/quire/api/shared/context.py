@@ -382,6 +382,7 @@ def decoding(
         "cache_salt": fields.cache_salt or "",
         "keep_alive_s": fields.keep_alive,
         "session": headers.get(SESSION_HEADER) or fields.session or "",
+        "speculation": fields.speculation,
     }
 
 

@@ -96,6 +96,20 @@ _FIGURES = (
         counts=True,
     ),
     _Figure(
+        "quire_drafted_tokens",
+        "Guessed tokens that steps verified, by what guessed them",
+        _by_name(lambda stats: stats.drafts),
+        labels=("drafter",),
+        counts=True,
+    ),
+    _Figure(
+        "quire_accepted_draft_tokens",
+        "Guessed tokens that were right, by what guessed them",
+        _by_name(lambda stats: stats.accepted_drafts),
+        labels=("drafter",),
+        counts=True,
+    ),
+    _Figure(
         "quire_preemptions",
         "Sequences put back to wait for memory",
         _one(lambda stats: stats.preemptions),

@@ -41,6 +41,7 @@ from quire.api.shared.numbers import Integer, Number
 from quire.api.shared.priority import Priority
 from quire.core.errors import RequestError
 from quire.core.sampling_params import LIMITS, MOST_TOKENS, check_repeats
+from quire.core.speculation import Speculation
 
 Parsed = TypeVar("Parsed", bound="Wire")
 
@@ -328,6 +329,9 @@ class DecodingFields(Wire):
     )
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
+    speculation: Speculation | None = Field(
+        default=None, description="what may guess tokens, several of which a step then verifies"
+    )
     priority: Priority | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
     keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None

@@ -1,0 +1,165 @@
+"""Speculation on and off in one run: tokens per second of the embedded model, with equal answers.
+
+    python -m benchmarks.speculation [--streams 1 8 32] [--rounds 4]
+
+Three loads: texts that the model is asked to repeat (what an edit of a given text is like), the
+questions that it was trained for, and answers drawn at a high temperature, in which nothing hits.
+Ways to speculate take turns on one engine, the best round of each counts. Answers of the same seed
+must be equal, whatever guessed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
+from quire.core.speculation import Speculation
+from quire.demo import MODEL_DIR
+from quire.engine.engine import Engine
+from quire.engine.factory import open_engine
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+_DATA = Path(__file__).parent.parent / "tests" / "data" / "skills"
+_SKILLS = ("counting", "json", "tool_call", "facts", "thinking", "tool_several", "memory")
+_GREEDY = SamplingParams(temperature=0)
+_WILD = SamplingParams(temperature=3.0)
+
+
+def _items(skill: str) -> list[dict[str, object]]:
+    with (_DATA / f"{skill}.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _loads() -> dict[str, list[Request]]:
+    """Requests of each load, without ids."""
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
+    eos = tokenizer.eos_ids
+
+    def request(item: dict[str, object], sampling: SamplingParams, tokens: int) -> Request:
+        text = template.render(
+            item["messages"],  # type: ignore[arg-type]
+            tools=item["tools"],  # type: ignore[arg-type]
+            enable_thinking=item["enable_thinking"],
+        )
+        prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
+        return Request("", prompt, sampling, max_tokens=tokens, stop_token_ids=eos)
+
+    texts = [str(item["expected"]) for item in _items("repeat") if len(str(item["expected"])) > 60]
+    repeats = [
+        {
+            "messages": [{"role": "user", "content": f"Say: {' '.join(texts[n : n + 3])}"}],
+            "tools": None,
+            "enable_thinking": False,
+        }
+        for n in range(0, 90, 3)
+    ]
+    columns = [_items(skill)[:12] for skill in _SKILLS]
+    questions = [item for row in zip(*columns, strict=True) for item in row]
+    return {
+        "repeat a text": [request(item, _GREEDY, 160) for item in repeats],
+        "questions": [request(item, _GREEDY, 160) for item in questions],
+        "nothing hits": [
+            replace(request(item, _WILD, 96), stop_token_ids=frozenset()) for item in questions
+        ],
+    }
+
+
+def _serve(
+    engine: Engine, requests: list[Request], streams: int, *, cpu_time: bool
+) -> tuple[list[tuple[int, ...]], float]:
+    """Serve requests, so many at once; return their answers and the tokens per second."""
+    answers: dict[str, list[int]] = {each.id: [] for each in requests}
+    waiting = list(reversed(requests))
+    running = 0
+    clock = time.process_time if cpu_time else time.perf_counter
+    started = clock()
+    while waiting or engine.has_work:
+        while waiting and running < streams:
+            engine.add(waiting.pop())
+            running += 1
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+            running -= output.finish is not None
+        engine.flush()
+    seconds = clock() - started
+    tokens = sum(map(len, answers.values()))
+    return [tuple(each) for each in answers.values()], tokens / seconds
+
+
+def measure(
+    engine: Engine,
+    requests: list[Request],
+    streams: int,
+    rounds: int,
+    ways: Iterable[Speculation],
+    *,
+    cpu_time: bool,
+) -> None:
+    """Print tokens per second for each way to speculate, and what part of the drafts stood."""
+    best: dict[Speculation, float] = {}
+    expected: list[tuple[int, ...]] | None = None
+    drafts: dict[str, list[int]] = {}
+    for number in range(rounds):
+        for way in ways:
+            named = [
+                replace(
+                    each,
+                    id=f"{number} {way} {place}",
+                    speculation=way,
+                    cache_salt=f"{streams} {number} {way}",
+                    sampling=replace(each.sampling, seed=place),
+                )
+                for place, each in enumerate(requests)
+            ]
+            before = dict(engine.stats().drafts)
+            answers, rate = _serve(engine, named, streams, cpu_time=cpu_time)
+            best[way] = max(best.get(way, 0.0), rate)
+            for name, count in engine.stats().drafts:
+                drafts.setdefault(f"{way} {name}", [0])[0] += count - before.get(name, 0)
+            assert expected is None or answers == expected, f"{way}: another answer"
+            expected = answers
+    print(f"  {streams:3} streams  ", end="")
+    for way, rate in best.items():
+        print(f"{way} {rate:8.0f} tok/s ({rate / best['off']:.2f})   ", end="")
+    print({name: count for name, (count,) in drafts.items() if count}, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=24, help="in a round, at one stream")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="one thread, and processor time: for a machine that others use, too",
+    )
+    options = parser.parse_args()
+    threads = 1 if options.cpu_time else 0
+    engine = open_engine(EngineConfig(str(MODEL_DIR), max_context=2048, threads=threads))
+    for name, requests in _loads().items():
+        print(name)
+        for streams in options.streams:
+            count = max(options.requests, 2 * streams)
+            measure(
+                engine,
+                list(islice(cycle(requests), count)),
+                streams,
+                options.rounds,
+                ("off", "auto"),
+                cpu_time=options.cpu_time,
+            )
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Names of the ways to speculate, as the server's settings and requests choose them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Speculation = Literal["auto", "off", "ngram"]
+"""`auto` is every drafter that there is, `ngram` those without a model."""
+
+LOOKUPS = frozenset({"cached", "ngram"})
+"""Drafters that look for what followed the same tokens before."""
+PREDICTION = "prediction"
+"""The drafter of the answer that a request expects."""

@@ -1,0 +1,1 @@
+"""Drafters: they guess tokens that a step of the engine then verifies. Pure Python."""

@@ -1,0 +1,33 @@
+"""The drafters of an engine, and which of them a request allows."""
+
+from __future__ import annotations
+
+from quire.core.request import Request
+from quire.core.speculation import LOOKUPS, PREDICTION, Speculation
+from quire.scheduler.drafts import Drafter
+from quire.speculation.lookup import CachedDrafter, NGramDrafter, PredictionDrafter
+
+
+def lookup_drafters() -> list[Drafter]:
+    """Return new drafters that need no model, the surest first."""
+    return [PredictionDrafter(), CachedDrafter(), NGramDrafter()]
+
+
+def allowed(request: Request, default: Speculation, drafters: frozenset[str]) -> frozenset[str]:
+    """Return the names of the drafters that may guess a request's tokens.
+
+    Args:
+        default: of requests that choose nothing. An expected answer that a request brings is
+            drafted even so.
+        drafters: names of those that there are.
+    """
+    expected = {PREDICTION} if request.prediction else set()
+    match request.speculation or default:
+        case "off" if request.speculation is None:
+            return drafters & expected
+        case "off":
+            return frozenset()
+        case "ngram":
+            return drafters & (expected | LOOKUPS)
+        case "auto":
+            return drafters - ({PREDICTION} - expected)

@@ -1,0 +1,123 @@
+"""Finds where the last tokens of a text stood before, in the same or in another text."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+SHORTEST = 3
+"""Tokens that must agree."""
+LONGEST = 32
+"""Tokens that are compared, to tell a likely continuation from a chance."""
+_CANDIDATES = 6
+"""Places that are compared with the end of the text, the last ones."""
+_WIDTH = 21
+"""Bits of a token id in a key; three ids fit into 63 bits."""
+
+
+class Place(NamedTuple):
+    """A place where the last tokens of a text stood before.
+
+    Attributes:
+        end: index of the token that follows them there.
+        agreed: how many tokens before it agree, up to `LONGEST`.
+    """
+
+    end: int
+    agreed: int
+
+
+class FixedText:
+    """The index of a text that does not change.
+
+    Args:
+        tokens: a copy is kept.
+    """
+
+    def __init__(self, tokens: Sequence[int] | array[int]) -> None:
+        self.tokens = array("i", tokens)
+        ids = np.array(self.tokens, dtype=np.int64)
+        keys = (ids[:-2] << 2 * _WIDTH) | (ids[1:-1] << _WIDTH) | ids[2:]
+        order = np.argsort(keys, kind="stable")
+        self._keys: npt.NDArray[np.int64] = keys[order]
+        self._ends: npt.NDArray[np.int32] = (order + SHORTEST).astype(np.int32)
+
+    def find(self, text: array[int]) -> Place | None:
+        """Return the place that agrees longest with the end of `text` and is followed by tokens."""
+        if len(text) < SHORTEST:
+            return None
+        key = _key(text)
+        first = int(self._keys.searchsorted(key))
+        if first == len(self._keys) or self._keys[first] != key:
+            return None
+        last = int(self._keys.searchsorted(key, side="right"))
+        ends = self._ends[max(first, last - _CANDIDATES) : last].tolist()
+        return _longest(
+            self.tokens, text, (end for end in reversed(ends) if end < len(self.tokens))
+        )
+
+
+class GrowingText:
+    """The index of a text that grows at its end, and is searched for its own end.
+
+    Args:
+        start: index of the first token that is looked at.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._next = start + SHORTEST
+        """End of the next n-gram to enter."""
+        self._ends: dict[int, list[int]] = {}
+
+    def find(self, text: array[int]) -> Place | None:
+        """Enter the new tokens of `text`; return the place before that agrees longest with its
+        end."""
+        while self._next < len(text):
+            ends = self._ends.setdefault(_key(text, self._next), [])
+            ends.append(self._next)
+            if len(ends) > _CANDIDATES:
+                del ends[0]
+            self._next += 1
+        if len(text) < SHORTEST:
+            return None
+        found = self._ends.get(_key(text))
+        # A text that was cut back has places behind its end.
+        return _longest(text, text, (end for end in reversed(found or ()) if end < len(text)))
+
+
+def continuation(tokens: array[int], end: int, count: int, *, repeats: bool) -> tuple[int, ...]:
+    """Return the tokens from `end` on, at most `count`.
+
+    Args:
+        repeats: the text goes on with what stands from `end` to its own end again and again.
+    """
+    found = tokens[end : end + count].tolist()
+    if repeats and found:
+        cycle = list(found)
+        while len(found) < count:
+            found += cycle[: count - len(found)]
+    return tuple(found)
+
+
+def _key(text: array[int], end: int | None = None) -> int:
+    end = len(text) if end is None else end
+    return text[end - 3] << 2 * _WIDTH | text[end - 2] << _WIDTH | text[end - 1]
+
+
+def _longest(tokens: array[int], text: array[int], ends: Iterable[int]) -> Place | None:
+    """Return the place that agrees longest with the end of `text`; of equal ones the first."""
+    best = None
+    for end in ends:
+        agreed = SHORTEST
+        most = min(LONGEST, end, len(text))
+        while agreed < most and tokens[end - agreed - 1] == text[-agreed - 1]:
+            agreed += 1
+        if best is None or agreed > best.agreed:
+            best = Place(end, agreed)
+        if agreed == LONGEST:
+            break
+    return best

@@ -1,0 +1,44 @@
+"""A step takes the drafts that raise the expected tokens per second, often none."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
+
+
+def lengths(base_s: float, row_s: float, wait_s: float = 0.0) -> WorthwhileDrafts:
+    chosen = WorthwhileDrafts(lambda rows: base_s + row_s * rows)
+    if wait_s:
+        chosen.observe_wait(wait_s)
+    return chosen
+
+
+def test_rows_that_cost_nothing_are_all_taken_and_dear_ones_not() -> None:
+    (cheap,) = lengths(1.0, 0.0).choose([Candidate(0.9, 10)], 1)
+    (some,) = lengths(1.0, 0.3).choose([Candidate(0.8, 10)], 1)
+    (none,) = lengths(0.0, 1.0).choose([Candidate(0.9, 10)], 1)
+    assert cheap == 10 > some > none == 0
+
+
+def test_more_is_drafted_where_more_comes_true() -> None:
+    found = lengths(1.0, 0.1).choose([Candidate(rate, 16) for rate in (0.9, 0.6, 0.05)], 3)
+    assert found[0] > found[1] > found[2] == 0
+
+
+@pytest.mark.parametrize("streams", [1, 8, 64])
+def test_beside_many_streams_it_goes_to_none_by_itself(streams: int) -> None:
+    """Few rows share the time in which weights are read; many rows compute."""
+    chosen = WorthwhileDrafts(lambda rows: max(1.0, rows / 16))
+    found = chosen.choose([Candidate(0.7, 8)] * streams, streams)
+    assert (sum(found) > 0) is (streams < 64)
+
+
+def test_a_wait_of_the_device_counts() -> None:
+    candidate = Candidate(0.5, 4)
+    assert lengths(1.0, 0.01).choose([candidate], 1) != [0]
+    assert lengths(1.0, 0.01, wait_s=2.0).choose([candidate], 1) == [0]
+
+
+def test_nothing_is_drafted_before_steps_were_measured() -> None:
+    assert WorthwhileDrafts(lambda rows: None).choose([Candidate(1.0, 4)], 1) == [0]
