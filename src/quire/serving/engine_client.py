@@ -267,7 +267,7 @@ class ProcessEngine:
     def _take(self, message: ToEngine | FromEngine) -> None:
         match message:
             case StepOutputs():
-                self._deliver(message)
+                _deliver(self._tickets, message)
             case Stats(number, value) | Cached(number, value):
                 self._questions.answer(number, value)
             case NeedsRoom(reason):
@@ -291,18 +291,6 @@ class ProcessEngine:
                     await asyncio.sleep(_EXIT_POLL_S)
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._break(f"the engine's process ended ({how})")
-
-    def _deliver(self, step: StepOutputs) -> None:
-        for further in step.tokens:
-            if further.request_id in self._tickets:
-                self._tickets[further.request_id].put_tokens(further)
-        for output in step.outputs:
-            ticket = self._tickets.get(output.request_id)
-            if ticket is None:
-                continue
-            if output.finish is not None:
-                del self._tickets[output.request_id]
-            ticket.put(output)
 
     def _break(self, reason: str) -> None:
         """Every request in flight ends with an error; nothing new is taken."""
@@ -354,6 +342,20 @@ class ProcessEngine:
                 for name in self._tickets:
                     self._send(Abort(name, FinishReason.ERROR))
                 self._fail_all(self._silence)
+
+
+def _deliver(tickets: dict[str, Ticket], step: StepOutputs) -> None:
+    """Hand a step's outputs to their requests. Tickets that got their last one are removed."""
+    for further in step.tokens:
+        if further.request_id in tickets:
+            tickets[further.request_id].put_tokens(further)
+    for output in step.outputs:
+        ticket = tickets.get(output.request_id)
+        if ticket is None:
+            continue
+        if output.finish is not None:
+            del tickets[output.request_id]
+        ticket.put(output)
 
 
 class _Questions:
