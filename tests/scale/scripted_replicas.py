@@ -40,6 +40,7 @@ class Replicas:
         asked: the ids of their requests.
         streams: their answers.
         aborted: what was told to end, by whom.
+        knows: whether the replica that is told has the request.
     """
 
     def __init__(self, *scripts: Script, stats: Sequence[object] = ()) -> None:
@@ -50,6 +51,7 @@ class Replicas:
         self.streams: list[Stream] = []
         self.aborted: list[tuple[str, str, FinishReason]] = []
         self.abort = _Method(self._abort)
+        self.knows = True
 
     def options(self, *, method_name: str, stream: bool) -> _Method:
         assert (method_name, stream) == ("generate", True)
@@ -65,8 +67,9 @@ class Replicas:
         self.streams.append(Stream(self._scripts.pop(0)(requests)))
         return self.streams[-1]
 
-    async def _abort(self, route: Route, request_id: str, reason: FinishReason) -> None:
+    async def _abort(self, route: Route, request_id: str, reason: FinishReason) -> bool:
         self.aborted.append((route.replica, request_id, reason))
+        return self.knows
 
 
 class _Method:

@@ -59,6 +59,7 @@ async def test_a_request_without_a_token_goes_to_another_replica() -> None:
     (ticket,) = engine.submit(requests("a"))
     assert await tokens(ticket) == [7]
     assert replicas.asked == [["a"], ["a"]]
+    assert [each.lost for each in replicas.routes] == [frozenset(), {"r1"}]
     await engine.close()
 
 
@@ -97,7 +98,10 @@ async def test_refusals_are_not_taken_up_again() -> None:
     await engine.close()
 
 
-async def test_a_request_under_which_every_replica_dies_fails() -> None:
+async def test_a_request_under_which_every_replica_dies_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quire.scale.client._PAUSE_S", 0)
     engine, replicas = engine_of(*[dies("") for _ in range(4)])
     (ticket,) = engine.submit(requests("a"))
     (end,) = await outputs(ticket)
@@ -116,6 +120,18 @@ async def test_the_replica_is_told_of_an_abort() -> None:
     assert replicas.aborted == [("r1", "a", FinishReason.STOP)]
     await engine.close()
     assert (await outputs(ticket))[-1].finish is FinishReason.ERROR
+
+
+async def test_a_replica_that_takes_no_more_messages_is_left() -> None:
+    engine, replicas = engine_of(hangs("r1"))
+    replicas.knows = False
+    (ticket,) = engine.submit(requests("a"))
+    await asyncio.sleep(0.01)
+    ticket.abort()
+    assert [each.finish for each in await outputs(ticket)] == [FinishReason.ABORT]
+    await asyncio.sleep(0.01)
+    assert replicas.streams[0].cancelled
+    await engine.close()
 
 
 async def test_an_abort_ends_a_request_that_waits_for_a_replica() -> None:

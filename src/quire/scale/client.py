@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from quire.core.block_keys import BlockNames
 from quire.core.errors import EngineFailure
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import NextTokens
@@ -24,6 +25,7 @@ log = logging.getLogger("quire.scale")
 
 _ATTEMPTS = 4
 """Replicas that may die under a request before it fails."""
+_PAUSE_S = 0.2
 _STATS_S = 5.0
 _CLOSED = "the server is shutting down"
 LOST = "engine_failure"
@@ -37,6 +39,7 @@ class _Call:
         open: requests that have not ended, by id.
         started: ids of those that have a token.
         replica: the name of the replica that has them; empty before one does.
+        lost: names of replicas that failed under it.
         task: sees the call through.
     """
 
@@ -46,7 +49,13 @@ class _Call:
         self.open = {each.id: each for each in requests}
         self.started: set[str] = set()
         self.replica = ""
+        self.lost: set[str] = set()
         self.since = time.monotonic()
+
+    def route(self, names: BlockNames) -> Route:
+        """Return what decides where the open requests go; they share a prompt, or most of one."""
+        first = next(iter(self.open.values()))
+        return replace(Route.of(first, names), lost=frozenset(self.lost))
 
     def requests(self) -> tuple[Request, ...]:
         """Return the open requests, with the time that their deadlines leave."""
@@ -125,10 +134,8 @@ class ReplicatedEngine:
             return
         if call.replica:
             self._spawn(self._tell_abort(call.replica, request_id, reason))
-            return
-        self._deliver(call, Output(request_id, finish=reason))
-        if not call.open:
-            call.task.cancel()
+        else:
+            self._end_here(request_id, reason)
 
     async def stats(self) -> EngineStats:
         """Return the sums of the replicas' counters.
@@ -162,9 +169,20 @@ class ReplicatedEngine:
 
     async def _tell_abort(self, replica: str, request_id: str, reason: FinishReason) -> None:
         try:
-            await self._replicas.abort.remote(Route(replica=replica), request_id, reason)
+            found = await self._replicas.abort.remote(Route(replica=replica), request_id, reason)
         except Exception as error:  # the replica died, and the request with it
             log.debug("abort of %s: %s", request_id, error)
+            return
+        if not found:  # the replica finishes what it has, and gets no more messages
+            self._end_here(request_id, reason)
+
+    def _end_here(self, request_id: str, reason: FinishReason) -> None:
+        """End a request whose replica cannot be told; leave the call if it was the last of it."""
+        if (call := self._calls.get(request_id)) is None:
+            return
+        self._deliver(call, Output(request_id, finish=reason))
+        if not call.open:
+            call.task.cancel()
 
     async def _run(self, call: _Call) -> None:
         """See a call through, from replica to replica as they die."""
@@ -178,13 +196,17 @@ class ReplicatedEngine:
             if not call.open:
                 return
             log.warning("%s; %d requests are taken up again", reason, len(call.open))
+            if call.replica:
+                call.lost.add(call.replica)
+            else:
+                await asyncio.sleep(_PAUSE_S)  # Ray learns meanwhile which replica died
         for request_id in list(call.open):
             self._fail(call, request_id, f"{reason}, as did {_ATTEMPTS - 1} before")
 
     async def _attempt(self, call: _Call) -> str:
         """Hand a call to a replica and deliver what it says. Return why requests are still open."""
         call.replica, asked = "", call.requests()
-        stream = self._generate.remote(Route.of(asked[0], self._info.blocks), asked)
+        stream = self._generate.remote(call.route(self._info.blocks), asked)
         lost = "the replica ended without an answer"
         try:
             async for message in stream:

@@ -13,6 +13,8 @@ from quire.scale.replica import Replica
 UNBOUNDED = 1_000_000
 """Calls that a replica may have at once: its engine queues requests, and messages pass them."""
 _HEALTH_S = 5.0
+_DRAIN_S = 600.0
+"""Seconds that a replica which is to go has for the answers that it has begun."""
 _REPORT_S = 1.0
 """Seconds between reports of what a replica has cached."""
 ROUTER = "quire.scale.router:PrefixRouter"
@@ -46,6 +48,7 @@ def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> A
             name="replicas",
             ray_actor_options={"num_cpus": scaling.cpus, "num_gpus": scaling.gpus},
             max_ongoing_requests=UNBOUNDED,
+            graceful_shutdown_timeout_s=_DRAIN_S,
             health_check_period_s=_HEALTH_S,
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
             request_router_config={

@@ -34,6 +34,7 @@ class Arguments(BaseModel):
         cpus: that a replica reserves of Ray's.
         router: chooses replicas; a subclass of `quire.scale.router.Addressed`, as `module:class`.
         allowed_hosts: names by which clients reach the ingress; * for any.
+        signing_key: of the reasoning that clients send back; by default each ingress has its own.
         dtype and all below: as in `quire.llm.Settings`.
     """
 
@@ -47,6 +48,7 @@ class Arguments(BaseModel):
     cpus: float = Field(1, ge=0)
     router: str = ROUTER
     api_keys: tuple[str, ...] = ()
+    signing_key: str | None = None
     allowed_hosts: tuple[str, ...] = ("*",)
     cors_origins: tuple[str, ...] = ()
     max_concurrent: int = Field(ServerConfig().max_concurrent, ge=1)
@@ -83,8 +85,9 @@ class Ingress:
         async def opener(own: ModelConfig, progress: OnProgress, room: MakeRoom) -> Loaded:
             return await open_service(await ReplicatedEngine.connect(replicas), own)
 
-        self._config = config.serving
-        self._models = Models([config], opener)
+        key = config.serving.signing_key or secrets.token_hex(32)
+        self._config = replace(config.serving, signing_key=key)
+        self._models = Models([replace(config, serving=self._config)], opener)
         await self._models.open()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -107,7 +110,7 @@ def app(arguments: Arguments) -> Any:
         cors_origins=arguments.cors_origins,
         max_concurrent=arguments.max_concurrent,
         page=arguments.page,
-        signing_key=secrets.token_hex(32),
+        signing_key=arguments.signing_key,
     )
     gpus = arguments.gpus
     if gpus is None:

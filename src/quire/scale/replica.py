@@ -13,7 +13,8 @@ from ray import serve
 from quire.core.config import EngineConfig, ServerConfig
 from quire.core.errors import EngineFailure
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.request import FinishReason, Output, Request
+from quire.core.request import Failure, FinishReason, Output, Request
+from quire.scale.client import LOST
 from quire.scale.routing import Route
 from quire.serving.engine_client import ProcessEngine
 from quire.serving.tasks import cancel_and_wait
@@ -53,14 +54,19 @@ class Replica:
     async def generate(
         self, route: Route, requests: Sequence[Request]
     ) -> AsyncIterator[str | list[Output]]:
-        """Yield the replica's name once the engine has the requests, then their outputs.
+        """Yield the replica's name, then the outputs of requests, each to its end.
 
         A caller that leaves ends its requests.
         """
-        tickets = self._client.submit(requests)
+        yield self._name
+        try:
+            tickets = self._client.submit(requests)
+        except EngineFailure as error:
+            failure = Failure(str(error), 503, "server_error", code=LOST)
+            yield [Output(each.id, finish=FinishReason.ERROR, error=failure) for each in requests]
+            return
         self._tickets |= {each.id: ticket for each, ticket in zip(requests, tickets, strict=True)}
         try:
-            yield self._name
             async for outputs in _merged(tickets):
                 yield outputs
         finally:
@@ -68,10 +74,12 @@ class Replica:
                 ticket.abort()
                 self._tickets.pop(request.id, None)
 
-    async def abort(self, route: Route, request_id: str, reason: FinishReason) -> None:
-        """End a request by the engine's next step, if it is this replica's and still runs."""
-        if (ticket := self._tickets.get(request_id)) is not None:
-            ticket.abort(reason)
+    async def abort(self, route: Route, request_id: str, reason: FinishReason) -> bool:
+        """End a request by the engine's next step. Return whether this replica has it."""
+        if (ticket := self._tickets.get(request_id)) is None:
+            return False
+        ticket.abort(reason)
+        return True
 
     async def info(self, route: Route) -> ModelInfo:
         """Return the description of the served model."""

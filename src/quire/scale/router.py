@@ -14,7 +14,10 @@ from quire.scale.routing import PrefixTable, Route
 
 
 class Addressed(RequestRouter):
-    """Sends calls that name a replica to it. A base for routers of replicas."""
+    """Sends calls that name a replica to it, and none to a replica that failed under it.
+
+    A base for routers of replicas.
+    """
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
@@ -25,11 +28,15 @@ class Addressed(RequestRouter):
         """
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # where all ranks are full
-        if name := route_of(pending_request).replica:
-            named = [each for each in candidate_replicas if _name(each) == name]
+        route = route_of(pending_request)
+        if route.replica:
+            named = [each for each in candidate_replicas if _name(each) == route.replica]
             return [named or candidate_replicas[:1]]
-        ranks: list[list[Any]] = await super().choose_replicas(candidate_replicas, pending_request)
-        return ranks
+        able = [each for each in candidate_replicas if _name(each) not in route.lost]
+        if not able:
+            return []  # Ray asks again after a while
+        ranks: list[list[Any]] = await super().choose_replicas(able, pending_request)
+        return [[each for each in rank if _name(each) not in route.lost] for rank in ranks]
 
 
 class _ByPrefix(RequestRouter):

@@ -32,11 +32,13 @@ class Route:
         blocks: short keys of the prompt's full blocks, one after the other.
         session: requests of one go to one replica; empty is none.
         replica: the replica that has to get the call; empty leaves the choice to the router.
+        lost: replicas that failed under the call already, and must not get it again.
     """
 
     blocks: bytes = b""
     session: str = ""
     replica: str = ""
+    lost: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, request: Request, names: BlockNames) -> Route:

@@ -1,0 +1,168 @@
+"""Replicas that die, come and go under load: who notices, and how."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.client import Client
+from tests.support.child import Child, quire_serve
+from tests.support.waiting import wait_until
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STREAMS = 16
+TOKENS = 300
+ACTOR = "ray::ServeReplica:quire:replicas"
+ENGINE = "quire.engine.worker"
+
+
+@dataclass
+class Heard:
+    """What one client hears.
+
+    Attributes:
+        ended: whether the stream said that it is over.
+    """
+
+    text: str = ""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    ended: bool = False
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """Two replicas that run two sequences each, so that most requests wait."""
+    arguments = ("--replicas", "2", "--max-sequences", "2")
+    with quire_serve(tmp_path_factory.mktemp("faults"), *arguments) as child:
+        yield child
+
+
+def processes(child: Child, name: str) -> list[psutil.Process]:
+    """The server's processes with this in their command line."""
+    found = []
+    for each in psutil.Process(child.process.pid).children(recursive=True):
+        try:
+            if name in " ".join(each.cmdline()):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def body(number: int) -> dict[str, Any]:
+    return {
+        "prompt": f"{number} and then",
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def listen(url: str, number: int, heard: Heard) -> Heard:
+    """Stream a completion to its end."""
+    ask = {**body(number), "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=ask, timeout=300) as answer:
+        if answer.status_code != 200:
+            answer.read()
+            heard.errors.append(answer.json()["error"])
+            heard.ended = True
+            return heard
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                heard.ended = True
+            elif line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    heard.errors.append(event["error"])
+                else:
+                    heard.text += "".join(each["text"] for each in event["choices"])
+    return heard
+
+
+@pytest.mark.parametrize("name", [ACTOR, ENGINE])
+def test_a_replica_that_is_killed_costs_the_answers_it_had_begun(
+    served: Child, child: Child, name: str
+) -> None:
+    wait_until(lambda: len(processes(served, ENGINE)) == 2, lambda: "two engines")
+    heard = [Heard() for _ in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        ends = [pool.submit(listen, served.url, n, each) for n, each in enumerate(heard)]
+        wait_until(lambda: sum(bool(each.text) for each in heard) >= 3, lambda: str(heard))
+        processes(served, name)[0].send_signal(signal.SIGKILL)
+        for end in ends:
+            end.result()
+
+    failed = [each for each in heard if each.errors]
+    whole = [number for number, each in enumerate(heard) if not each.errors]
+    assert 1 <= len(failed) <= 3, heard
+    assert all(len(each.errors) == 1 and each.text for each in failed)
+    assert all(each.errors[0]["code"] == "engine_failure" for each in failed)
+    assert all(heard[number].ended for number in whole)
+    with Client(child.url) as one:
+        for number in whole:
+            same = one.complete(**body(number))["choices"][0]["text"]
+            assert heard[number].text == same
+
+
+def test_a_dead_replica_is_replaced(served: Child) -> None:
+    wait_until(lambda: len(processes(served, ENGINE)) == 2, lambda: "two engines")
+    with Client(served.url) as client:
+        assert client.complete("2 and then", max_tokens=4)["choices"][0]["text"]
+    served.wait_idle()
+
+
+def test_replicas_come_and_go_without_a_lost_request(child: Child) -> None:
+    import ray
+    from ray import serve
+
+    from quire.scale.ray import Arguments, app
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1")
+    port, stopped, answers = 18732, [False], list[tuple[int, str]]()
+
+    def scale(replicas: int) -> None:
+        serve.run(app(Arguments(replicas=replicas)), name="scaled", route_prefix="/")
+
+    def ask(first: int) -> None:
+        number = first
+        with Client(f"http://127.0.0.1:{port}") as client:
+            while not stopped[0]:
+                text = client.complete(**(body(number) | {"max_tokens": 40}))["choices"][0]["text"]
+                answers.append((number, text))
+                number += 4
+
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        scale(1)
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, first) for first in range(4)]
+            for replicas in (3, 1):
+                before = len(answers)
+                scale(replicas)
+                wait_until(
+                    lambda before=before: len(answers) > before + 8,  # type: ignore[misc]
+                    lambda: str(len(answers)),
+                )
+            stopped[0] = True
+            for each in asking:
+                each.result()
+    finally:
+        stopped[0] = True
+        serve.shutdown()
+        ray.shutdown()
+    with Client(child.url) as one:
+        for number, text in answers[:: max(1, len(answers) // 12)]:
+            same = one.complete(**(body(number) | {"max_tokens": 40}))["choices"][0]["text"]
+            assert text == same
