@@ -300,16 +300,9 @@ class ProcessEngine:
         if not self._closing:
             log.error("%s", reason)
             self.broken.set()
-        self._fail_all(reason)
+        _fail_all(self._tickets, self._questions, reason)
         if not self._opened.done():
             self._opened.set_exception(ModelError(reason))
-
-    def _fail_all(self, reason: str) -> None:
-        failure = Failure(reason, 503, "server_error", code="engine_failure")
-        for ticket in self._tickets.values():
-            ticket.fail(failure)
-        self._tickets.clear()
-        self._questions.fail(EngineFailure(reason))
 
     async def _watch_silence(self, timeout_s: float) -> None:
         """Ask the engine for a heartbeat again and again; fail what is in flight without one.
@@ -341,7 +334,7 @@ class ProcessEngine:
                 log.error("%s", self._silence)
                 for name in self._tickets:
                     self._send(Abort(name, FinishReason.ERROR))
-                self._fail_all(self._silence)
+                _fail_all(self._tickets, self._questions, self._silence)
 
 
 def _deliver(tickets: dict[str, Ticket], step: StepOutputs) -> None:
@@ -385,6 +378,15 @@ class _Questions:
         for waiting in self._answers.values():
             waiting.set_exception(error)
         self._answers.clear()
+
+
+def _fail_all(tickets: dict[str, Ticket], questions: _Questions, reason: str) -> None:
+    """End all that waits for the engine with an error."""
+    failure = Failure(reason, 503, "server_error", code="engine_failure")
+    for ticket in tickets.values():
+        ticket.fail(failure)
+    tickets.clear()
+    questions.fail(EngineFailure(reason))
 
 
 class _Worker:
