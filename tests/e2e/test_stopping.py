@@ -56,7 +56,10 @@ _UNDER_NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     "number",
     [
         signal.SIGTERM,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(_UNDER_NOHUP, reason="ignored")),
+        pytest.param(
+            signal.SIGHUP,
+            marks=[pytest.mark.slow, pytest.mark.skipif(_UNDER_NOHUP, reason="ignored")],
+        ),
         pytest.param(signal.SIGINT, marks=pytest.mark.slow),
     ],
 )

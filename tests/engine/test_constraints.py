@@ -23,6 +23,7 @@ from quire.demo import MODEL_DIR
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
+from quire.sampling import loops
 from quire.text.tokenizer import Tokenizer
 
 VOCABULARY = 3072
@@ -134,13 +135,16 @@ def test_bound_answers_are_the_same_alone_and_in_company(engine: Engine) -> None
     assert all(together[str(number)][2:4] == (300, 301) for number in (5, 10))
 
 
-def test_a_bound_answer_that_repeats_itself_ends_unless_asked_to_go_on(engine: Engine) -> None:
+def test_a_bound_answer_that_repeats_itself_ends_unless_asked_to_go_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "_BOUND_TOKENS", 64)
     digits = Request(
         "default",
         (5,),
         grammar=GrammarSpec("regex", "1{4000}"),
         sampling=SamplingParams(temperature=0),
-        max_tokens=700,
+        max_tokens=90,
     )
     for request in (digits, replace(digits, id="on", stop_on_loop=0)):
         engine.add(request)
@@ -152,7 +156,7 @@ def test_a_bound_answer_that_repeats_itself_ends_unless_asked_to_go_on(engine: E
             if output.finish is not None:
                 ends[output.request_id] = output
     assert ends["default"].finish is FinishReason.LOOP
-    assert counts["default"] < 700
+    assert counts["default"] < 90
     assert ends["on"].finish is FinishReason.LENGTH
 
 

@@ -35,7 +35,7 @@ RECURRENT = {
     },
 }
 """Whose bits are their own by the compiled kernels alone."""
-EVERY_DAY = 7
+EVERY_DAY = 4
 SLOW = 60
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom
@@ -18,17 +19,42 @@ from quire.core.frames import Frames
 from quire.core.messages import Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
-from quire.serving.engine_client import WORKER, ProcessEngine
+from quire.serving.engine_client import ProcessEngine
 from quire.serving.ticket import Ticket
 from tests.serving import closing_worker
 from tests.support.waiting import HANG_S, wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = (2, 5, 6, 7)
 GREEDY = SamplingParams(temperature=0)
 
 
+@dataclass
+class Opened:
+    """An engine that several tests use, and what it told while it was opened."""
+
+    client: ProcessEngine
+    told: list[Progress | None]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opened() -> AsyncIterator[Opened]:
+    told: list[Progress | None] = []
+    config = EngineConfig(str(MODEL_DIR))
+    engine = await ProcessEngine.start(config, "warning", on_progress=told.append)
+    yield Opened(engine, told)
+    await engine.close()
+
+
 @pytest.fixture
+def shared(opened: Opened) -> ProcessEngine:
+    return opened.client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def client() -> AsyncIterator[ProcessEngine]:
+    """An engine of the test's own, which it may end."""
     engine = await ProcessEngine.start(EngineConfig(str(MODEL_DIR)), "warning")
     yield engine
     await engine.close()
@@ -49,36 +75,34 @@ def running(worker: str) -> psutil.Process:
     return process
 
 
-async def test_opening_tells_how_far_it_has_come() -> None:
-    told: list[Progress | None] = []
-    engine = await ProcessEngine.start(
-        EngineConfig(str(MODEL_DIR)), "warning", on_progress=told.append
-    )
-    await engine.close()
-
-    *stages, last = told
+async def test_opening_tells_how_far_it_has_come(opened: Opened) -> None:
+    *stages, last = opened.told
     weights = [each for each in stages if each is not None and each.stage == "weights"]
     assert last is None
     assert None not in stages
     assert weights[0].done == 0 < weights[-1].done == weights[-1].total
     assert [each.done for each in weights] == sorted(each.done for each in weights)
 
-    told.clear()
-    with pytest.raises(ModelError):
+
+async def test_a_model_that_cannot_be_opened() -> None:
+    told: list[Progress | None] = []
+    with pytest.raises(ModelError, match="nowhere"):
         await ProcessEngine.start(EngineConfig("/nowhere"), "warning", on_progress=told.append)
     assert told == [None]
 
 
-async def test_requests_end_once_and_alike(client: ProcessEngine) -> None:
-    assert client.info.model_type == "gemma4_text" or client.info.model_type == "gemma4"
+async def test_requests_end_once_and_alike(shared: ProcessEngine) -> None:
+    before = (await shared.stats()).generated_tokens
+    assert shared.info.model_type in ("gemma4_text", "gemma4")
     requests = [Request(name, PROMPT, GREEDY, max_tokens=12) for name in "ab"]
     answers = []
-    for ticket in client.submit(requests):
+    for ticket in shared.submit(requests):
         outputs = [output async for output in ticket]
         assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
         answers.append([token for output in outputs for token in output.token_ids])
     assert answers[0] == answers[1]
-    assert (await client.stats()).generated_tokens == len(answers[0]) + len(answers[1])
+    generated = (await shared.stats()).generated_tokens - before
+    assert generated == len(answers[0]) + len(answers[1])
 
 
 class CountedPipe:
@@ -100,13 +124,13 @@ class CountedPipe:
 
 
 async def test_a_burst_of_requests_is_two_writes(
-    client: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+    shared: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await client.stats()  # behind the first heartbeat
-    pipe = CountedPipe(client._pipe)
-    monkeypatch.setattr(client, "_pipe", pipe)
+    await shared.stats()  # behind the first heartbeat
+    pipe = CountedPipe(shared._pipe)
+    monkeypatch.setattr(shared, "_pipe", pipe)
     tickets = [
-        client.submit([Request(f"r{number}", PROMPT, GREEDY, max_tokens=2)])[0]
+        shared.submit([Request(f"r{number}", PROMPT, GREEDY, max_tokens=2)])[0]
         for number in range(32)
     ]
     assert pipe.writes == 1  # the first does not wait for others
@@ -115,8 +139,8 @@ async def test_a_burst_of_requests_is_two_writes(
     assert pipe.writes == 2
 
 
-async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngine) -> None:
-    first, second = client.submit([endless("a"), Request("b", PROMPT, GREEDY, max_tokens=40)])
+async def test_an_abort_ends_a_request_and_not_its_neighbour(shared: ProcessEngine) -> None:
+    first, second = shared.submit([endless("a"), Request("b", PROMPT, GREEDY, max_tokens=40)])
     await anext(aiter(first))
     first.abort()
     first.abort()
@@ -131,7 +155,7 @@ async def test_a_dead_engine_fails_requests_in_flight(
     monkeypatch.setattr("quire.serving.engine_client._EXIT_S", HANG_S)
     (ticket,) = client.submit([endless("a")])
     await anext(aiter(ticket))
-    running(WORKER).kill()
+    psutil.Process(client._process.pid).kill()
     end = await end_of(ticket)
     assert end.finish is FinishReason.ERROR
     assert end.error is not None
@@ -170,8 +194,8 @@ async def test_closing_fails_requests_in_flight(client: ProcessEngine) -> None:
     await client.close()
 
 
-async def test_an_engine_asks_for_room_before_it_reads_weights(client: ProcessEngine) -> None:
-    weight_bytes = client.info.weight_bytes
+async def test_an_engine_asks_for_room_before_it_reads_weights(shared: ProcessEngine) -> None:
+    weight_bytes = shared.info.weight_bytes
     progress: list[Progress | None] = []
     asked: list[tuple[str, int]] = []
     config = EngineConfig(str(MODEL_DIR), memory=1000)
@@ -211,11 +235,6 @@ async def test_an_engine_that_hangs_while_it_opens_is_ended() -> None:
     assert set(psutil.Process().children()) <= before
 
 
-async def test_a_model_that_cannot_be_opened() -> None:
-    with pytest.raises(ModelError, match="nowhere"):
-        await ProcessEngine.start(EngineConfig("/nowhere"), "warning")
-
-
 class CountedFrames:
     """Frames of which each reading, which is a waking of the event loop, is counted."""
 
@@ -231,12 +250,12 @@ class CountedFrames:
 
 
 async def test_a_token_of_one_stream_is_one_frame_and_two_turns_of_the_event_loop(
-    client: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+    shared: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One turn reads the frame and wakes the stream, which runs in the next."""
-    await client.stats()
-    frames = CountedFrames(client._frames)
-    monkeypatch.setattr(client, "_frames", frames)
+    await shared.stats()
+    frames = CountedFrames(shared._frames)
+    monkeypatch.setattr(shared, "_frames", frames)
     loop: Any = asyncio.get_running_loop()
     turns, run_once = 0, loop._run_once
 
@@ -246,7 +265,7 @@ async def test_a_token_of_one_stream_is_one_frame_and_two_turns_of_the_event_loo
         run_once()
 
     monkeypatch.setattr(loop, "_run_once", counted)
-    (ticket,) = client.submit(
+    (ticket,) = shared.submit(
         [Request("r", PROMPT, GREEDY, max_tokens=60, stop_token_ids=frozenset())]
     )
     outputs = [output async for output in ticket]
