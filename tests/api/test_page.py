@@ -58,6 +58,14 @@ def test_every_file_that_is_named_is_there(shared: Served) -> None:
         assert get(shared.url, f"/page/{name}").status_code == 200, name
 
 
+def test_the_page_can_be_installed(shared: Served) -> None:
+    found = re.search('<link rel="manifest" href="([^"]+)">', get(shared.url, **HTML).text)
+    assert found
+    answer = get(shared.url, found[1])
+    assert answer.headers["content-type"].startswith("application/manifest+json")
+    assert get(shared.url, answer.json()["icons"][0]["src"]).status_code == 200
+
+
 def test_a_file_that_did_not_change_is_not_sent_again(shared: Served) -> None:
     tag = get(shared.url, "/page/main.js").headers["etag"]
     again = get(shared.url, "/page/main.js", **{"if-none-match": tag})

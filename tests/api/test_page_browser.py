@@ -311,6 +311,7 @@ def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
         assert page.get_by_role("button", name="Unload").count() == 0
 
 
+@pytest.mark.slow
 def test_the_header_says_when_the_server_is_gone_and_back(page: Any, served: Served) -> None:
     opened(page, served.url)
     page.wait_for_selector("#state[data-state=loaded]:has-text('quire-demo')")
@@ -478,6 +479,7 @@ def test_docs_show_every_operation(page: Any, served: Served) -> None:
     page.wait_for_selector("html[data-theme=dark] [aria-label^='Theme: dark']")
 
 
+@pytest.mark.slow
 def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
     page: Any, served: Served, tokenizer: Tokenizer
 ) -> None:
@@ -619,6 +621,7 @@ def test_text_and_documents_are_sent_with_their_names(page: Any, served: Served)
     page.wait_for_selector(".user .chip:has-text('paper.pdf')")
 
 
+@pytest.mark.slow
 def test_sound_is_recorded_where_the_model_hears(browser: Any, served: Served) -> None:
     info = replace(served.engine.info, modalities=("text", "audio"))
     engine = ScriptedEngine(info, lambda _: Script(served.ids("Heard")))

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from quire.api.app import build_app
 from quire.core.config import ServerConfig
 from quire.core.request import Failure
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Served, start
 from tests.api.page_helpers import DONE, ask, opened, prompt_of, says
-from tests.support.scripted_engine import Script
+from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.server import serving, slow_models
 
 TEXTS = ":is(.user, .assistant) > .text"
 
@@ -191,27 +193,49 @@ def test_answering_again_and_sending_again_make_versions(page: Any, served: Serv
         assert text in exported
 
 
-def test_versions_of_an_answer_stand_side_by_side(page: Any, tokenizer: Tokenizer) -> None:
-    with ExitStack() as stack:
-        served = start(stack, tokenizer, ServerConfig())
-        says(served, "**Red**")
-        opened(page, served.url)
-        ask(page, "A colour?")
-        page.wait_for_selector(DONE)
-        says(served, "Blue")
-        page.click("[aria-label='Answer again']")
-        page.wait_for_selector(".assistant .text:has-text('Blue')")
-        page.wait_for_selector(DONE)
-        page.click("[aria-label='Compare versions']")
+def test_versions_of_an_answer_stand_side_by_side(page: Any, served: Served) -> None:
+    says(served, "**Red**")
+    opened(page, served.url)
+    assert not page.locator("[aria-label='Ask several models']").is_visible()
+    ask(page, "A colour?")
+    page.wait_for_selector(DONE)
+    says(served, "Blue")
+    page.click("[aria-label='Answer again']")
+    page.wait_for_selector(".assistant .text:has-text('Blue')")
+    page.wait_for_selector(DONE)
+    page.click("[aria-label='Compare versions']")
+    columns = page.locator("dialog .column")
+    assert columns.locator(".text").all_inner_texts() == ["Red", "Blue"]
+    assert columns.locator("h3").all_inner_texts() == [
+        "quire-demo, version 1",
+        "quire-demo, version 2",
+    ]
+    boxes = [column.bounding_box() for column in columns.all()]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+
+
+def test_several_models_answer_one_question_side_by_side(page: Any, served: Served) -> None:
+    engine = ScriptedEngine(served.engine.info, lambda _: Script(served.ids("Yes")))
+    opening = threading.Event()
+    opening.set()
+    with serving(build_app(slow_models(engine, opening), ServerConfig())) as url:
+        opened(page, url)
+        page.fill(".write textarea", "Which?")
+        page.click("[aria-label='Ask several models']")
+        page.get_by_role("button", name="Ask", exact=True).click()
         columns = page.locator("dialog .column")
-        assert columns.locator(".text").all_inner_texts() == ["Red", "Blue"]
-        assert columns.locator("h3").all_inner_texts() == [
-            "quire-demo, version 1",
-            "quire-demo, version 2",
-        ]
-        boxes = [column.bounding_box() for column in columns.all()]
-        assert boxes[0]["y"] == boxes[1]["y"]
-        assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+        for column in columns.all():
+            column.locator(".text:has-text('Yes')").wait_for()
+        assert columns.locator("h3").all_inner_texts() == ["a, version 1", "b, version 2"]
+        page.get_by_role("button", name="Close").click()
+        page.wait_for_selector(DONE)
+        assert texts(page) == ["Which?", "Yes"]
+        assert page.locator(".assistant .turn").inner_text() == "2/2"
+        page.reload()
+        page.wait_for_selector(DONE)
+        page.click(".assistant [aria-label='Older version']")
+        assert page.locator(".assistant .who").inner_text() == "a"
 
 
 def test_an_answer_cut_off_by_an_error_stays_part_of_the_conversation(

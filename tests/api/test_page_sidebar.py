@@ -36,7 +36,7 @@ def imported(page: Any, data: object) -> None:
     page.set_input_files("[aria-label='File of conversations']", file)
 
 
-def test_conversations_are_found_and_renamed(page: Any, served: Served) -> None:
+def test_conversations_are_found_renamed_and_tagged(page: Any, served: Served) -> None:
     says(served, "An answer about whales")
     opened(page, served.url)
     ask(page, "First")
@@ -52,12 +52,15 @@ def test_conversations_are_found_and_renamed(page: Any, served: Served) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.press("Delete")
     page.click("[aria-label='Rename First']", force=True)
-    page.keyboard.type("About whales")
+    page.keyboard.type("About whales #sea #big")
     page.keyboard.press("Enter")
-    assert "About whales" in entries(page)
     page.reload()
     page.wait_for_selector("html[data-ready]")
-    assert sorted(entries(page)) == ["About whales", "Second"]
+    assert sorted(entries(page)) == ["About whales #sea #big", "Second"]
+    page.get_by_role("button", name="#big", exact=True).click()
+    assert entries(page) == ["About whales #sea #big"]
+    page.get_by_role("button", name="#big", exact=True).click()
+    assert len(entries(page)) == 2
 
 
 CHATGPT = {
@@ -160,15 +163,15 @@ def test_keys_edit_the_last_message_and_show_a_sheet(page: Any, served: Served) 
     page.keyboard.press("ArrowUp")
     page.wait_for_selector("[aria-label='Edit message']:focus")
     page.keyboard.press("Escape")
+    page.fill(".write textarea", "Say it in one word.")
+    page.click("[aria-label='Prompts (/)']")
+    page.get_by_label("Name of the prompt").fill("Short")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Close").click()
+    page.fill(".write textarea", "")
+    page.keyboard.press("/")
+    page.click(".prompt:has-text('Short')")
+    assert page.locator(".write textarea").input_value() == "Say it in one word."
     page.keyboard.press("Control+/")
     page.wait_for_selector("dialog:has-text('Keyboard shortcuts')")
     page.keyboard.press("Escape")
-
-
-def test_the_page_can_be_installed(page: Any, served: Served) -> None:
-    opened(page, served.url)
-    href = page.get_attribute("link[rel=manifest]", "href")
-    answer = page.request.get(served.url + href)
-    assert answer.headers["content-type"].startswith("application/manifest+json")
-    icons = answer.json()["icons"]
-    assert page.request.get(served.url + icons[0]["src"]).ok

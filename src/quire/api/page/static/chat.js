@@ -1,6 +1,6 @@
 // The chat: the open conversation's messages, where one writes, and the answers that run.
 
-import { compare } from "./compare.js";
+import { chooseModels, compare } from "./compare.js";
 import { Composer } from "./composer.js";
 import { $, announce, h, iconButton } from "./dom.js";
 import { exported } from "./export.js";
@@ -22,7 +22,7 @@ export class Chat {
     this.turn = turn;
     this.runs = new Map(); // by the ids of the messages that are written
     this.parameters = new Parameters(() => this.conversations.includes(this.current) && this.keep(this.current));
-    this.composer = new Composer((text, files) => this.send(text, files), () => this.stop(), () => this.editLast());
+    this.composer = new Composer((text, files) => this.send(text, files), () => this.stop(), () => this.editLast(), (submit) => this.askSeveral(submit));
     this.sidebar = new Sidebar(side, {
       open: (conversation) => { this.open(conversation); leaveDrawer(); },
       remove: (conversation) => this.remove(conversation),
@@ -43,11 +43,13 @@ export class Chat {
       this.composer.field.focus();
     });
     this.views = [];
+    this.redraw = () => {}; // of answers that stand side by side
   }
 
   models(list) {
     this.parameters.models(list);
     this.composer.use(this.parameters.model);
+    this.composer.several.hidden = list.length < 2;
     this.showModels();
   }
 
@@ -70,7 +72,7 @@ export class Chat {
     this.conversations = await store.all();
     store.onChange((id, theirs, whole) => this.changedElsewhere(id, theirs, whole));
     addEventListener("hashchange", () => this.composer.catchFocus());
-    addEventListener("pagehide", () => this.runs.forEach((run) => run.leave()));
+    addEventListener("pagehide", () => store.leave([...this.runs.values()].map((run) => run.leave())));
     addEventListener("pageshow", ({ persisted }) => persisted && this.pickUp());
     this.composer.kept(this.conversations.flatMap(({ messages }) => messages));
     const last = store.opened.read() ?? this.conversations[0]?.id;
@@ -167,8 +169,8 @@ export class Chat {
     this.composer.catchFocus();
   }
 
-  rename(conversation, title) {
-    conversation.title = title;
+  rename(conversation, { title, tags }) {
+    Object.assign(conversation, { title, tags });
     this.keep(conversation);
     this.list();
   }
@@ -203,7 +205,7 @@ export class Chat {
       more: () => this.answer(message),
       calls: () => this.callsOf(this.current),
       turn: (step) => this.turnTo(message, step),
-      compare: () => compare(tree.versions(this.current, message)),
+      compare: () => this.compare(tree.versions(this.current, message)),
     });
     if (this.runs.has(message.id)) view.begin();
     this.views.push(view);
@@ -215,9 +217,30 @@ export class Chat {
   }
 
   send(text, files) {
+    return this.ask(tree.path(this.current).at(-1), [this.written(text, files)]);
+  }
+
+  /** What was written, as a message that is about to be kept. */
+  written(text, files) {
     const message = { id: tree.newId(), role: "user", content: text, files };
     this.composer.sending(message);
-    return this.ask(tree.path(this.current).at(-1), [message]);
+    return message;
+  }
+
+  /** Have several models answer what is written, and show their answers side by side. */
+  askSeveral(submit) {
+    chooseModels(this.parameters.list, this.parameters.model.id, (models) => submit((text, files) => {
+      const { current } = this;
+      const question = tree.add(current, tree.path(current).at(-1), this.written(text, files));
+      const answers = models.map(() => tree.add(current, question, { role: "assistant" }));
+      answers.forEach((answer, at) => prepare(answer, models[at])); // each is shown with the first
+      answers.forEach((answer, at) => this.answer(answer, { added: [question], model: models[at] }));
+      this.compare(answers);
+    }));
+  }
+
+  compare(answers) {
+    this.redraw = compare(answers);
   }
 
   /** How the calls of a conversation's last answer are made, and where their results go. */
@@ -284,8 +307,8 @@ export class Chat {
    * Ask for an answer, or for the rest of one that was cut off. It is kept with its stream's id, and
    * with the messages that were added for it, before the server hears of it: a reload loses neither.
    */
-  async answer(message, { added = [], conversation = this.current } = {}) {
-    prepare(message, this.parameters.model?.id);
+  async answer(message, { added = [], conversation = this.current, model = this.parameters.model?.id } = {}) {
+    prepare(message, model);
     const fresh = !this.conversations.includes(conversation);
     if (fresh) {
       this.conversations.push(conversation);
@@ -315,6 +338,7 @@ export class Chat {
     this.turn(true);
     const there = await act(run);
     this.runs.delete(message.id);
+    this.redraw(message);
     this.viewOf(message)?.end();
     this.turn(this.runs.size > 0);
     this.refresh(conversation);
@@ -335,6 +359,7 @@ export class Chat {
   }
 
   grown(run) {
+    this.redraw(run.message);
     const view = this.viewOf(run.message);
     if (!view) return;
     if (run.progress) view.read(run.progress);

@@ -3,6 +3,7 @@
 import { h, iconButton } from "./dom.js";
 import { named, read, refusal, removable, taken } from "./files.js";
 import { Recorder } from "./recorder.js";
+import { prompts } from "./prompts.js";
 import { settings } from "./store.js";
 
 const NEW = "new"; // whose draft belongs to no conversation yet
@@ -14,18 +15,18 @@ function keepDraft(id, text) {
 }
 
 export class Composer {
-  /** `last` edits the message that was sent last. */
-  constructor(send, stop, last) {
+  /** `last` edits the message that was sent last; `several` asks many models, with what sends to them. */
+  constructor(send, stop, last, several) {
     this.files = [];
     this.model = undefined; // not known yet
-    this.submit = () => {
+    this.submit = (event, to = send) => {
       const text = this.field.value.trim();
       if (this.isBusy || (!text && !this.files.length) || this.objections()) return;
       const files = this.files.splice(0);
       this.field.value = "";
       this.complain("");
       this.refresh();
-      send(text, files);
+      to(text, files);
     };
     this.field = h("textarea", { rows: 1, dir: "auto", placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", oninput: () => { this.refresh(); this.draft(); } });
     this.thumbs = h("div", { class: "thumbs" });
@@ -35,12 +36,15 @@ export class Composer {
     this.recorder = new Recorder((file) => this.take([file]), (problem) => this.complain(problem));
     this.sendButton = iconButton("send", "Send", this.submit, { class: "icon-button round" });
     this.stopButton = iconButton("stop", "Stop", stop, { class: "icon-button round", hidden: true });
-    const row = h("div", { class: "write" }, this.attach, this.recorder.node, this.field, this.sendButton, this.stopButton);
+    this.several = iconButton("columns", "Ask several models", () => several((to) => this.submit(null, to)), { hidden: true });
+    const library = iconButton("book", "Prompts (/)", () => this.prompts());
+    const row = h("div", { class: "write" }, this.attach, library, this.several, this.recorder.node, this.field, this.sendButton, this.stopButton);
     this.node = h("div", { class: "composer" }, this.problem, h("div", { class: "box" }, this.thumbs, row), this.file,
       h("p", { class: "hint" }, "Enter sends, Shift+Enter begins a line."));
     this.field.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.submit(); }
       if (event.key === "Escape") stop();
+      if (event.key === "/" && !this.field.value) { event.preventDefault(); this.prompts(); }
       if (event.key === "ArrowUp" && !this.field.value) { event.preventDefault(); last(); }
     });
     this.field.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), this.take([...event.clipboardData.files])));
@@ -54,6 +58,16 @@ export class Composer {
     this.files = [];
     this.field.value = settings.read("drafts", {})[id] ?? "";
     this.refresh();
+  }
+
+  /** Opens the kept prompts; the chosen one is written behind what stands there. */
+  prompts() {
+    prompts(this.field.value, (text) => {
+      this.field.value += text;
+      this.refresh();
+      this.draft();
+      this.field.focus();
+    });
   }
 
   /** Keeps what is written and not sent. */
@@ -123,6 +137,7 @@ export class Composer {
     const kinds = taken(this.model);
     this.recorder.node.hidden = !this.model?.modalities?.includes("audio") || !Recorder.offered;
     this.attach.title = this.attach.ariaLabel = `Add ${named(kinds)}`;
+    this.several.disabled = this.isBusy || !this.field.value.trim();
     this.sendButton.disabled = !this.field.value.trim() && !this.files.length;
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight, 220)}px`;

@@ -44,6 +44,7 @@ const ICONS = {
   again: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   columns: "M4 5h7v14H4zM13 5h7v14h-7z",
+  book: "M5 4h6a2 2 0 0 1 2 2v14a2 2 0 0 0-2-2H5zM19 4h-4a2 2 0 0 0-2 2v14a2 2 0 0 1 2-2h4z",
   older: "M14 6l-6 6 6 6",
   newer: "M10 6l6 6-6 6",
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",

@@ -20,13 +20,14 @@ function conversation(entry) {
 }
 
 /** The same conversation with ids of its own, so that it overwrites none. */
-function renamed({ title, updated, messages, chosen, parameters }) {
+function renamed({ title, updated, messages, chosen, parameters, tags }) {
   const ids = new Map(messages.map(({ id }) => [id, newId()]));
   const to = (id) => ids.get(id) ?? null;
   return {
     ...created(String(title)),
     updated: Number(updated) || Date.now(),
     ...(parameters ? { parameters } : {}),
+    ...(Array.isArray(tags) ? { tags: tags.map(String) } : {}),
     chosen: Object.fromEntries(Object.entries(chosen).map(([parent, id]) => [to(parent) ?? "", to(id)])),
     messages: messages.map(({ stream, ...message }) => ({ ...message, id: to(message.id), parent: to(message.parent) })),
   };

@@ -45,7 +45,7 @@ export class Run {
   /** The page is being left: what fails from now on says nothing of the answer. */
   leave() {
     this.leaving = true;
-    this.keep();
+    return this.message;
   }
 
   /** Asks for the answer; where the server has it already, takes it up. `request` makes the body. */

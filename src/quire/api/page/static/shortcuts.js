@@ -7,6 +7,7 @@ const KEYS = [
   ["Ctrl+Shift+O", "New conversation"],
   ["Enter, Ctrl+Enter", "Send"],
   ["Shift+Enter", "Begin a line"],
+  ["/", "Prompts that you keep, where nothing is written"],
   ["Arrow up", "Edit the last message, where nothing is written"],
   ["Esc", "Stop the answer; leave an edit"],
   ["Ctrl+/", "This sheet"],

@@ -1,4 +1,4 @@
-// The conversations at the side: found by their words, grouped by date, renamed, imported.
+// The conversations at the side: found by their words and tags, grouped by date, renamed, imported.
 
 import { $, h, icon, iconButton } from "./dom.js";
 import { read } from "./import.js";
@@ -11,13 +11,14 @@ export class Sidebar {
     this.actions = actions;
     this.conversations = [];
     this.search = h("input", { type: "search", class: "search", placeholder: "Search (Ctrl+K)", "aria-label": "Search conversations", dir: "auto", oninput: () => this.draw() });
+    this.tags = h("div", { class: "tags", role: "group", "aria-label": "Tags" });
     this.entries = h("div", { class: "entries" });
     this.hint = h("p", { class: "hint" });
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.file = h("input", { type: "file", accept: ".json,application/json", hidden: true, "aria-label": "File of conversations", onchange: () => this.take() });
     root.append(
       h("button", { type: "button", class: "new", onclick: () => actions.open(null) }, icon("plus"), "New conversation"),
-      this.search, this.entries, this.hint, this.problem, this.file,
+      this.search, this.tags, this.entries, this.hint, this.problem, this.file,
       h("button", { type: "button", class: "quiet", onclick: () => this.file.click() }, "Import conversations"));
   }
 
@@ -32,9 +33,19 @@ export class Sidebar {
     const groups = Map.groupBy(found, ({ updated }) => dateGroup(updated));
     this.entries.replaceChildren(...Array.from(groups, ([name, all]) => h("section", { "aria-label": name },
       h("h2", { class: "group" }, name), h("ul", {}, all.map((each) => this.entry(each, each === this.current))))));
+    this.showTags(words);
     this.search.hidden = !this.conversations.length;
     this.hint.textContent = !this.conversations.length ? "No conversations yet. They are kept in this browser only."
       : found.length ? "Kept in this browser only." : "No conversation has these words.";
+  }
+
+  /** The tags of all conversations; one that is pressed is searched for. */
+  showTags(words) {
+    const all = [...new Set(this.conversations.flatMap(tagsOf))].sort();
+    this.tags.replaceChildren(...all.map((tag) => h("button", { type: "button", class: "tag", "aria-pressed": String(words === tag.toLowerCase()), onclick: () => {
+      this.search.value = words === tag.toLowerCase() ? "" : tag;
+      this.draw();
+    } }, tag)));
   }
 
   entry(conversation, isCurrent) {
@@ -42,21 +53,23 @@ export class Sidebar {
     const runs = actions.runs(conversation);
     return h("li", { class: [isCurrent && "current", runs && "running"].filter(Boolean).join(" ") || null },
       h("button", { type: "button", class: "entry", dir: "auto", "aria-current": isCurrent ? "true" : null, onclick: () => actions.open(conversation) },
-        runs && h("span", { class: "dot reading", role: "img", "aria-label": "Being answered" }), conversation.title),
+        runs && h("span", { class: "dot reading", role: "img", "aria-label": "Being answered" }), conversation.title,
+        tagsOf(conversation).map((tag) => h("small", { class: "hint" }, ` ${tag}`))),
       h("span", { class: "entry-actions" },
         iconButton("edit", `Rename ${conversation.title}`, ({ currentTarget }) => this.rename(conversation, currentTarget.closest("li"))),
         iconButton("trash", `Delete ${conversation.title}`, () => actions.remove(conversation))));
   }
 
-  /** Has the title written in its place; Escape leaves it as it was. */
+  /** Has the title written in its place, with tags as words behind #; Escape leaves it as it was. */
   rename(conversation, item) {
-    const field = h("input", { class: "rename", value: conversation.title, "aria-label": "Title", dir: "auto" });
+    const before = [conversation.title, ...tagsOf(conversation)].join(" ");
+    const field = h("input", { class: "rename", value: before, "aria-label": "Title and #tags", title: "Words that begin with # are tags", dir: "auto" });
     let ended = false;
-    const end = (title) => {
+    const end = (written) => {
       if (ended) return; // taking the field away takes its focus
       ended = true;
       field.remove();
-      if (title && title !== conversation.title) this.actions.rename(conversation, title);
+      if (written && written !== before) this.actions.rename(conversation, { title: written.replace(TAG, "").trim() || conversation.title, tags: [...new Set(written.match(TAG) ?? [])].map((tag) => tag.trim()) });
       this.draw();
     };
     field.addEventListener("keydown", (event) => {
@@ -81,7 +94,10 @@ export class Sidebar {
   }
 }
 
-const matches = ({ title, messages }, words) => title.toLowerCase().includes(words) || messages.some(({ content }) => content?.toLowerCase().includes(words));
+const TAG = /(?<!\S)#[\p{L}\p{N}_-]+/gu;
+const tagsOf = ({ tags }) => tags ?? [];
+
+const matches = ({ title, tags, messages }, words) => tags?.some((tag) => tag.toLowerCase() === words) || title.toLowerCase().includes(words) || messages.some(({ content }) => content?.toLowerCase().includes(words));
 
 /** The name of the time in which a conversation was last used. */
 function dateGroup(time) {

@@ -60,8 +60,30 @@ async function transact(mode, act) {
   });
 }
 
+/** Write answers that grow while the page is left: the database would not get to it any more. */
+export function leave(messages) {
+  try {
+    settings.write("left", [...settings.read("left", []), ...messages]);
+  } catch { /* no room: at most the last half second is missing */ }
+}
+
+/** Take what was written while a page was left into the database, where that knows less. */
+async function arrive() {
+  const left = settings.read("left", []);
+  if (!left.length) return;
+  await transact("readwrite", (heads, messages) => {
+    for (const message of left) {
+      messages.get(message.id).onsuccess = ({ target: { result: stored } }) => {
+        if (stored?.stream === message.stream && stored.events < message.events) messages.put({ ...message, conversation: stored.conversation });
+      };
+    }
+  });
+  settings.write("left", []);
+}
+
 /** The conversation that last changed first. */
 export async function all() {
+  await arrive();
   const got = await transact("readonly", (heads, messages) => [heads.getAll(), messages.getAll()]);
   if (!got) return [...memory.values()].sort(newest);
   const [heads, messages] = got.map(({ result }) => result);
