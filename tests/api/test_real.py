@@ -251,7 +251,7 @@ ENDLESS = {
 }
 
 
-def test_a_deadline_ends_a_request(tmp_path: Path) -> None:
+def test_a_deadline_ends_a_request_and_a_dead_engine_the_server(tmp_path: Path) -> None:
     with quire_serve(tmp_path, "--request-timeout", "1.5") as child:
         body = {**ENDLESS, "stream": False}
         late = HTTP.post(f"{child.url}/v1/chat/completions", json=body)
@@ -259,9 +259,6 @@ def test_a_deadline_ends_a_request(tmp_path: Path) -> None:
         assert set(late.json()["error"]) == {"message", "type", "param", "code"}
         assert child.live()["quire_running_sequences"] == 0
 
-
-def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
-    with quire_serve(tmp_path) as child:
         with HTTP.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
             lines = (line for line in answer.iter_lines() if line)
             next(lines)

@@ -73,6 +73,7 @@ def test_when_the_engine_dies_everyone_is_told(tmp_path: Path) -> None:
         assert child.process.wait(HANG_S) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_tells_those_it_answers(tmp_path: Path) -> None:
     with quire_serve(tmp_path, "--stop-grace", "1") as child, Client(child.url) as client:
         engine = child.engine

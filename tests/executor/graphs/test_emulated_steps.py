@@ -46,7 +46,10 @@ def compared(compared: Compared) -> Compared:
 
 
 def test_steps_of_a_mixture_compute_what_the_model_does(compared: Compared) -> None:
-    rounds = streams_of([2]) + streams_of([2], "again ")
+    rounds = [
+        [replace(each, max_tokens=5) for each in requests]
+        for requests in streams_of([2]) + streams_of([2], "again ")
+    ]
     rounds = [[replace(each, max_tokens=4) for each in requests] for requests in rounds]
     compared.assert_agree(opened(FAMILIES["gemma4_moe"]), PLAIN, rounds, ["2-r1", "again 2-r0"])
 
