@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from quire.api.app import build_app
 from quire.api.openapi import document
-from quire.api.routes import OPERATIONS, Operation
+from quire.api.operations import Operation
+from quire.api.routes import OPERATIONS
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, NAME, Serve, Served
 from tests.support.server import one_model

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
-from quire.cli.batch_file import Answers
+from quire.api.batches.lines import Answers
 from quire.core.errors import QuireError
-from tests.support.child import Child
+from tests.support.child import Child, quire_serve
 from tests.support.waiting import wait_until
 
 
@@ -99,3 +100,33 @@ def test_one_process_writes_answers(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("notes\n")
     with pytest.raises(QuireError, match="something else"):
         Answers(tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_a_servers_batch_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """`/v1/batches` of a server that is killed, and started again."""
+    files, count = tmp_path / "files", 24
+    asked = {"max_tokens": 40, "ignore_eos": True}
+    text = "".join(line(f"r{n}", prompt=f"{n} is", **asked) for n in range(count))
+    with quire_serve(tmp_path, "--files", str(files), "--max-sequences", "2") as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        file_id = client.files.create(file=("in.jsonl", text.encode()), purpose="batch").id
+        batch = client.batches.create(
+            input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+        )
+        written = files / "everyone" / "batches" / f"{batch.id}.answers"
+        wait_until(lambda: written.exists() and written.read_bytes().count(b"\n") >= 3)
+        server.process.kill()
+        server.process.wait()
+    kept = written.read_bytes()
+    assert kept.count(b"\n") < count
+    with quire_serve(tmp_path, "--files", str(files)) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        read = client.files.content(output).content
+    assert read.startswith(kept[: kept.rfind(b"\n") + 1])
+    assert {json.loads(each)["custom_id"] for each in read.splitlines()} == {
+        f"r{n}" for n in range(count)
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,6 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from quire.api.batches.endpoint import Batches, Files, Offered
+from quire.api.batches.messages import MessageBatches
+from quire.api.batches.runner import BatchRunner
+from quire.api.batches.store import FileStore
 from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
@@ -19,12 +24,13 @@ from quire.api.mcp.endpoint import Mcp
 from quire.api.messages.endpoint import Messages
 from quire.api.ollama.endpoint import Ollama
 from quire.api.openapi import OpenApi
+from quire.api.operations import Endpoints
 from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
 from quire.api.rerank.endpoint import Rerank
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
-from quire.api.routes import OPERATIONS, Endpoints
+from quire.api.routes import OPERATIONS
 from quire.api.shared.access import IGNORED_HEADER, Access, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
@@ -42,6 +48,9 @@ from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.serving.mcp import McpServers
 from quire.serving.models import Models
+
+_BATCHED = 64
+"""Requests of batches in flight."""
 
 
 def build_app(models: Models, config: ServerConfig) -> Starlette:
@@ -66,6 +75,8 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         quotas=quotas,
     )
     models.observe(quotas.observer(metrics.observer))
+    files, runner = _batches(config)
+    offered = Offered(files, runner)
     streams = CallerStreams(known, config.keep_streams_s)
     slotted = [
         Middleware(KeepsStream, streams=streams),
@@ -83,6 +94,9 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Rerank(server),
         Ollama(server),
         Utilities(server),
+        Files(offered),
+        Batches(server, offered),
+        MessageBatches(server, offered),
         streams,
         Mcp(server, tools),
         OpenApi(OPERATIONS, names).get,
@@ -96,7 +110,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
             HTTPException: handle,
             ClientDisconnect: handle,
         },
-        lifespan=_closing(models, tools, tracer),
+        lifespan=_closing(models, tools, tracer, runner),
     )
 
 
@@ -113,15 +127,31 @@ def _routes(endpoints: Endpoints, slotted: list[Middleware]) -> list[Route]:
     ]
 
 
+def _batches(config: ServerConfig) -> tuple[FileStore | None, BatchRunner | None]:
+    """Return the files and batches that a server keeps, if it does.
+
+    Raises:
+        QuireError: their folder cannot be used.
+    """
+    if config.files is None:
+        return None, None
+    store = FileStore(Path(config.files), callers(config.api_keys), config.files_bytes)
+    return store, BatchRunner(store, max(1, min(_BATCHED, config.max_concurrent // 2)))
+
+
 def _closing(
-    models: Models, tools: McpServers, tracer: Tracer | None
+    models: Models, tools: McpServers, tracer: Tracer | None, runner: BatchRunner | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     """Return the lifespan, at whose end there are no processes and no untold traces."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
+            if runner is not None:
+                runner.start(app)
             yield
+            if runner is not None:
+                await runner.close()
             await models.close()
         finally:
             await tools.close()

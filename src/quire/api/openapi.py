@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import quire
-from quire.api.routes import EVENTS, JSON, LINES, Operation
+from quire.api.operations import EVENTS, JSON, LINES, Operation
 from quire.api.shared.errors import speaks_anthropic, speaks_ollama
 
 _REASONS = {

@@ -8,7 +8,8 @@ which a page can pass unless the operator has named its origin:
 * `Origin`, which browsers send with what a page posts, has to be this server's or one that is
   named.
 * A body has to be `application/json`, which a page of another origin cannot send unasked: its
-  browser asks first, and CORS answers for the origins that are named.
+  browser asks first, and CORS answers for the origins that are named. Routes that take files take
+  forms.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from quire.core.config import ServerConfig
 from quire.core.errors import Forbidden, RequestError, UnsupportedMediaType
 
 ANY = "*"
+FORMS = frozenset({"/v1/files"})
+"""Routes that take forms."""
 _HOST = re.compile(r"[\w.:\[\]-]+")
 
 
@@ -57,14 +60,15 @@ class PageGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._check(scope["method"], scope.get("http_version", "1.0"), Headers(scope=scope))
+                self._check(scope, Headers(scope=scope))
             except RequestError as error:
                 await error_response(scope, failure_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, version: str, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises `RequestError` for what may come from a page."""
+        method, version, path = scope["method"], scope.get("http_version", "1.0"), scope["path"]
         hosts = headers.getlist("host")
         if len(hosts) > 1:
             raise RequestError("The request has more than one Host header.", code="invalid_host")
@@ -85,6 +89,8 @@ class PageGuard:
                 code="origin_not_allowed",
             )
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if path in FORMS:
+            return  # `Origin` has said which page posts it
         if method != "OPTIONS" and has_body and not _is_json(headers.get("content-type", "")):
             raise UnsupportedMediaType(
                 "The body has to be JSON, with the header Content-Type: application/json.",

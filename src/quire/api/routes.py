@@ -1,91 +1,22 @@
-"""The table of routes and endpoints. The application and `/openapi.json` are built from it."""
+"""The table of routes. The application and `/openapi.json` are built from it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
-from starlette.requests import Request
-from starlette.responses import Response
-
-from quire.api.chat.endpoint import Chat, ChatRequest
-from quire.api.completions.endpoint import CompletionRequest, Completions
-from quire.api.embeddings.endpoint import EmbeddingRequest, Embeddings
-from quire.api.mcp.endpoint import Mcp, McpCall
-from quire.api.messages.endpoint import Messages
+from quire.api.chat.endpoint import ChatRequest
+from quire.api.completions.endpoint import CompletionRequest
+from quire.api.embeddings.endpoint import EmbeddingRequest
+from quire.api.file_routes import FILES
+from quire.api.mcp.endpoint import McpCall
 from quire.api.messages.schema import CountRequest, MessagesRequest
-from quire.api.ollama.endpoint import Ollama
 from quire.api.ollama.schema import ChatRequest as OllamaChatRequest
 from quire.api.ollama.schema import EmbedRequest, GenerateRequest, ShowRequest
-from quire.api.rerank.endpoint import Rerank, RerankRequest, ScoreRequest
-from quire.api.responses.endpoint import Responses
+from quire.api.operations import EVENTS, JSON, LINES, TEXT, Operation
+from quire.api.rerank.endpoint import RerankRequest, ScoreRequest
 from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.responses.schema import ResponsesRequest
-from quire.api.shared.kept_streams import CallerStreams, StreamQuery
-from quire.api.shared.schema import Wire
-from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest, Utilities
-
-JSON, EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
-LINES = "application/x-ndjson"
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """The endpoints of one server.
-
-    Attributes:
-        document: `GET /openapi.json`.
-    """
-
-    chat: Chat
-    completions: Completions
-    messages: Messages
-    responses: Responses
-    embeddings: Embeddings
-    rerank: Rerank
-    ollama: Ollama
-    utilities: Utilities
-    streams: CallerStreams
-    mcp: Mcp
-    document: Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path, as OpenAPI calls it.
-
-    Attributes:
-        endpoint: which of the endpoints answers.
-        path: with starlette's convertors.
-        body: the model of the request's body; None if it has none. Requests with a body take a
-            slot and hold a model.
-        answers: media types of a good answer.
-        open: whether it needs no key.
-        statuses: of answers that are not good, beside those that every operation may give.
-        listed: whether `/openapi.json` has it.
-        query: the model of the URL's parameters; None if it has none.
-    """
-
-    endpoint: Callable[[Endpoints], Endpoint]
-    method: str
-    path: str
-    summary: str
-    body: type[Wire] | None = None
-    answers: tuple[str, ...] = (JSON,)
-    open: bool = False
-    statuses: tuple[int, ...] = ()
-    listed: bool = True
-    query: type[Wire] | None = None
-
-    @property
-    def template(self) -> str:
-        """The path without convertors, as OpenAPI has it."""
-        return re.sub(r":\w+\}", "}", self.path)
-
+from quire.api.shared.kept_streams import StreamQuery
+from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest
 
 _GENERATING = (404, 408, 429, 501, 503)
 
@@ -308,6 +239,7 @@ OPERATIONS: tuple[Operation, ...] = (
         McpCall,
         statuses=(404, 429, 502),
     ),
+    *FILES,
     Operation(lambda e: e.utilities.root, "get", "/", summary="Who answers here"),
     Operation(
         lambda e: e.utilities.health,
@@ -322,7 +254,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/metrics",
         summary="Counters for Prometheus",
-        answers=(_TEXT,),
+        answers=(TEXT,),
         statuses=(503,),
     ),
     Operation(lambda e: e.document, "get", "/openapi.json", summary="This document"),

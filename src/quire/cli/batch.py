@@ -12,8 +12,8 @@ import httpx
 from pydantic import Field
 from rich.console import Console
 
+from quire.api.batches.lines import Answers, BatchRequest, requests_in
 from quire.api.shared.priority import PRIORITY_HEADER
-from quire.cli.batch_file import Answers, BatchRequest, read_requests
 from quire.cli.keys import ClientOptions
 from quire.cli.own_server import loading_server
 from quire.cli.progress import shown
@@ -48,7 +48,7 @@ class BatchCommand(ClientOptions, Command):
         """Answers what has no answer yet. 1 if a request failed, 2 if none could be sent."""
         console = Console(stderr=True)
         try:
-            requests = read_requests(self.input)
+            requests = list(requests_in(self.input))
             with Answers(self.output) as answers, contextlib.ExitStack() as stack:
                 left = [each for each in requests if each.custom_id not in answers.done]
                 url, key = self._server(stack, console) if left else ("", None)

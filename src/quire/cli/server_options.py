@@ -17,6 +17,7 @@ from quire.cli.values import (
     Count,
     File,
     Flag,
+    Folder,
     HttpUrl,
     Model,
     Names,
@@ -113,6 +114,14 @@ class LimitOptions(Options):
     stored_responses: Count = Field(
         _SERVER.stored_responses, description="answers of /v1/responses kept for each API key"
     )
+    files: Folder | None = Field(
+        None,
+        description="where uploaded files and batches are kept (/v1/files, /v1/batches, "
+        "/v1/messages/batches); a batch goes on after a restart; default: they are not offered",
+    )
+    files_bytes: Bytes = Field(
+        _SERVER.files_bytes, description="of all such files, shared evenly among API keys"
+    )
     keep_streams: Annotated[float, Flag("SECONDS")] = Field(
         _SERVER.keep_streams_s,
         ge=0,
@@ -193,6 +202,8 @@ class ServerOptions(
             metrics_key=key_in(self.metrics_key_file, "--metrics-key-file"),
             signing_key=key_in(self.signing_key_file, "--signing-key-file"),
             stored_responses=self.stored_responses,
+            files=None if self.files is None else str(self.files),
+            files_bytes=self.files_bytes,
             keep_streams_s=self.keep_streams,
             page=not self.no_page,
             otlp_endpoint=self.otlp_endpoint,

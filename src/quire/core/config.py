@@ -155,6 +155,8 @@ class ServerConfig:
         sampling_defaults: whose hold for what a request does not name: those that the model's
             `generation_config.json` recommends, or OpenAI's.
         sampling_overrides: the operator's, by the name of the parameter.
+        files: a folder for uploaded files and batches; None keeps none.
+        files_bytes: what the files of all API keys may take together.
         page: whether browsers get a page to chat with the model and to watch the server.
         otlp_endpoint: URL of an OpenTelemetry collector that gets a trace of each request by
             OTLP/HTTP; None is nobody.
@@ -196,6 +198,8 @@ class ServerConfig:
     keep_streams_s: float = 300.0
     sampling_defaults: Literal["model", "openai"] = "model"
     sampling_overrides: Mapping[str, float] = field(default_factory=dict)
+    files: str | None = None
+    files_bytes: int = 10 << 30
     page: bool = True
     otlp_endpoint: str | None = None
     log_level: str = "info"

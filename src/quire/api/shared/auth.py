@@ -37,6 +37,18 @@ def callers(keys: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(hashlib.sha256(b"quire caller " + key.encode()).hexdigest()[:32] for key in keys)
 
 
+def as_caller(app: ASGIApp, caller: str) -> ASGIApp:
+    """Return an application whose requests come from a caller, for requests of the server itself.
+
+    `ApiKeys` lets them pass.
+    """
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, _CALLER: caller}, receive, send)
+
+    return asked
+
+
 class ApiKeys:
     """Middleware that lets only requests with a known key pass, on every path but `/health`.
 
@@ -53,7 +65,7 @@ class ApiKeys:
         self._metrics_key = None if metrics_key is None else metrics_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or _CALLER in scope:
             await self._app(scope, receive, send)
             return
         caller = self._caller(Request(scope))

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,43 +32,59 @@ class BatchRequest:
     body: dict[str, Any]
 
 
-def read_requests(path: Path) -> list[BatchRequest]:
-    """Return the requests of a file, in order; empty lines are skipped.
+class BadLine(QuireError):
+    """A line of a batch that is no request. `line` is its number, from 1; 0 is the whole file."""
+
+    def __init__(self, where: str, line: int, what: str) -> None:
+        super().__init__(f"{where}, line {line}: {what}" if line else f"{where}: {what}")
+        self.line = line
+        self.what = what
+
+
+def requests_in(path: Path, url: str | None = None) -> Iterator[BatchRequest]:
+    """Yield the requests of a file, in order; empty lines are skipped.
+
+    Args:
+        url: the route that all of them ask; None takes any.
 
     Raises:
-        QuireError: the file cannot be read, or a line is no request; names the line.
+        BadLine: the file cannot be read, or a line is no request; names the line.
     """
+    seen: set[str] = set()
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuireError(f"{path}: {error}") from error
-    found: dict[str, BatchRequest] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        request = _request(line, f"{path}, line {number}")
-        if request.custom_id in found:
-            raise QuireError(
-                f"{path}, line {number}: the custom_id {request.custom_id!r} stands twice"
-            )
-        found[request.custom_id] = request
-    return list(found.values())
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    request = _request(line, url)
+                    if request.custom_id in seen:
+                        raise ValueError(f"the custom_id {request.custom_id!r} stands twice")
+                except ValueError as error:
+                    raise BadLine(str(path), number, str(error)) from error
+                seen.add(request.custom_id)
+                yield request
+    except OSError as error:
+        raise BadLine(str(path), 0, error.strerror or str(error)) from error
 
 
-def _request(line: str, where: str) -> BatchRequest:
+def _request(line: bytes, wanted: str | None) -> BatchRequest:
+    """Return the request on a line. Raise `ValueError` if it is none."""
     try:
         given = json.loads(line)
-    except ValueError as error:
-        raise QuireError(f"{where}: no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from error
     if not isinstance(given, dict):
-        raise QuireError(f"{where}: a request is a JSON object")
+        raise ValueError("a request is a JSON object")
     custom_id, url, body = (given.get(name) for name in ("custom_id", "url", "body"))
     if not isinstance(custom_id, str) or not isinstance(body, dict):
-        raise QuireError(f"{where}: a request has a custom_id, a text, and a body, an object")
+        raise ValueError("a request has a custom_id, a text, and a body, an object")
     if given.get("method", "POST") != "POST" or url not in ROUTES:
-        raise QuireError(f"{where}: a request POSTs to one of {', '.join(ROUTES)}")
+        raise ValueError(f"a request POSTs to one of {', '.join(ROUTES)}")
+    if wanted is not None and url != wanted:
+        raise ValueError(f"the batch is for {wanted}, the request for {url}")
     if body.get("stream"):
-        raise QuireError(f"{where}: answers of a batch are not streamed: leave out 'stream'")
+        raise ValueError("answers of a batch are not streamed: leave out 'stream'")
     return BatchRequest(custom_id, url, body)
 
 
@@ -78,7 +95,7 @@ class Answers:
     which the next one cuts off.
 
     Attributes:
-        done: the custom_ids that were answered by an earlier run.
+        done: the HTTP status of each request that was answered by an earlier run, by custom_id.
 
     Raises:
         QuireError: the file cannot be written, another process writes it, or it is of another
@@ -108,14 +125,15 @@ class Answers:
     ) -> None:
         self._file.close()
 
-    def _read(self, path: Path) -> set[str]:
+    def _read(self, path: Path) -> dict[str, int]:
         self._file.seek(0)
         written = self._file.read() or b""
         whole = written[: written.rfind(b"\n") + 1]
         if len(whole) < len(written):
             os.ftruncate(self._file.fileno(), len(whole))
         try:
-            return {json.loads(line)["custom_id"] for line in whole.splitlines()}
+            read = (json.loads(line) for line in whole.splitlines())
+            return {each["custom_id"]: each["response"]["status_code"] for each in read}
         except (ValueError, KeyError, TypeError) as error:
             raise QuireError(f"{path}: holds something else than answers of a batch") from error
 

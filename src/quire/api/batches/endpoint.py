@@ -1,0 +1,294 @@
+"""OpenAI's `/v1/files` and `/v1/batches`.
+
+The schemas are https://platform.openai.com/docs/api-reference/files and its page on batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, Literal, TypeVar
+
+from pydantic import Field
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.types import Message
+
+from quire.api.batches.lines import ROUTES
+from quire.api.batches.runner import BatchRunner
+from quire.api.batches.store import (
+    DAY_S,
+    BatchRecord,
+    CallerFiles,
+    FileStore,
+    Record,
+    new_id,
+)
+from quire.api.shared.access import note_ignored
+from quire.api.shared.auth import caller_of
+from quire.api.shared.context import ServerContext
+from quire.api.shared.json_text import parse_json
+from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.schema import Wire, parse
+from quire.core.errors import NotFound, NotOffered, RequestError, TooLarge
+
+_PIECE = 1 << 20
+_MOST_FILE_BYTES = 200 << 20
+"""Bytes of one uploaded file: OpenAI's limit for a batch."""
+Kept = TypeVar("Kept", bound=Record)
+Fields = TypeVar("Fields", bound=Wire)
+
+
+class PageQuery(Wire):
+    """A page of a list."""
+
+    after: str = Field("", description="the id of the entry behind which the page begins")
+    limit: int = Field(20, ge=1, le=10_000, strict=False)
+
+
+class FilesQuery(PageQuery):
+    """A page of files."""
+
+    limit: int = Field(10_000, ge=1, le=10_000, strict=False)
+    order: Literal["asc", "desc"] = Field("desc", description="desc: the newest first")
+    purpose: str = ""
+
+
+class Expiry(Wire):
+    """When the files of answers go."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: int = Field(ge=3600, le=30 * DAY_S)
+
+
+class BatchRequestFields(Wire):
+    """Every field of OpenAI's schema."""
+
+    input_file_id: str
+    endpoint: Literal[ROUTES]  # type: ignore[valid-type]
+    completion_window: Literal["24h"] = "24h"
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    output_expires_after: None = Field(default=None, description="answers stay until deleted")
+
+
+async def read_fields(server: ServerContext, request: Request, schema: type[Fields]) -> Fields:
+    """Return a body that is for no model, validated."""
+    check_headers(request)
+    with server.slots.bodies.reading() as counted:
+        body = await read_body(request, server.config.max_body_bytes, counted)
+    fields, unknown = parse(schema, parse_json(body), strict_fields=server.config.strict_fields)
+    note_ignored(request.scope, unknown)
+    return fields
+
+
+def read_query(request: Request, schema: type[Fields]) -> Fields:
+    """Return a URL's parameters, validated."""
+    query, unknown = parse(schema, dict(request.query_params), strict_fields=False)
+    note_ignored(request.scope, unknown)
+    return query
+
+
+def page(records: Iterable[Kept], after: str, limit: int) -> tuple[list[Kept], bool]:
+    """Return the records behind `after`, and whether there are more.
+
+    Raises:
+        NotFound: `after` is none of them.
+    """
+    listed = list(records)
+    if after:
+        ids = [each.id for each in listed]
+        if after not in ids:
+            raise NotFound(f"There is no '{after[:80]}' here.", param="after", code="not_found")
+        listed = listed[ids.index(after) + 1 :]
+    return listed[:limit], len(listed) > limit
+
+
+class Offered:
+    """The files and batches of a server, or the error that it keeps none."""
+
+    def __init__(self, store: FileStore | None, runner: BatchRunner | None) -> None:
+        self._store = store
+        self._runner = runner
+
+    def files(self, request: Request) -> CallerFiles:
+        """Return the files of the request's caller."""
+        if self._store is None:
+            raise NotOffered(
+                "This server keeps no files: start it with --files DIR.", code="not_offered"
+            )
+        return self._store.of(caller_of(request.scope))
+
+    @property
+    def runner(self) -> BatchRunner:
+        assert self._runner is not None, "files come first"
+        return self._runner
+
+
+class Files:
+    """The endpoints of files."""
+
+    def __init__(self, offered: Offered) -> None:
+        self._offered = offered
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/files`, a form with `file` and `purpose`."""
+        files = self._offered.files(request)
+        form_type = request.headers.get("content-type", "")
+        if not form_type.startswith("multipart/form-data"):
+            raise RequestError("A file comes as multipart/form-data.", code="invalid_type")
+        limited = Request(request.scope, _limited(request, _MOST_FILE_BYTES + _PIECE))
+        async with limited.form(max_files=1, max_fields=16) as form:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise RequestError("The form has no 'file'.", param="file")
+            if purpose != "batch":
+                raise RequestError(
+                    "'purpose' is 'batch': files are kept for batches alone.", param="purpose"
+                )
+            expires_at = _expiry(form.get("expires_after[seconds]"))
+            record = await asyncio.to_thread(
+                files.add_file,
+                _pieces(file.file),
+                file.filename or "",
+                purpose,
+                expires_at=expires_at,
+            )
+        return JSONResponse(record.body())
+
+    async def list(self, request: Request) -> Response:
+        """`GET /v1/files`."""
+        query, files = read_query(request, FilesQuery), self._offered.files(request).files
+        wanted = [each for each in files if query.purpose in ("", each.purpose)]
+        ordered = wanted if query.order == "desc" else wanted[::-1]
+        found, more = page(ordered, query.after, query.limit)
+        return _listed([each.body() for each in found], more)
+
+    async def retrieve(self, request: Request) -> Response:
+        """`GET /v1/files/{id}`."""
+        files = self._offered.files(request).files
+        return JSONResponse(files.get(request.path_params["id"], "file").body())
+
+    async def content(self, request: Request) -> Response:
+        """`GET /v1/files/{id}/content`."""
+        files = self._offered.files(request).files
+        record = files.get(request.path_params["id"], "file")
+        return FileResponse(files.path(record.id), media_type="application/octet-stream")
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/files/{id}`."""
+        file_id = request.path_params["id"]
+        self._offered.files(request).drop_file(file_id)
+        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+class Batches:
+    """The endpoints of OpenAI's batches."""
+
+    def __init__(self, server: ServerContext, offered: Offered) -> None:
+        self._server = server
+        self._offered = offered
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/batches`."""
+        files = self._offered.files(request)
+        fields = await read_fields(self._server, request, BatchRequestFields)
+        files.files.get(fields.input_file_id, "file")
+        now = int(time.time())
+        batch = BatchRecord(
+            new_id("batch_"),
+            now,
+            fields.endpoint,
+            fields.input_file_id,
+            expires_at=now + DAY_S,
+            metadata=fields.metadata,
+        )
+        files.batches.put(batch)
+        self._offered.runner.run(caller_of(request.scope), batch)
+        return JSONResponse(_body(batch))
+
+    async def list(self, request: Request) -> Response:
+        """`GET /v1/batches`."""
+        query, files = read_query(request, PageQuery), self._offered.files(request)
+        own = (each for each in files.batches if each.id.startswith("batch_"))
+        found, more = page(own, query.after, query.limit)
+        return _listed([_body(each) for each in found], more)
+
+    async def retrieve(self, request: Request) -> Response:
+        """`GET /v1/batches/{id}`."""
+        return JSONResponse(_body(self._named(request)))
+
+    async def cancel(self, request: Request) -> Response:
+        """`POST /v1/batches/{id}/cancel`."""
+        batch, caller = self._named(request), caller_of(request.scope)
+        return JSONResponse(_body(await self._offered.runner.cancel(caller, batch.id)))
+
+    def _named(self, request: Request) -> BatchRecord:
+        return self._offered.files(request).batches.get(request.path_params["id"], "batch")
+
+
+def _listed(data: list[dict[str, Any]], more: bool) -> Response:
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    empty = {"first_id": None, "last_id": None}
+    return JSONResponse({"object": "list", "data": data, **empty, **ends, "has_more": more})
+
+
+_TIMES = (
+    *("in_progress", "finalizing", "completed", "failed"),
+    *("expired", "cancelling", "cancelled"),
+)
+
+
+def _body(batch: BatchRecord) -> dict[str, Any]:
+    """Return OpenAI's batch object."""
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": "24h",
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **{f"{name}_at": batch.times.get(name) for name in _TIMES},
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.succeeded,
+            "failed": batch.failed,
+        },
+        "metadata": batch.metadata,
+    }
+
+
+def _expiry(seconds: object) -> int | None:
+    if seconds is None:
+        return None
+    if not str(seconds).isdecimal() or not 3600 <= int(str(seconds)) <= 30 * DAY_S:
+        raise RequestError(
+            f"'expires_after[seconds]' is between 3600 and {30 * DAY_S}.", param="expires_after"
+        )
+    return int(time.time()) + int(str(seconds))
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(_PIECE):
+        yield piece
+
+
+def _limited(request: Request, limit: int) -> Any:
+    """Return a `receive` that ends with an error behind so many bytes."""
+    left = limit
+
+    async def receive() -> Message:
+        nonlocal left
+        message = await request.receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise TooLarge(f"A file has at most {_MOST_FILE_BYTES} bytes.", code="file_too_large")
+        return message
+
+    return receive

@@ -1,0 +1,91 @@
+"""The endpoints of a server, and what an operation of its API is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.batches.endpoint import (
+    Batches,
+    Files,
+)
+from quire.api.batches.messages import (
+    MessageBatches,
+)
+from quire.api.chat.endpoint import Chat
+from quire.api.completions.endpoint import Completions
+from quire.api.embeddings.endpoint import Embeddings
+from quire.api.mcp.endpoint import Mcp
+from quire.api.messages.endpoint import Messages
+from quire.api.ollama.endpoint import Ollama
+from quire.api.rerank.endpoint import Rerank
+from quire.api.responses.endpoint import Responses
+from quire.api.shared.kept_streams import CallerStreams
+from quire.api.shared.schema import Wire
+from quire.api.utilities import Utilities
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+LINES = "application/x-ndjson"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The endpoints of one server.
+
+    Attributes:
+        document: `GET /openapi.json`.
+    """
+
+    chat: Chat
+    completions: Completions
+    messages: Messages
+    responses: Responses
+    embeddings: Embeddings
+    rerank: Rerank
+    ollama: Ollama
+    utilities: Utilities
+    files: Files
+    batches: Batches
+    message_batches: MessageBatches
+    streams: CallerStreams
+    mcp: Mcp
+    document: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, as OpenAPI calls it.
+
+    Attributes:
+        endpoint: which of the endpoints answers.
+        path: with starlette's convertors.
+        body: the model of the request's body; None if it has none. Requests with a body take a
+            slot and hold a model.
+        answers: media types of a good answer.
+        open: whether it needs no key.
+        statuses: of answers that are not good, beside those that every operation may give.
+        listed: whether `/openapi.json` has it.
+        query: the model of the URL's parameters; None if it has none.
+    """
+
+    endpoint: Callable[[Endpoints], Endpoint]
+    method: str
+    path: str
+    summary: str
+    body: type[Wire] | None = None
+    answers: tuple[str, ...] = (JSON,)
+    open: bool = False
+    statuses: tuple[int, ...] = ()
+    listed: bool = True
+    query: type[Wire] | None = None
+
+    @property
+    def template(self) -> str:
+        """The path without convertors, as OpenAPI has it."""
+        return re.sub(r":\w+\}", "}", self.path)

@@ -1,0 +1,278 @@
+"""`/v1/files`, `/v1/batches` and `/v1/messages/batches` with the official clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai import OpenAI
+from openai.types import Batch
+
+from quire.api.app import build_app
+from quire.api.batches.lines import Answers
+from quire.api.batches.store import BatchRecord, CallerFiles, FileStore, new_id
+from quire.core.config import ServerConfig
+from quire.core.errors import QuireError, TooLarge
+from quire.core.request import Request
+from quire.text.tokenizer import Tokenizer
+from tests.api.conftest import HTTP, NAME, Served, openai_client, start
+from tests.support.scripted_engine import Script
+from tests.support.server import one_model
+from tests.support.waiting import wait_until
+
+
+def line(name: str, url: str = "/v1/completions", **body: Any) -> str:
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body}) + "\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def keeping(tokenizer: Tokenizer, folder: Path) -> Iterator[Served]:
+    """A server that keeps files."""
+    with ExitStack() as stack:
+        yield start(stack, tokenizer, ServerConfig(files=str(folder)))
+
+
+@pytest.fixture
+def served(keeping: Served) -> Served:
+    tokens = keeping.ids("Hello.")
+    keeping.engine.reset(lambda _: Script(tokens))
+    return keeping
+
+
+def upload(client: OpenAI, text: str) -> str:
+    return client.files.create(file=("in.jsonl", text.encode()), purpose="batch").id
+
+
+def ended(client: OpenAI, batch_id: str) -> Batch:
+    """A batch that is over."""
+
+    def over() -> bool:
+        return client.batches.retrieve(batch_id).status in (
+            "completed",
+            "failed",
+            "cancelled",
+            "expired",
+        )
+
+    wait_until(over)
+    return client.batches.retrieve(batch_id)
+
+
+def lines_of(client: OpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    read = [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+    return {each["custom_id"]: each["response"] for each in read}
+
+
+def test_a_batch_is_answered_behind_live_requests(served: Served) -> None:
+    client = openai_client(served.url)
+    file_id = upload(client, "".join(line(f"r{n}", prompt="x") for n in range(5)) + line("bad"))
+    batch = client.batches.create(
+        input_file_id=file_id,
+        endpoint="/v1/completions",
+        completion_window="24h",
+        metadata={"for": "test"},
+    )
+    assert batch.status == "validating"
+    batch = ended(client, batch.id)
+    assert batch.status == "completed"
+    assert batch.metadata == {"for": "test"}
+    assert batch.request_counts is not None
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (6, 5, 1)
+    good, bad = lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
+    assert set(good) == {f"r{n}" for n in range(5)}
+    assert good["r0"]["body"]["choices"][0]["text"] == "Hello."
+    assert good["r0"]["request_id"]
+    assert bad["bad"]["status_code"] == 400
+    assert bad["bad"]["body"]["error"]["param"] == "prompt"
+    assert {each.priority for each in served.engine.requests} == {1}
+    assert batch.id in [each.id for each in client.batches.list(limit=5)]
+
+
+def test_files_are_kept_until_they_are_deleted(served: Served) -> None:
+    client = openai_client(served.url)
+    ids = [upload(client, line(str(n), prompt="x")) for n in range(3)]
+    kept = client.files.retrieve(ids[0])
+    assert (kept.filename, kept.purpose, kept.status) == ("in.jsonl", "batch", "processed")
+    assert kept.bytes == len(line("0", prompt="x"))
+    assert {each.id for each in client.files.list(limit=2, purpose="batch")} >= set(ids)
+    assert client.files.content(ids[1]).text == line("1", prompt="x")
+    assert client.files.delete(ids[0]).deleted
+    for gone in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            gone(ids[0])
+    with pytest.raises(openai.BadRequestError, match="batches alone"):
+        client.files.create(file=b"x", purpose="vision")
+    for path in ("../in.jsonl", "file-", ids[1] + ".json"):
+        assert HTTP.get(f"{served.url}/v1/files/{path}/content").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "number"),
+    [
+        (line("a", prompt="x") + "{", "no JSON", 2),
+        (line("a") * 2, "stands twice", 2),
+        (line("a", "/v1/chat/completions"), "the batch is for /v1/completions", 1),
+        ("\n", "holds no request", 0),
+    ],
+)
+def test_a_file_of_something_else_fails_its_batch(
+    served: Served, text: str, said: str, number: int
+) -> None:
+    client = openai_client(served.url)
+    batch = client.batches.create(
+        input_file_id=upload(client, text),
+        endpoint="/v1/completions",
+        completion_window="24h",
+    )
+    batch = ended(client, batch.id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert said in (batch.errors.data[0].message or "")
+    assert batch.errors.data[0].line == number
+    assert not served.engine.requests
+
+
+def test_a_batch_is_cancelled(served: Served) -> None:
+    client = openai_client(served.url)
+    tokens = served.ids("Hello.")
+
+    def script(request: Request) -> Script:
+        return Script(tokens, silent=len(served.engine.requests) > 2)
+
+    served.engine.reset(script)
+    file_id = upload(client, "".join(line(f"r{n}", prompt="x") for n in range(4)))
+    batch = client.batches.create(
+        input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+    )
+
+    def done() -> bool:
+        counts = client.batches.retrieve(batch.id).request_counts
+        return counts is not None and counts.completed == 2
+
+    wait_until(done)
+    with pytest.raises(openai.BadRequestError, match="needs this file"):
+        client.files.delete(file_id)
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    batch = ended(client, batch.id)
+    assert batch.status == "cancelled"
+    assert set(lines_of(client, batch.output_file_id)) == {"r0", "r1"}
+    wait_until(lambda: all(each.aborted for each in served.engine.tickets[2:]))
+    client.files.delete(file_id)
+
+
+def test_messages_are_batched(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    asked = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi."}], "model": NAME}
+    batch = client.messages.batches.create(
+        requests=[
+            {"custom_id": "good", "params": asked},  # type: ignore[typeddict-item]
+            {"custom_id": "bad", "params": {**asked, "max_tokens": -5}},  # type: ignore[typeddict-item]
+        ]
+    )
+    assert (batch.processing_status, batch.request_counts.processing) == ("in_progress", 2)
+    wait_until(lambda: client.messages.batches.retrieve(batch.id).processing_status == "ended")
+    batch = client.messages.batches.retrieve(batch.id)
+    counts = batch.request_counts
+    assert (counts.processing, counts.succeeded, counts.errored) == (0, 1, 1)
+    found = {each.custom_id: each.result for each in client.messages.batches.results(batch.id)}
+    good, bad = found["good"], found["bad"]
+    assert good.type == "succeeded"
+    assert good.message.content[0].type == "text"
+    assert good.message.content[0].text == "Hello."
+    assert bad.type == "errored"
+    assert "max_tokens" in bad.error.error.message
+    assert batch.id in [each.id for each in client.messages.batches.list(limit=3)]
+    assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.batches.retrieve(batch.id)
+
+
+def left_by_a_kill(folder: Path, status: str) -> str:
+    """A batch of three requests, one of them answered, as a killed server leaves it."""
+    store = FileStore(folder, (), 1 << 20)
+    files = store.of("")
+    texts = (line(f"r{n}", prompt="x").encode() for n in range(3))
+    kept = files.add_file(texts, "in.jsonl", "batch")
+    batch = BatchRecord(
+        new_id("batch_"), 1, "/v1/completions", kept.id, expires_at=2**40, total=3
+    ).becomes(status)  # type: ignore[arg-type]
+    files.batches.put(batch)
+    path = files.batches.path(batch.id, ".answers")
+    with Answers(path) as answers:
+        answers.add("r1", 200, "before", {"choices": []})
+    with path.open("ab") as file:
+        file.write(b'{"id": "batch_req_1", "custom_id": "r')
+    (path.parent / f"{batch.id}.tmp").write_text("{")
+    store.close()
+    return batch.id
+
+
+@pytest.mark.parametrize("status", ["in_progress", "finalizing", "cancelling"])
+def test_a_batch_goes_on_after_a_kill(tokenizer: Tokenizer, tmp_path: Path, status: str) -> None:
+    batch_id = left_by_a_kill(tmp_path, status)
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, ServerConfig(files=str(tmp_path)))
+        tokens = served.ids("Hello.")
+        served.engine.reset(lambda _: Script(tokens))
+        client = openai_client(served.url)
+        batch = ended(client, batch_id)
+        found = lines_of(client, batch.output_file_id)
+    ends = {"in_progress": "completed", "finalizing": "expired", "cancelling": "cancelled"}
+    assert batch.status == ends[status]
+    assert found["r1"]["request_id"] == "before"
+    assert len(found) == (3 if status == "in_progress" else 1)
+
+
+def test_keys_see_their_own_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    config = ServerConfig(files=str(tmp_path), api_keys=("one", "two"))
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, config)
+        tokens = served.ids("Hello.")
+        served.engine.reset(lambda _: Script(tokens))
+        clients = [openai_client(served.url).with_options(api_key=key) for key in config.api_keys]
+        file_id = upload(clients[0], line("a", prompt="x"))
+        with pytest.raises(openai.NotFoundError):
+            clients[1].files.retrieve(file_id)
+        batch = clients[0].batches.create(
+            input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+        )
+        assert ended(clients[0], batch.id).status == "completed"
+        assert served.engine.requests[0].caller
+        assert not list(clients[1].batches.list())
+
+
+def test_without_a_folder_nothing_is_kept(shared: Served) -> None:
+    for path in ("files", "batches", "messages/batches"):
+        answer = HTTP.get(f"{shared.url}/v1/{path}")
+        assert answer.status_code == 501
+        assert "--files DIR" in answer.text
+
+
+def test_a_folder_serves_one_server(keeping: Served, folder: Path) -> None:
+    config = ServerConfig(files=str(folder))
+    with pytest.raises(QuireError, match="another server uses"):
+        build_app(one_model(keeping.engine, NAME, config), config)
+
+
+def test_files_have_a_limit(tmp_path: Path) -> None:
+    files = CallerFiles(tmp_path, 10)
+    files.add_file([b"12345"], "a", "batch", expires_at=1)
+    files.add_file([b"12345"], "b", "batch")
+    with pytest.raises(TooLarge, match="--files-bytes"):
+        files.add_file([b"123", b"456"], "c", "batch")
+    assert [each.filename for each in files.files] == ["b"]
+    assert len(list(files.files.folder.iterdir())) == 2
