@@ -54,7 +54,13 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
 
 def test_the_engine_learns_of_an_adapter() -> None:
     assert ModelOptions().engine_config("m").adapter is None
-    assert ModelOptions(adapter="lora").engine_config("m").adapter == "lora"
+    given = ModelOptions(adapter=("lora", "a=one", "b=org/two")).engine_config("m")
+    assert given.adapter == "lora"
+    assert given.adapters == (("a", "one"), ("b", "org/two"))
+    with pytest.raises(QuireError, match="name the others"):
+        ModelOptions(adapter=("one", "two")).engine_config("m")
+    with pytest.raises(QuireError, match="NAME=FOLDER"):
+        ModelOptions(adapter=("a=",)).engine_config("m")
 
 
 @pytest.mark.parametrize(

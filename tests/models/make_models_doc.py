@@ -64,7 +64,8 @@ NOT_FROM_GGUF.
 
 `--adapter FOLDER` merges a LoRA adapter, as PEFT or mlx-lm saves it, into the weights at load;
 packed matrices that it touches are unpacked. DoRA, mlx-lm's factors of experts and other settings
-that change the result are refused by name.
+that change the result are refused by name. `--adapter NAME=FOLDER` leaves the weights as they are:
+see [adapters](adapters.md).
 
 Each family is held against the implementation in the third column, on small random weights in
 float32, from checkpoints in float32, float16 and bfloat16: logits to 1e-4 of the largest and

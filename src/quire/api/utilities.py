@@ -169,14 +169,22 @@ class Utilities:
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, as OpenAI and Anthropic list theirs."""
         caller = caller_of(request.scope)
-        listed = [self._described(model, caller) for model in self._server.models]
+        listed = [
+            described
+            for model in self._server.models
+            for own in [self._described(model, caller)]
+            for described in [own, *self._adapters(model, own)]
+        ]
         page = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
         return JSONResponse({"object": "list", "data": listed, **page})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`."""
-        model = self._server.models.find(request.path_params["name"])
-        return JSONResponse(self._described(model, caller_of(request.scope)))
+        name = request.path_params["name"]
+        model = self._server.models.find(name)
+        described = self._described(model, caller_of(request.scope))
+        adapters = {each["id"]: each for each in self._adapters(model, described)}
+        return JSONResponse(adapters.get(name, described))
 
     async def load(self, request: Request) -> Response:
         """`POST /models/load`: loads a model ahead of its first request."""
@@ -199,6 +207,13 @@ class Utilities:
         model = server.models.find(fields.model)
         await until_gone(request.receive, server.models.unload(model))
         return JSONResponse(self._described(model, EVERYONE))
+
+    def _adapters(self, model: Model, described: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the adapters of a model, as vLLM lists them."""
+        return [
+            {**described, "id": name, "display_name": name, "root": name, "parent": model.name}
+            for name in model.config.serving.adapters
+        ]
 
     def _described(self, model: Model, caller: str) -> dict[str, Any]:
         """Return a model as OpenAI lists it; what only a loaded model tells is missing before that.

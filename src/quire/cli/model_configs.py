@@ -127,6 +127,7 @@ def _model_config(
         server,
         served_name=name,
         also_named=options.also_named,
+        adapters=tuple(name for name, _ in options.named_adapters()),
         dialect=options.dialect,
         default_system=options.system,
         default_max_tokens=options.max_tokens,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from quire.cli.settings import Options
-from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Seconds, Whole
+from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Places, Seconds, Whole
 from quire.core.config import CPU_KERNELS, DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
@@ -81,9 +82,11 @@ class EngineOptions(ProcessorOptions):
         None,
         description="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
     )
-    adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
-        None,
-        description="a LoRA adapter as PEFT saves it, or its hub id; merged into the weights",
+    adapter: Annotated[Places, Flag("FOLDER | NAME=FOLDER", again=True)] = Field(
+        (),
+        description="a LoRA adapter as PEFT or mlx-lm saves it, or its hub id: one without a name "
+        "is merged into the weights; those with names answer requests whose model they are; may be "
+        "given again",
     )
     blas: Literal["auto", "openblas", "mlx"] = Field(
         _ENGINE.blas,
@@ -195,6 +198,32 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
         "as text",
     )
 
+    def merged_adapter(self) -> str | None:
+        """Return the adapter that is merged into the weights.
+
+        Raises:
+            QuireError: there are two.
+        """
+        merged = [given for given in self.adapter if _name_of(given) is None]
+        if len(merged) > 1:
+            raise QuireError("--adapter: one adapter is merged into the weights; name the others")
+        return merged[0] if merged else None
+
+    def named_adapters(self) -> tuple[tuple[str, str], ...]:
+        """Return the (name, folder or hub id) of adapters that requests name.
+
+        Raises:
+            QuireError: a name is empty.
+        """
+        named = tuple(
+            (name, given.partition("=")[2])
+            for given in self.adapter
+            if (name := _name_of(given)) is not None
+        )
+        if not all(map(all, named)):
+            raise QuireError("--adapter: say NAME=FOLDER")
+        return named
+
     def engine_config(self, model: str) -> EngineConfig:
         """Return the engine's settings for a model.
 
@@ -207,7 +236,8 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
         return EngineConfig(
             model=model,
             dtype=self.dtype or "",
-            adapter=self.adapter,
+            adapter=self.merged_adapter(),
+            adapters=self.named_adapters(),
             blas=self.blas,
             kernels=self.instructions(),
             threads=self.threads or 0,
@@ -223,3 +253,9 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             stop_on_loop=self.stop_on_loop,
             speculate=self.speculate,
         )
+
+
+def _name_of(adapter: str) -> str | None:
+    """Return the name by which requests ask for an adapter; None for one that is merged."""
+    name, equals, _ = adapter.partition("=")
+    return name if equals and not Path(adapter).exists() else None

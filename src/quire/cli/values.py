@@ -141,6 +141,7 @@ File = Annotated[PossiblePath, Flag("FILE")]
 Folder = Annotated[PossiblePath, Flag("DIR")]
 Place = Annotated[str, AfterValidator(_possible)]
 """A folder, a file, or the id of a model that is elsewhere."""
+Places = Annotated[tuple[Place, ...], BeforeValidator(_listed), Flag(again=True)]
 Model = Annotated[Place, AfterValidator(_named)]
 """The same, but not empty, as where a script's variable is not set."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Flag("NAME", again=True)]

@@ -41,6 +41,7 @@ class EngineConfig:
         model: a folder, or a hub id.
         dtype: "" keeps the checkpoint's on a GPU and computes in float32 on a CPU.
         adapter: a folder or hub id of a LoRA adapter that is merged into the weights.
+        adapters: (name, folder or hub id) of LoRA adapters that requests name.
         kv_memory: bytes for all KV blocks, live and kept; None is a fraction of what is free.
         kv_format: of sequences whose request names none.
         kv_skip_layers: layers that packed formats leave plain, by index; None is the default, see
@@ -74,6 +75,7 @@ class EngineConfig:
     model: str
     dtype: str = ""
     adapter: str | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
     kv_memory: int | None = None
     kv_format: KVFormat = field(default_factory=KVFormat)
     kv_skip_layers: tuple[int, ...] | None = None
@@ -120,6 +122,7 @@ class ServerConfig:
         served_name: what clients call the model, and what answers say.
         also_named: further names by which clients may ask for it, such as those that an agent has
             built in.
+        adapters: names of LoRA adapters, by which clients may ask for the model, too.
         api_keys: any of them opens all routes; empty asks for none. Several stand for users who
             see nothing of each other.
         key_limits: of keys that have limits of their own.
@@ -169,6 +172,7 @@ class ServerConfig:
     port: int = 8000
     served_name: str | None = None
     also_named: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     key_limits: Mapping[str, KeyLimits] = field(default_factory=dict)
     default_limits: KeyLimits = KeyLimits()
@@ -231,4 +235,4 @@ class ModelConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """All by which clients may ask for it."""
-        return (self.name, *self.serving.also_named)
+        return (self.name, *self.serving.also_named, *self.serving.adapters)

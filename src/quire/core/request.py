@@ -217,6 +217,7 @@ class Request:
         stop_on_loop: repeats of a cycle that end the answer, None the server's; 0 is never, and
             lets runs of digits and blanks go on.
         rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
+        adapter: the name of the LoRA adapter that answers; empty is none.
         caller: the API key that asks, as a word; keys take turns.
         share: of places and rows, beside other keys' shares.
         priority: lower numbers go first; see `scheduler.fairness`.
@@ -240,6 +241,7 @@ class Request:
     thinking: ThinkingBudget | None = None
     stop_on_loop: int | None = None
     rules: TokenRules = field(default_factory=TokenRules)
+    adapter: str = ""
     caller: str = ""
     share: float = 1.0
     priority: int = 0

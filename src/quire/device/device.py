@@ -94,6 +94,15 @@ class Device(ABC):
         """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`."""
         return x @ y.swapaxes(-1, -2)
 
+    @contextmanager
+    def computing_by(self, operations: Operations) -> Iterator[None]:
+        """Have models compute by other operations, which lean on the device's own."""
+        own, self.operations = self.operations, operations
+        try:
+            yield
+        finally:
+            self.operations = own
+
     # -- compiled operations -------------------------------------------------------------------
 
     def fused(self, function: Callable[P, T]) -> Callable[P, T]:

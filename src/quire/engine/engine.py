@@ -27,6 +27,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
+from quire.engine.adapters import read_adapters, with_adapter
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format, limited
@@ -90,8 +91,9 @@ class Engine:
         self.rehearse = self._runner.rehearse
         """`Runner.rehearse`; call it only while there is no work."""
         self._drafters = frozenset(each.name for each in drafters)
+        read_adapters(self._runner.adapters, loaded, config)
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
-        budget = kv_budget(config, loaded.parameter_bytes)
+        budget = kv_budget(config, loaded.parameter_bytes + self._runner.adapters.nbytes)
         skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         self._names = BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
@@ -141,7 +143,7 @@ class Engine:
             check_request(
                 request, config=self.config, model=model, media=media, formats=self._offered
             )
-            request = media.intern(request)
+            request = with_adapter(media.intern(request), self._runner.adapters)
             format, repeats = self._names.format(request.kv_format), request.stop_on_loop
             repeats = self.config.stop_on_loop if repeats is None else repeats
             bound = request.grammar is not None and not request.grammar.lazy

@@ -23,6 +23,7 @@ from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
 from quire.engine.encoder_cache import EncoderCache
 from quire.engine.stages import VectorStage
+from quire.executor.adapters import Adapters
 from quire.executor.graphs.runner import Computed, open_cuda_graphs
 from quire.executor.inputs import StepInputs
 from quire.models.base import CrossRows, LanguageModel
@@ -124,6 +125,7 @@ class Runner:
             model, layout, self.pools, identity, batch_invariant=batch_invariant
         )
         self._vectors = VectorStage(model)
+        self.adapters = Adapters(model)
         self._observe = observe
         self._running: LaunchedStep | None = None
         self._flushed = True
@@ -268,7 +270,11 @@ class Runner:
         return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
     def _computed(self, inputs: StepInputs) -> Computed:
-        """Run the step as a CUDA graph where one serves, else eagerly."""
+        """Run the step as a CUDA graph where one serves, else eagerly, as with adapters."""
+        adapted = self.adapters.operations(inputs.sequences, inputs.wanted_rows)
+        if adapted is not None:
+            with current_device().computing_by(adapted):
+                return Computed(self.model(inputs), logits=False, graphed=False)
         if self._graphs is not None:
             found = self._graphs.compute(inputs, lambda: self.model(inputs))
             if found is not None:

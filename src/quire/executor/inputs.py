@@ -106,7 +106,8 @@ class StepInputs(_Rows):
     """All rows of one step.
 
     Attributes:
-        wanted: `[R]` rows whose final hidden states are wanted; None when it is all of them.
+        wanted, wanted_rows: `[R]` rows whose final hidden states are wanted, on the device and on
+            the host; None when it is all of them.
         ending: the sequences that these rows belong to, in order; `ScheduledSequence.wanted` each.
         narrowed: whether the model went on with those rows alone.
 
@@ -126,11 +127,13 @@ class StepInputs(_Rows):
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
         self.wanted: mx.array | None = None
+        self.wanted_rows: list[int] | None = None
         self.narrowed = False
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)
-            self.wanted = int32([row for end, rows in ends for row in range(end - rows, end)])
+            self.wanted_rows = [row for end, rows in ends for row in range(end - rows, end)]
+            self.wanted = int32(self.wanted_rows)
         self.positions = mx.array(_joined([each.positions for each in self.sequences]))
         self.tokens = self._gather_tokens(sampled, previous)
 

@@ -22,6 +22,8 @@ class Settings(TypedDict, total=False):
     Attributes:
         dtype: "float32", "float16" or "bfloat16"; by default as `quire serve` chooses.
         adapter: folder or hub id of a LoRA adapter, merged into the weights.
+        adapters: folders or hub ids of LoRA adapters by their names; `model=NAME` of a request
+            chooses one.
         kv_memory: bytes for KV blocks; by default a share of what is free.
         kv_bits, kv_scheme: how keys and values are stored, as in `--kv-bits 8/4`.
         kv_disk: folder where evicted KV blocks go.
@@ -43,6 +45,7 @@ class Settings(TypedDict, total=False):
 
     dtype: Literal["float32", "float16", "bfloat16"]
     adapter: str
+    adapters: Mapping[str, str]
     kv_memory: int
     kv_bits: float | str
     kv_scheme: str
@@ -75,7 +78,7 @@ _ENGINE = frozenset(
 _SERVING = frozenset(
     {"dialect", "sampling_defaults", "allow_special_tokens", "allow_media_hosts", "log_level"}
 )
-_OWN = frozenset({"kv_bits", "kv_scheme", "kv_disk", "kv_disk_size"})
+_OWN = frozenset({"adapters", "kv_bits", "kv_scheme", "kv_disk", "kv_disk_size"})
 
 
 def configured(
@@ -94,9 +97,11 @@ def configured(
         place(None if model is None else str(Path(model)) if isinstance(model, Path) else model),
         kv_format=_kv_format(given),
         disk=_disk(given),
+        adapters=tuple(given.get("adapters", {}).items()),
         **{name: value for name, value in given.items() if name in _ENGINE},
     )
     serving = {name: value for name, value in given.items() if name in _SERVING}
+    serving["adapters"] = tuple(given.get("adapters", {}))
     serving.setdefault("log_level", "warning")
     name = NAME if not model else str(model)
     return engine, ServerConfig(served_name=name, max_messages=1 << 20, **serving)

@@ -69,6 +69,15 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     return StepPrograms(whole, _trace(model, head, ("R",), rows))
 
 
+def multiplied(model: LanguageModel) -> frozenset[str]:
+    """Return the paths of weights by which a step multiplies its rows."""
+    weights, how = KnownWeights(named_parameters(model)), Variant()
+    with traced_by(operations := TracedOperations(weights)):
+        model(TracedStep(operations, model, how, how.fields(_points(how.symbols)[0])))
+    calls = (each for each in operations.calls if each.kind in ("linear", "packed_linear"))
+    return frozenset(call.attributes["weight"].name for call in calls)
+
+
 def _trace(
     model: LanguageModel,
     function: Traced,

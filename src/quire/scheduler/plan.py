@@ -93,6 +93,7 @@ class ScheduledSequence:
         snapshots: (group, slot) that also gets the recurrent state after the last row.
         drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
             the state before the rows: some of them are drafts.
+        adapter: the LoRA adapter of its rows; empty is none.
         crossed: the media that some of the rows attend to through cross-attention layers, in order.
     """
 
@@ -113,6 +114,7 @@ class ScheduledSequence:
     snapshots: tuple[tuple[int, int], ...] = ()
     drafted_states: tuple[tuple[int, int], ...] = ()
     crossed: tuple[CrossKeys, ...] = ()
+    adapter: str = ""
 
     @property
     def end(self) -> int:

@@ -73,6 +73,7 @@ class PlannedRows:
             snapshots=tuple((slot.pool.group, slot.id) for slot in self.snapshots),
             drafted_states=spares,
             crossed=crossed,
+            adapter=request.adapter,
         )
 
     def _sampling(self) -> tuple[RowSampling, ...]:

@@ -95,6 +95,7 @@ class Generation:
         or_anew: of a `continue_final` that nobody asked for by name: a last message that cannot be
             gone on with is answered.
         cache_salt: prompts share what is cached only with those of the same.
+        adapter: the LoRA adapter that answers; empty is none.
         caller: for whom it is counted.
         session: the conversation or agent that it belongs to; of several replicas one answers it.
         share: of the caller's API key, of places and rows.
@@ -136,6 +137,7 @@ class Generation:
     or_anew: bool = False
     cache_salt: str = ""
     keep_alive_s: float | None = None
+    adapter: str = ""
     caller: str = ""
     session: str = ""
     share: float = 1.0

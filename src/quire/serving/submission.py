@@ -171,6 +171,7 @@ class Submission:
             thinking=constraints.thinking,
             stop_on_loop=spec.stop_on_loop,
             rules=spec.rules,
+            adapter=spec.adapter,
             caller=spec.caller,
             share=spec.share,
             priority=spec.priority or 0,

@@ -89,6 +89,7 @@ class Vectors:
                 media=prompt.media,
                 max_tokens=1,
                 kv_format=prepared.spec.kv_format,
+                adapter=prepared.spec.adapter,
                 caller=prepared.spec.caller,
                 share=prepared.spec.share,
                 priority=prepared.spec.priority or 0,

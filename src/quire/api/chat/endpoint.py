@@ -348,7 +348,7 @@ class Chat:
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": context.service.name,
+            "model": context.answering(asked.prepared),
         }
         names = token_names(context.service.tokenizer, numbered=asked.numbered)
         token_ids = asked.prepared.spec.token_ids

@@ -329,7 +329,7 @@ class Completions:
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": service.name,
+            "model": context.answering(asked.prepared),
         }
         names = token_names(service.tokenizer, numbered=asked.numbered)
         token_ids = asked.prepared.spec.token_ids

@@ -101,7 +101,7 @@ class Embeddings:
         body: dict[str, Any] = {
             "object": "list",
             "data": Array(data),
-            "model": context.service.name,
+            "model": context.answering(asked.prepared),
             "usage": counted(request, tokens, cached),
             "pooling": {
                 "type": task.pooling,

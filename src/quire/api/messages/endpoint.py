@@ -129,7 +129,7 @@ class Messages:
         run = await context.start(request, asked.prepared)
         answering = MessageSettings(
             id=f"msg_{uuid.uuid4().hex}",
-            model=context.service.name,
+            model=context.answering(asked.prepared),
             max_tokens=asked.max_tokens,
             reasoning=asked.reasoning,
             dropped=asked.dropped,

@@ -101,7 +101,8 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     spec = replace(said.prompt, **_generation(context, fields, request))
     if fields.truncation == "auto":
         spec = await _truncated(context, spec)
-    constant = constant_part(context.service.name, fields, spec.sampling, dropped=said.dropped)
+    name = spec.adapter or context.service.name
+    constant = constant_part(name, fields, spec.sampling, dropped=said.dropped)
     return _ReadRequest(
         await context.prepare(spec),
         constant["id"],

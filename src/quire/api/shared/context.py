@@ -274,9 +274,18 @@ class Context:
 
     def check_model(self, name: str | None) -> None:
         """Raises `NotFound` for another model than this one; None means this one."""
-        served = self.service.name
-        if name is not None and name != served and name not in self.config.also_named:
-            raise unknown_model(name, [served])
+        served, config = self.service.name, self.config
+        known = (served, *config.also_named, *config.adapters)
+        if name is not None and name not in known:
+            raise unknown_model(name, [served, *config.adapters])
+
+    def adapter(self, name: str | None) -> str:
+        """Return the LoRA adapter that a model's name asks for; empty for none."""
+        return name if name is not None and name in self.config.adapters else ""
+
+    def answering(self, prepared: Prepared) -> str:
+        """Return the name of what answers: the model's, or an adapter's."""
+        return prepared.spec.adapter or self.service.name
 
     def kv_format(
         self, bits: float | str | None, scheme: str | None, headers: Mapping[str, str]
@@ -378,6 +387,7 @@ def decoding(
         "stop_token_ids": frozenset(stop_ids),
         "ignore_eos": fields.ignore_eos is True,
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
+        "adapter": context.adapter(fields.model),
         "priority": fields.priority,
         "cache_salt": fields.cache_salt or "",
         "keep_alive_s": fields.keep_alive,

@@ -296,6 +296,7 @@ class DecodingFields(Wire):
     What is left out has the server's default; `Service.sampling` holds those that models recommend.
     """
 
+    model: str | None = None
     temperature: Annotated[Number, Field(**LIMITS["temperature"])] | None = None
     top_p: Annotated[Number, Field(**LIMITS["top_p"])] | None = None
     presence_penalty: Annotated[Number, Field(**LIMITS["presence_penalty"])] | None = None
@@ -348,7 +349,6 @@ class GenerationFields(DecodingFields):
     `user`, `metadata` and their like cannot change an answer: accepted, not read.
     """
 
-    model: str | None = None
     stream: bool | None = None
     stream_options: ChunkOptions | None = None
     n: Integer | None = Field(default=None, ge=1, le=128)

@@ -41,6 +41,7 @@ class VectorFields(Wire):
         return Generation(
             truncate=self.truncate_prompt_tokens,
             truncate_left=self.truncation_side != "right",
+            adapter=context.adapter(self.model),
             priority=self.priority,
             cache_salt=self.cache_salt or "",
             keep_alive_s=self.keep_alive,

@@ -22,6 +22,8 @@ from quire.core.folder import read_object
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights import mlx_lm_adapter
 from quire.models.weights.hub import find_folder
+from quire.models.weights.identity import WeightIdentity
+from quire.models.weights.low_rank import Factors, LowRank, Placing
 from quire.models.weights.names import Weights, without_wrapper
 from quire.models.weights.quantization import unpacked
 from quire.models.weights.safetensors import read_header
@@ -128,12 +130,7 @@ class Adapter:
         Raises:
             ModelError: a tensor of the adapter has no place, or the wrong shape.
         """
-        read_header(self.file)
-        tensors = mx.load(str(self.file))
-        assert isinstance(tensors, dict)
-        if self.file.name == mlx_lm_adapter.FILE:
-            tensors = mlx_lm_adapter.peft_tensors(self.file, tensors)
-        factors, whole = self._sorted(tensors)
+        factors, whole = self._sorted(self._tensors())
         merging = _Merging(dict(weights), model, dtype, self.file)
         for module, parts in factors.items():
             merging.add(module, parts, self._scale(module, parts))
@@ -142,6 +139,44 @@ class Adapter:
         if merging.unpacked:
             log.warning("%s: %d packed matrices are unpacked", self.file, merging.unpacked)
         return merging.weights
+
+    def beside(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype) -> LowRank:
+        """Return the factors by the model's layers, for requests that name the adapter.
+
+        Args:
+            weights: the tensors of the checkpoint, by its own names; none is evaluated.
+            model: with its weights.
+            dtype: of the factors.
+
+        Raises:
+            ModelError: a tensor of the adapter has no place, or can only be merged.
+        """
+        factors, whole = self._sorted(self._tensors())
+        if whole:
+            raise ModelError(
+                f"{self.file}: {min(whole)!r} is a whole tensor; merge this adapter into the "
+                "weights (--adapter FOLDER)"
+            )
+        modules: dict[str, Factors] = {}
+        for module, parts in factors.items():
+            scale = self._scale(module, parts)
+            if "A" not in parts:
+                raise ModelError(
+                    f"{self.file}: {module!r} is a table; merge this adapter into the weights "
+                    "(--adapter FOLDER)"
+                )
+            modules[module] = parts["A"], scale * parts["B"].astype(mx.float32)
+        with WeightIdentity([self.file]) as identity:
+            placed = Placing(weights, model, dtype, self.file).placed(modules)
+            return LowRank(placed, identity.digest(self.identity.encode()))
+
+    def _tensors(self) -> Weights:
+        read_header(self.file)
+        tensors = mx.load(str(self.file))
+        assert isinstance(tensors, dict)
+        if self.file.name == mlx_lm_adapter.FILE:
+            return mlx_lm_adapter.peft_tensors(self.file, tensors)
+        return tensors
 
     def _sorted(self, tensors: Weights) -> tuple[dict[str, dict[str, mx.array]], Weights]:
         """Factors by module, and whole tensors by name, both without PEFT's prefix."""

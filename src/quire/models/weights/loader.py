@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from quire.models.weights.files import WeightFiles, find_weights
 from quire.models.weights.foreign_packing import unsupported_method
 from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
+from quire.models.weights.low_rank import LowRank
 
 _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
 """Ends of names of what is never narrowed: experts are ranked by differences in its last digits,
@@ -62,6 +64,7 @@ class LoadedModel:
         context_length: tokens that prompt and answer may have together.
         trained_length: how many of these the model was trained on, see `trained_length`.
         dtype: name of the type that activations have, e.g. "bfloat16".
+        read_adapter: reads a folder or hub id of an adapter that requests name.
     """
 
     model: LanguageModel
@@ -73,6 +76,7 @@ class LoadedModel:
     context_length: int
     trained_length: int
     dtype: str
+    read_adapter: Callable[[str], LowRank]
 
 
 def open_model(
@@ -128,7 +132,19 @@ def open_model(
         context_length=context_length(config),
         trained_length=trained_length(config),
         dtype=resolved,
+        read_adapter=partial(_beside, model, files, config, DTYPES[resolved]),
     )
+
+
+def _beside(
+    model: LanguageModel,
+    files: WeightFiles,
+    config: dict[str, Any],
+    dtype: mx.Dtype,
+    adapter: str,
+) -> LowRank:
+    """Return the factors of an adapter beside a model that is loaded."""
+    return Adapter.open(adapter).beside(files.read(config, dtype), model, dtype)
 
 
 def _load_weights(

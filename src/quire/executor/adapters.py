@@ -1,0 +1,213 @@
+"""LoRA adapters chosen by request: low-rank products of rows beside the model's own.
+
+Each row of a step names an adapter, or none. The factors of all adapters in memory lie in one
+stack a matrix, padded to one rank, whose first entry is zero: the rows of a step are multiplied
+together, each by its own entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.device.device import current_device
+from quire.device.operations import Operations
+from quire.device.rotation import Rotate
+from quire.device.weights import GatedMatrices, HeadPart, Matrix, PackedWeight
+from quire.models.base import LanguageModel, named_parameters
+from quire.models.weights.low_rank import LowRank
+from quire.program.trace import multiplied
+from quire.scheduler.plan import ScheduledSequence
+
+_GATHERED_ROWS = 64
+"""Rows up to which each is multiplied by its own entry; more go by runs of one adapter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stack:
+    """The factors of one matrix: `[adapters, in, rank]` and `[adapters, rank, out]`."""
+
+    inner: mx.array
+    outer: mx.array
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes + self.outer.nbytes
+
+
+class Adapters:
+    """The adapters of a model that are in memory. Owned by the engine.
+
+    Args:
+        model: with its weights.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._parameters = named_parameters(model)
+        self._multiplied: frozenset[str] | None = None
+        self._loaded: dict[str, LowRank] = {}
+        self._stacks: dict[int, _Stack] = {}
+        """By the identity of the weight's array."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._loaded)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the factors take."""
+        return sum(stack.nbytes for stack in self._stacks.values())
+
+    def identity(self, name: str) -> str:
+        """Return what tells the blocks of an adapter's requests from others; empty for none."""
+        return self._loaded[name].identity if name else ""
+
+    def add(self, name: str, adapter: LowRank) -> None:
+        """Mutates: requests may name an adapter from the next step on.
+
+        Raises:
+            ModelError: a matrix that it changes is not multiplied by rows.
+        """
+        if self._multiplied is None:
+            self._multiplied = multiplied(self._model)
+        used = {}
+        for path, factors in adapter.factors.items():
+            if f"{path}.weight" in self._multiplied:
+                used[path] = factors
+            elif factors[1].any().item():  # untrained factors change nothing
+                raise ModelError(
+                    f"adapter {name!r}: {path!r} is computed in a way that takes no adapter of a "
+                    "request; merge it into the weights (--adapter FOLDER)"
+                )
+        self._loaded[name] = LowRank(used, adapter.identity)
+        self._restack()
+
+    def remove(self, name: str) -> None:
+        """Mutates: forget an adapter that no request in flight names."""
+        del self._loaded[name]
+        self._restack()
+
+    def operations(
+        self, sequences: Sequence[ScheduledSequence], wanted: Sequence[int] | None
+    ) -> Operations | None:
+        """Return the operations of a step; None if no row names an adapter.
+
+        Args:
+            sequences: in the order of the step's rows.
+            wanted: rows that the model may go on with alone; None is all.
+        """
+        if not any(each.adapter for each in sequences):
+            return None
+        numbers = {name: number for number, name in enumerate(self._loaded, 1)}
+        rows = [numbers.get(s.adapter, 0) for s in sequences for _ in range(s.count)]
+        choices = {len(rows): _Choice(rows)}
+        if wanted is not None:
+            choices.setdefault(len(wanted), _Choice([rows[row] for row in wanted]))
+        base = current_device().operations
+        return cast(Operations, _AdaptedOperations(base, self._stacks, choices))
+
+    def _restack(self) -> None:
+        paths = dict.fromkeys(path for each in self._loaded.values() for path in each.factors)
+        stacks = {path: self._stack(path) for path in paths}
+        mx.eval([[stack.inner, stack.outer] for stack in stacks.values()])
+        self._stacks = {
+            id(self._parameters[f"{path}.weight"]): stack for path, stack in stacks.items()
+        }
+
+    def _stack(self, path: str) -> _Stack:
+        found = [each.factors.get(path) for each in self._loaded.values()]
+        some = next(factors for factors in found if factors is not None)
+        rank = max(factors[0].shape[1] for factors in found if factors is not None)
+        (inputs, _), (_, outputs), dtype = some[0].shape, some[1].shape, some[0].dtype
+        none = mx.zeros((inputs, rank), dtype), mx.zeros((rank, outputs), dtype)
+        inner, outer = [none[0]], [none[1]]
+        for factors in found:
+            one, other = factors or none
+            missing = rank - one.shape[1]
+            inner.append(mx.pad(one, [(0, 0), (0, missing)]))
+            outer.append(mx.pad(other, [(0, missing), (0, 0)]))
+        return _Stack(mx.stack(inner), mx.stack(outer))
+
+
+class _Choice:
+    """The entry of a stack that each row takes."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self._rows = rows
+        self._numbers = mx.array(rows, mx.uint32)
+        self._runs: list[tuple[int, int, int]] = []
+        for number, run in groupby(rows):
+            start = self._runs[-1][1] if self._runs else 0
+            self._runs.append((start, start + len(list(run)), number))
+
+    def product(self, x: mx.array, stack: _Stack, gathers: Sequence[mx.Dtype]) -> mx.array:
+        """Return the low-rank products of rows `[T, ..., in]`: `[T, ..., out]`."""
+        runs = self._runs
+        if len(runs) > 1 and x.ndim == 2 and len(x) <= _GATHERED_ROWS and x.dtype in gathers:
+            inner = mx.gather_mm(x[:, None], stack.inner, rhs_indices=self._numbers)
+            return mx.gather_mm(inner, stack.outer, rhs_indices=self._numbers)[:, 0]
+        parts = [
+            (x[start:end] @ stack.inner[number]) @ stack.outer[number]
+            for start, end, number in runs
+        ]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+class _AdaptedOperations:
+    """The device's operations, with low-rank products added to those of adapted matrices.
+
+    Fused operations over an adapted matrix are computed from single products. Everything else is
+    the device's own.
+    """
+
+    def __init__(
+        self, base: Operations, stacks: Mapping[int, _Stack], choices: Mapping[int, _Choice]
+    ) -> None:
+        self._base = base
+        self._stacks = stacks
+        self._choices = choices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+        return self._added(x, weight, self._base.linear(x, weight, bias))
+
+    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        return self._added(x, weight.codes, self._base.packed_linear(x, weight, bias))
+
+    def product(self, x: mx.array, matrix: Matrix) -> mx.array:
+        weight = matrix.weight
+        array = weight if isinstance(weight, mx.array) else weight.codes
+        return self._added(x, array, self._base.product(x, matrix))
+
+    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
+        if not any(map(self._adapts, (mlp.gate, mlp.up, mlp.down))):
+            return self._base.gated_mlp(x, mlp)
+        return Operations.gated_mlp(cast(Operations, self), x, mlp)
+
+    def heads(
+        self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None
+    ) -> list[mx.array]:
+        if not any(part.matrix is not None and self._adapts(part.matrix) for part in parts):
+            return self._base.heads(x, parts, eps, rotate)
+        return Operations.heads(cast(Operations, self), x, parts, eps, rotate)
+
+    def _adapts(self, matrix: Matrix) -> bool:
+        weight = matrix.weight
+        return id(weight if isinstance(weight, mx.array) else weight.codes) in self._stacks
+
+    def _added(self, x: mx.array, weight: mx.array, y: mx.array) -> mx.array:
+        stack = self._stacks.get(id(weight))
+        if stack is None:
+            return y
+        return y + self._choices[len(x)].product(x, stack, self._base.gather_mm_dtypes)
