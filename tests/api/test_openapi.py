@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -13,11 +16,13 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from quire.api.app import build_app
+from quire.api.file_routes import FILES
 from quire.api.openapi import document
 from quire.api.operations import Operation
 from quire.api.routes import OPERATIONS
 from quire.core.config import ServerConfig
-from tests.api.conftest import HTTP, NAME, Serve, Served
+from quire.text.tokenizer import Tokenizer
+from tests.api.conftest import HTTP, NAME, Serve, Served, start
 from tests.support.server import one_model
 from tests.support.waiting import HANG_S
 
@@ -45,14 +50,24 @@ def test_it_is_served(serve: Serve) -> None:
     assert HTTP.get(f"{serve().url}/openapi.json").json() == document(OPERATIONS, ("quire-demo",))
 
 
+@pytest.fixture(scope="module")
+def keeping(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that keeps files."""
+    folder = tmp_path_factory.mktemp("files")
+    with ExitStack() as stack:
+        yield start(stack, tokenizer, ServerConfig(files=str(folder)))
+
+
 @pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "operation",
     [each for each in OPERATIONS if each.listed],
     ids=lambda each: f"{each.method} {each.path}",
 )
-def test_no_input_breaks_the_server(serve: Serve, operation: Operation, examples: int) -> None:
-    served = serve("Hello.")
+def test_no_input_breaks_the_server(
+    serve: Serve, keeping: Served, operation: Operation, examples: int
+) -> None:
+    served = keeping if operation in FILES else serve("Hello.")
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     described = schema[operation.template][operation.method.upper()]
 
