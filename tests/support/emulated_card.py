@@ -20,7 +20,7 @@ from quire.device.operations import UnfusedOperations
 from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
-from quire.executor.graphs import coding_check
+from quire.executor.graphs import coding_check, graph_cache
 from quire.executor.graphs import runner as graphs
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
@@ -128,9 +128,10 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
     for module in (graphs, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
-    monkeypatch.setattr(graphs, "card", lambda: SMALL)
-    monkeypatch.setattr(graphs, "compiler", lambda: compiler)
+    monkeypatch.setattr(graph_cache, "card", lambda: SMALL)
+    for module in (graph_cache, graphs):
+        monkeypatch.setattr(module, "compiler", lambda: compiler)
     monkeypatch.setattr(graphs, "load_extension", lambda: extension)
     monkeypatch.setattr(graphs, "verified_kernels", lambda: VerifiedKernels(None, ""))
-    for module in (graphs, coding_check):
+    for module in (graph_cache, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)

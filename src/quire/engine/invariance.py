@@ -14,7 +14,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.device.device import current_device
-from quire.executor.graphs.runner import MAX_ROWS
+from quire.executor.graphs.graph_cache import MAX_ROWS
 
 _FIELD = "batch-invariant"
 

@@ -10,9 +10,10 @@ import pytest
 
 from quire.device.cuda import driver, packed, products
 from quire.device.cuda.driver import Card
-from quire.device.cuda.packed import Packed, header, many_defines
+from quire.device.cuda.packed import Packed, header
 from quire.device.cuda.products import Products
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import Kernel, kernel_text
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.support.nvcc import assert_compiles
@@ -37,9 +38,13 @@ SOURCES = [
         for more in (GATED, DOWN)
     ),
     *(
-        ("many.cuh", many_defines(64, dense=dense) | more, PRODUCT)
+        (
+            "wide_gemm.cuh",
+            WideGemm(512, 256, 4, 64, 4, H200, bool(more["GATED"]), experts).defines | more,
+            PRODUCT,
+        )
         for more in (GATED, DOWN)
-        for dense in (False, True)
+        for experts in (False, True)
     ),
     ("skinny_gemm.cuh", SkinnyGemm(512, 256, 64, 32, H200).defines | DOWN, PRODUCT),
     ("unpack.cuh", {"GROUP": 64, "GELU": 0}, PRODUCT),
@@ -112,7 +117,12 @@ def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
         inputs, outputs, group_size, rows = sizes
         return SkinnyGemm(inputs, outputs, group_size, rows, card, gated, experts)
 
+    def wide(*sizes: int, gated: bool = False, experts: bool = False) -> WideGemm:
+        inputs, outputs, group_size, blocks = sizes
+        return WideGemm(inputs, outputs, 4, group_size, blocks, card, gated, experts)
+
     monkeypatch.setattr(packed, "_cut", cut)
+    monkeypatch.setattr(packed, "wide_gemm", wide)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
@@ -127,12 +137,10 @@ def test_the_check_asks_for_more_shared_memory_after_less(
 
     def kernel(*what: object, **_: object) -> Kernel:
         for gemm in (each for each in what if isinstance(each, SkinnyGemm)):
-            many = what[0] is True
-            if not many:
-                asked.setdefault(tuple(gemm.defines.items()), []).append(gemm.shared)
+            asked.setdefault(tuple(gemm.defines.items()), []).append(gemm.shared)
         return launch
 
-    for name in ("linear", "unpack", "gate", "expert", "dense", "group"):
+    for name in ("linear", "unpack", "gate", "expert", "wide", "group"):
         monkeypatch.setattr(packed, f"_{name}_kernel", kernel)
     cut_for(card, monkeypatch)
     monkeypatch.setattr(products, "_compared", lambda *_: None)

@@ -10,10 +10,10 @@ import numpy as np
 
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore
+from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import InputLayout, table_start, write_group
 from quire.executor.graphs.pools import HeadRows, LayerAttention, kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
-from quire.executor.graphs.runner import MAX_ROWS
 from tests.device.cuda.cards import H200
 from tests.support.emulated_steps import EmulatedRunner, memory_of
 

@@ -108,6 +108,7 @@ class Compared:
         rounds: list[list[Request]],
         names: list[str],
         further: float = 1,
+        counts: Iterable[int] = (),
     ) -> None:
         """Each number of rows against the model's own way; tokens and logits against the reference.
 
@@ -115,13 +116,15 @@ class Compared:
             rounds: requests at a time, as many as steps are recorded for.
             names: of requests that are held against the reference.
             further: how many times as far as plain blocks logits may be.
+            counts: rows that steps must be recorded for; those of the rounds unless said otherwise.
         """
         company = Company(loaded, config)
         for requests in rounds:
             company.run(requests)
         (whole,) = self.wholes
         stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
-        assert whole.verified.keys() >= {(stored, len(requests)) for requests in rounds}
+        wanted = list(counts) or [len(requests) for requests in rounds]
+        assert whole.verified.keys() >= {(stored, count) for count in wanted}
         assert all(whole.verified.values())
         assert any(self.prompts)
         every = [each for requests in rounds for each in requests if each.id in names]

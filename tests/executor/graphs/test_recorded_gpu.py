@@ -11,7 +11,8 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.runner import MAX_ROWS, CUDAGraphs
+from quire.executor.graphs.graph_cache import WIDE_ROWS
+from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from tests.executor.graphs.recorded import (
     CODED,
@@ -63,13 +64,13 @@ def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: K
 def test_rows_turn_by_their_positions(
     wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a picture they are not the tokens' numbers, behind a video they may be fractions."""
-    loaded = replace(opened(FAMILIES["qwen3_moe"]), fingerprint="half as far")
+    """Behind a picture they are not the tokens' numbers."""
+    loaded = replace(opened(FAMILIES["qwen3_moe"]), fingerprint="twice as far")
 
-    def half(model: LanguageModel, tokens: tuple[int, ...], media: object) -> Any:
-        return np.tile(np.arange(len(tokens), dtype=np.float32) / 2, (3, 1))
+    def doubled(model: LanguageModel, tokens: tuple[int, ...], media: object) -> Any:
+        return np.tile(np.arange(len(tokens), dtype=np.float32) * 2, (3, 1))
 
-    monkeypatch.setattr(type(loaded.model), "positions", half)
+    monkeypatch.setattr(type(loaded.model), "positions", doubled)
     Company(loaded, PLAIN).run(prompts([90, 91], tokens=4))
     (whole,) = wholes
     assert whole.verified
@@ -78,8 +79,8 @@ def test_rows_turn_by_their_positions(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
-    counts = [1 << n for n in range(MAX_ROWS.bit_length())]
-    names = ["1-r0", "2-r1", "8-r5", "32-r20", "64-r63"]
+    counts = [1 << n for n in range(WIDE_ROWS.bit_length())]
+    names = ["1-r0", "2-r1", "8-r5", "32-r20", "64-r63", "256-r255"]
     compared.assert_agree(opened(FAMILIES[family]), PLAIN, streams_of(counts), names)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
+from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.head import Head, record_head, served_head
 from quire.executor.graphs.layout import (
     GroupInputs,
@@ -33,9 +35,9 @@ from quire.executor.graphs.layout import (
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pools import LayerPool, PagePool, PlainPool, kind_of
-from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
+from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
-from quire.executor.graphs.runner import MAX_ROWS, in_one_block
+from quire.executor.graphs.runner import in_one_block
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
@@ -87,15 +89,14 @@ def _narrow(each: mx.array) -> mx.array:
     return each.astype(mx.bfloat16) if each.dtype == mx.float32 else each
 
 
-def pool_of(layout: KVLayout, layer: int, format: KVFormat) -> LayerPool:
-    """Of a layer, with addresses that only differ from each other."""
+def pool_of(layout: KVLayout, layer: int, format: KVFormat, at: int = 1) -> LayerPool:
+    """Of a layer, with addresses from `at` on that only differ from each other."""
     group, own = layout.group[layer], format.of_layer(layer)
     if own.scheme == "plain":
-        return PlainPool(group, 64, (1, 2))
+        return PlainPool(group, 64, (at, at + 1))
     if own.scheme == "page":
-        return PagePool(
-            group, 64, tuple(range(8)), packed.Codes(int(own.key_bits), int(own.value_bits), 64)
-        )
+        codes = packed.Codes(int(own.key_bits), int(own.value_bits), 64)
+        return PagePool(group, 64, tuple(range(at, at + 8)), codes)
     spec = layout.groups[group].spec.attention
     assert spec is not None
     store = make_store(LayerShape.of(spec, 64, mx.bfloat16), own)
@@ -130,10 +131,40 @@ def _record(
     card: Card = H200,
     address: Callable[[mx.array], int] = id,
 ) -> tuple[list[Kernel], InputLayout]:
+    recorder = recorder_of(
+        model,
+        max_rows,
+        format=format,
+        batch_invariant=batch_invariant,
+        card=card,
+        address=address,
+    )
+    return recorder.kernels, recorder.inputs
+
+
+def recorder_of(
+    model: LanguageModel,
+    max_rows: int,
+    *,
+    format: KVFormat = PLAIN,
+    batch_invariant: bool = False,
+    card: Card = H200,
+    address: Callable[[mx.array], int] = id,
+    pools_at: Callable[[int], int] = lambda layer: 1,
+) -> Recorder:
+    """Record a step of a model.
+
+    Args:
+        pools_at: the first address of a layer's pool.
+    """
     layout, programs = KVLayout.of(model.layout), trace(model)
     body, head = recordable(programs.body), recordable(programs.head)
-    inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, id)
-    pools = {n: pool_of(layout, n, format) for n, owner in enumerate(layout.owner) if n == owner}
+    inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, address)
+    pools = {
+        n: pool_of(layout, n, format, pools_at(n))
+        for n, owner in enumerate(layout.owner)
+        if n == owner
+    }
     recorder = Recorder(max_rows, address, inputs, card, batch_invariant=batch_invariant)
     hidden, logits = Buffer(3, 0), Buffer(4, 0)
     given = {"tokens.0": Place(inputs.tokens, None), "positions.0": Place(inputs.positions, None)}
@@ -143,7 +174,38 @@ def _record(
     served = served_head(head, card)
     if served is not None:
         record_head(recorder, *served, hidden, logits)
-    return recorder.kernels, inputs
+    return recorder
+
+
+@pytest.mark.parametrize("format", FORMATS[:2], ids=lambda each: each.name)
+def test_a_step_is_recorded_once_wherever_its_pools_move(format: KVFormat) -> None:
+    model, functions = packed_model(FAMILIES["llama"]), range(1, 1000)
+
+    def made(first: int) -> Recorder:
+        numbers = count(10**6)
+        return recorder_of(
+            model,
+            2,
+            format=format,
+            address=lambda array: next(numbers),
+            pools_at=lambda layer: first + 8 * layer,
+        )
+
+    here, there = made(100), made(500)
+    moved: dict[int, int] = {at: at + 400 for at in range(100, 116)}
+    arguments = zip(here.kernels, there.kernels, strict=True)
+    assert any(one.arguments != other.arguments for one, other in arguments)
+    tables, arrays = here.moved_tables(moved)
+    found = launches(here.kernels, functions[: len(here.kernels)], {**moved, **tables})
+    for launch, kernel in zip(found, there.kernels, strict=True):
+        known = [tables.get(each, each) for each in kernel.arguments]
+        assert list(launch.arguments) == known
+    wanted = list(there.tables.values())
+    found_tables = [np.array(each).tolist() for each in arrays]
+    assert [
+        tuple(each[: len(own)]) for each, own in zip(found_tables, wanted, strict=True)
+    ] == wanted
+    assert bool(wanted) == (format.scheme == "page")
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)

@@ -19,9 +19,9 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import token_kernels
+from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import GroupInputs, group_start, table_start, write_group
 from quire.executor.graphs.recorder import Kernel
-from quire.executor.graphs.runner import MAX_ROWS
 from tests.attention.rows import HandRows
 from tests.executor.graphs.layers import attended
 from tests.support.emulated_metal import why_not

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import mlx.core as mx
 
 from quire.device.cuda.driver import card
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 
 log = logging.getLogger("quire.device")
@@ -17,9 +18,9 @@ log = logging.getLogger("quire.device")
 _PACKAGE = "quire.device.cuda"
 SKINNY_ROWS = 64
 """Rows of a skinny GEMM at most: a thread block has 16 of a matrix's rows for itself."""
-_SKINNY_TILE, _MANY_TILE = 8, 64
-"""Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
-_GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
+_SKINNY_TILE = 8
+"""Pairs of row and expert in a tile, where few rows come to an expert; `ROWS` where many do."""
+_GROUP_LANES, _LANES = 1024, 256
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 """Activations that `experts` supports, and the kernels' `GELU` constant for each."""
@@ -110,13 +111,14 @@ def fits(gemm: SkinnyGemm) -> bool:
 
 def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
     """`[M, in]` -> `[M, out]` of many rows; with `up`, `activation(weight(x)) * up(x)`."""
-    rows, outputs = x.shape[0], weight.codes.shape[0]
+    rows, (outputs, words) = x.shape[0], weight.codes.shape
     second = [] if up is None else [up.codes, up.scales, up.biases]
-    width = 128 if up is None else 64
-    return _dense_kernel(up is not None, weight.group_size, gelu)(
+    blocks, gated = -(-rows // ROWS), up is not None
+    gemm = wide_gemm(words * 8, outputs, weight.group_size, blocks, gated=gated)
+    return _wide_kernel(gemm, 1, gelu)(
         inputs=[x, weight.codes, weight.scales, weight.biases, *second],
-        grid=(-(-outputs // width) * _MANY_LANES, -(-rows // _MANY_TILE), 1),
-        threadgroup=(_MANY_LANES, 1, 1),
+        grid=(-(-outputs // gemm.width) * gemm.threads, gemm.blocks, 1),
+        threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(rows, outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
@@ -151,7 +153,7 @@ def experts(
     gate, up, down = matrices
     top, pairs, count = chosen.shape[-1], chosen.size, gate.codes.shape[0]
     many = pairs > _SKINNY_TILE * count
-    tile = _MANY_TILE if many else _SKINNY_TILE
+    tile = ROWS if many else _SKINNY_TILE
     most = min(pairs, count + pairs // tile)
     order, tiles = _group_kernel(count, tile)(
         inputs=[chosen.reshape(-1)],
@@ -160,25 +162,45 @@ def experts(
         output_shapes=[(pairs,), (most, 3)],
         output_dtypes=[mx.int32, mx.int32],
     )
-    gate_gemm, down_gemm = expert_gemms(gate, down)
-    product = partial(_expert_product, pairs=pairs, tiles=most, many=many)
-    inner = product(
-        [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
-        gate_gemm,
-        top=top,
-        gelu=gelu,
+    gemms = (
+        _wide_expert_gemms(gate, down, 1 << (most - 1).bit_length())
+        if many
+        else expert_gemms(gate, down)
     )
-    y = product([inner, down.codes, down.scales, down.biases, order, tiles], down_gemm)
-    return y.reshape(-1, top, down_gemm.outputs)
+    inputs = [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles]
+    inner = _expert_product(inputs, gemms[0], pairs=pairs, tiles=most, top=top, gelu=gelu)
+    inputs = [inner, down.codes, down.scales, down.biases, order, tiles]
+    y = _expert_product(inputs, gemms[1], pairs=pairs, tiles=most)
+    return y.reshape(-1, top, gemms[1].outputs)
+
+
+def _wide_expert_gemms(gate: Packed, down: Packed, tiles: int) -> tuple[WideGemm, WideGemm]:
+    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
+    return (
+        wide_gemm(hidden, outputs, gate.group_size, tiles, gated=True, experts=True),
+        wide_gemm(outputs, hidden, down.group_size, tiles, experts=True),
+    )
+
+
+@cache
+def wide_gemm(
+    inputs: int,
+    outputs: int,
+    group_size: int,
+    blocks: int,
+    gated: bool = False,
+    experts: bool = False,
+) -> WideGemm:
+    """Return how a product of many rows is cut; kept, as it is asked for at each product."""
+    return WideGemm(inputs, outputs, 4, group_size, blocks, card(), gated, experts)
 
 
 def _expert_product(
     inputs: list[mx.array],
-    gemm: SkinnyGemm,
+    gemm: SkinnyGemm | WideGemm,
     *,
     pairs: int,
     tiles: int,
-    many: bool,
     top: int = 1,
     gelu: int = 0,
 ) -> mx.array:
@@ -186,27 +208,19 @@ def _expert_product(
 
     Args:
         tiles: thread blocks, one above the other.
-        many: many rows come to an expert.
         top: pairs that share a row of the input.
         gelu: the activation, see `ACTIVATIONS`; counts with a gate only.
     """
-    width = (64 if gemm.gated else 128) if many else gemm.width
-    lanes = _MANY_LANES if many else gemm.threads
-    return _expert_kernel(many, gemm, top, gelu)(
+    return _expert_kernel(gemm, top, gelu)(
         inputs=inputs,
-        grid=(-(-gemm.outputs // width) * lanes, tiles, 1),
-        threadgroup=(lanes, 1, 1),
+        grid=(-(-gemm.outputs // gemm.width) * gemm.threads, tiles, 1),
+        threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(pairs, gemm.outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
 
 
 # -- kernels ---------------------------------------------------------------------------------------
-
-
-def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
-    """Return the constants of `many.cuh`, but for those of a gate."""
-    return {"GROUP": group_size, "DENSE": int(dense)}
 
 
 def header(defines: dict[str, int]) -> str:
@@ -232,17 +246,19 @@ def _gate_kernel(gelu: int) -> Kernel:
 
 
 @cache
-def _expert_kernel(many: bool, gemm: SkinnyGemm, top: int, gelu: int) -> Kernel:
-    own = many_defines(gemm.group_size, dense=False) if many else gemm.defines
-    defines = own | {"GATED": int(gemm.gated), "TOP": top, "GELU": gelu}
-    inputs, shared = [*_matrices(gemm.gated), "order", "tiles"], 0 if many else gemm.shared
-    return _compiled("many" if many else "skinny_gemm", inputs, ["y"], defines, shared)
+def _expert_kernel(gemm: SkinnyGemm | WideGemm, top: int, gelu: int) -> Kernel:
+    if isinstance(gemm, WideGemm):
+        return _wide_kernel(gemm, top, gelu)
+    defines = gemm.defines | {"GATED": int(gemm.gated), "TOP": top, "GELU": gelu}
+    inputs = [*_matrices(gemm.gated), "order", "tiles"]
+    return _compiled("skinny_gemm", inputs, ["y"], defines, gemm.shared)
 
 
 @cache
-def _dense_kernel(gated: bool, group_size: int, gelu: int) -> Kernel:
-    defines = many_defines(group_size, dense=True) | {"GATED": int(gated), "TOP": 1, "GELU": gelu}
-    return _compiled("many", _matrices(gated), ["y"], defines)
+def _wide_kernel(gemm: WideGemm, top: int, gelu: int) -> Kernel:
+    inputs = [*_matrices(gemm.gated), *["order", "tiles"] * gemm.experts]
+    defines = gemm.defines | {"TOP": top, "GELU": gelu}
+    return _compiled("wide_gemm", inputs, ["y"], defines, gemm.shared)
 
 
 def _matrices(gated: bool) -> list[str]:

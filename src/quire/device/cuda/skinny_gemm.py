@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from quire.device.cuda.driver import Card
 
@@ -37,6 +37,7 @@ class SkinnyGemm:
         outputs: of all matrices together by which a launch multiplies; with `gated`, of one of two.
         experts: a matrix an expert.
         batch_invariant: a row's sums are added up in one order, however many rows there are.
+        bits: of a weight: 4 or 8 as affine codes, 16 as it is.
     """
 
     inputs: int
@@ -47,6 +48,10 @@ class SkinnyGemm:
     gated: bool = False
     experts: bool = False
     batch_invariant: bool = False
+
+    bits: int = 4
+
+    source: ClassVar[str] = "skinny_gemm.cuh"
 
     @property
     def tiles(self) -> int:
@@ -86,8 +91,8 @@ class SkinnyGemm:
         matrices = cut.parts * (2 if self.gated else 1)
         groups = self.inputs // self.group_size
         columns = self._columns(tiles)
-        ring = cut.warps * cut.stages * cut.chunk * (512 * matrices + 128 * columns)
-        scales = 64 * matrices * (groups if groups % 8 else groups + 8)
+        ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + 128 * columns)
+        scales = 64 * matrices * (groups if groups % 8 else groups + 8) if self.bits < 16 else 0
         return max(ring + scales, 512 * cut.warps * matrices * tiles)
 
     def _columns(self, tiles: int) -> int:
@@ -99,6 +104,7 @@ class SkinnyGemm:
         """The constants of `skinny_gemm.cuh`, but for those of activation and experts."""
         tiles, cut = self.tiles, self.cut
         return {
+            "BITS": self.bits,
             "TILES": tiles,
             "ROWS": self._columns(tiles),
             "PARTS": cut.parts,
@@ -119,6 +125,7 @@ class SkinnyGemm:
         tiles = 1 if self.experts else next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
         while tiles:
             wanted = self._wanted(tiles)
+            wanted = wanted._replace(chunk=max(1, wanted.chunk * 4 // self.bits))
             chunk = wanted.chunk
             while chunk:
                 for stages in range(wanted.stages * wanted.chunk // chunk, 1, -1):

@@ -9,7 +9,7 @@ from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
 from quire.device.weights import PackedWeight
 from quire.executor.graphs import kernels
-from quire.executor.graphs.operands import UnsupportedNode, readable
+from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, readable
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.program.values import FUSED, Program
 
@@ -102,7 +102,12 @@ def record_head(
     outputs, words = weight.codes.shape
     group_size = weight.packing.group_size
     head = Head(recorder.max_rows, words * 8, outputs, group_size, softcap, recorder.card)
-    arguments = [recorder.inputs.rows, hidden.address, *recorder.matrix(weight), logits.address]
+    arguments = [
+        recorder.inputs.rows,
+        hidden.address,
+        *recorder.matrix(ProductMatrix.of(weight)),
+        logits.address,
+    ]
     recorder.add(head.text, head.grid, 32 * head.warps, arguments, [hidden], [logits], head.shared)
 
 

@@ -13,6 +13,7 @@ from quire.attention.paged import packed
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
 
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.executor.graphs"
@@ -34,8 +35,10 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 """
+Gemm = SkinnyGemm | WideGemm
+
 WEIGHT_PARTS = ("const unsigned* {}", "const T* {}", "const T* {}")
-"""Codes, scales and biases of a matrix, as a kernel declares them."""
+"""Parameters of a matrix in codes: these, scales and biases. Others have the first alone."""
 
 
 def source_text(
@@ -73,87 +76,105 @@ def source_text(
     )
 
 
-def linear(gemm: SkinnyGemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
-    """rows, x, then codes, scales, biases, y and, with `offsets`, a bias or 0 of each matrix."""
+def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
+    """rows, x, then weight, y and, with `offsets`, a bias or 0 of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
-        names = f"w{n}", f"s{n}", f"b{n}"
-        parameters += [p.format(name) for p, name in zip(WEIGHT_PARTS, names, strict=True)]
+        parameters += _weight(gemm, f"w{n}", f"s{n}", f"b{n}")
         parameters += [f"T* y{n}", *[f"const T* o{n}"] * offsets]
+    coded = gemm.bits < 16
     lines = [
         "const int x_shape[1] = {*rows};",
         "int part = blockIdx.x;",
         f"int outputs = {outputs[0]};",
-        "const unsigned* w = w0; const T *scales = s0, *biases = b0; T* y = y0;",
+        "const unsigned* w = w0; T* y = y0;",
+        "const T *scales = s0, *biases = b0;" if coded else "",
         "const T* offsets = o0;" if offsets else "",
     ]
     for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
         lines += [
             f"if (part >= {before}) {{ part -= {before};",
-            f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
+            f"w = w{n}; y = y{n}; outputs = {outputs[n]};",
+            f"scales = s{n}; biases = b{n};" if coded else "",
             f"offsets = o{n};" if offsets else "",
         ]
-    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {gemm.inputs // 8}}};"]
+    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {_words(gemm)}}};"]
     more = {"GELU": 0, "TILE_X": "part", "OFFSETS": int(offsets)}
-    return _skinny(parameters, lines, gemm, more)
+    return _product(parameters, lines, gemm, more)
 
 
-def parts(gemm: SkinnyGemm, outputs: tuple[int, ...]) -> list[int]:
+def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
     """Thread blocks side by side of each matrix."""
     return [-(-n // gemm.width) for n in outputs]
 
 
-def gated(gemm: SkinnyGemm, activation: str) -> str:
-    """rows, x, gate's and up's codes, scales and biases, y."""
-    parameters = ["const int* rows", "const T* x", *_gate_and_up(), "T* y"]
+def gated(gemm: Gemm, activation: str) -> str:
+    """rows, x, gate's and up's weight, y."""
+    parameters = ["const int* rows", "const T* x", *_gate_and_up(gemm), "T* y"]
     lines = [
         "const int x_shape[1] = {*rows};",
-        f"const int w_shape[2] = {{{gemm.outputs}, {gemm.inputs // 8}}};",
+        f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
-    return _skinny(parameters, lines, gemm, {"GELU": ACTIVATIONS[activation]})
+    return _product(parameters, lines, gemm, {"GELU": ACTIVATIONS[activation]})
 
 
-def experts_gated(gemm: SkinnyGemm, experts: int, activation: str, top: int) -> str:
-    """x, gate's and up's codes, scales and biases, order, tiles, y."""
-    parameters = ["const T* x", *_gate_and_up(), "const int* order", "const int* tiles", "T* y"]
+def experts_gated(gemm: Gemm, experts: int, activation: str, top: int) -> str:
+    """x, gate's and up's weights, order, tiles, y."""
+    parameters = ["const T* x", *_gate_and_up(gemm), "const int* order", "const int* tiles", "T* y"]
     return _experts(parameters, gemm, experts, {"GELU": ACTIVATIONS[activation], "TOP": top})
 
 
-def experts_down(gemm: SkinnyGemm, experts: int) -> str:
-    """x, codes, scales, biases, order, tiles, y."""
-    parameters = ["const T* x", *matrix_parameters()]
+def experts_down(gemm: Gemm, experts: int) -> str:
+    """x, weight, order, tiles, y."""
+    parameters = ["const T* x", *_weight(gemm)]
     parameters += ["const int* order", "const int* tiles", "T* y"]
     return _experts(parameters, gemm, experts, {"GELU": 0, "TOP": 1})
 
 
-def _gate_and_up() -> list[str]:
-    return matrix_parameters() + matrix_parameters("_up")
+def _gate_and_up(gemm: Gemm) -> list[str]:
+    return [*_weight(gemm), *_weight(gemm, "w_up", "scales_up", "biases_up")]
 
 
-def matrix_parameters(suffix: str = "") -> list[str]:
-    """Return the parameters of one matrix: codes, scales and biases."""
-    names = (f"{name}{suffix}" for name in ("w", "scales", "biases"))
+def _weight(gemm: Gemm, *names: str) -> list[str]:
+    """Return the parameters of one matrix, as `Recorder.matrix` gives them."""
+    parts = zip(WEIGHT_PARTS, names or ("w", "scales", "biases"), strict=True)
+    return [part.format(name) for part, name in parts][: 3 if gemm.bits < 16 else 1]
+
+
+def matrix_parameters() -> list[str]:
+    """Return the parameters of one matrix in codes: these, scales and biases."""
+    names = ("w", "scales", "biases")
     return [part.format(name) for part, name in zip(WEIGHT_PARTS, names, strict=True)]
 
 
-def _experts(parameters: list[str], gemm: SkinnyGemm, experts: int, more: dict[str, int]) -> str:
-    lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {gemm.inputs // 8}}};"]
-    return _skinny(parameters, lines, gemm, more)
+def _words(gemm: Gemm) -> int:
+    return gemm.inputs * gemm.bits // 32
 
 
-def _skinny(
-    parameters: list[str], lines: list[str], gemm: SkinnyGemm, more: Mapping[str, object]
+def _experts(parameters: list[str], gemm: Gemm, experts: int, more: dict[str, int]) -> str:
+    lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {_words(gemm)}}};"]
+    return _product(parameters, lines, gemm, more)
+
+
+def _product(
+    parameters: list[str], lines: list[str], gemm: Gemm, more: Mapping[str, object]
 ) -> str:
-    head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "skinny_gemm.cuh")
+    head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, gemm.source)
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     return source_text(parameters, body, gemm.threads, defines, head, "\n".join(lines))
 
 
-def attend(shape: paged.Shape) -> str:
-    """q, keys, values, tiles, table, numbers, partial, stats, result."""
+def attend(shape: paged.Shape, *, ordered: bool = False) -> str:
+    """q, keys, values, tiles, table, numbers, partial, stats, result.
+
+    Args:
+        ordered: thread blocks wait for the kernel before even where they have nothing to do: it may
+            be that none has.
+    """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
-    defines: Mapping[str, object] = {**shape.defines(1, split=True), "READY": "wait_for_others()"}
+    more = {"READY": "wait_for_others()", "ORDERED": int(ordered)}
+    defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
         [*parameters, "T* result"],
@@ -165,6 +186,23 @@ def attend(shape: paged.Shape) -> str:
     )
 
 
+def attend_tiles(shape: paged.Shape) -> str:
+    """q, keys, values, tiles, table, visible, numbers, result: tiles of a sequence's rows."""
+    parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
+    parameters += ["const int* table", "const int* visible", "const float* numbers", "T* result"]
+    tiles = shape.many_tiles
+    body = [
+        "wait_for_others();",
+        "if (tiles[blockIdx.x * 6 + 1] == 0) return;",
+        "constexpr int split = 0, splits = 1;",
+        "float *partial = nullptr, *stats = nullptr;",
+        "const float* sinks = nullptr;",
+        paged.source("attend"),
+    ]
+    defines: Mapping[str, object] = shape.defines(tiles, split=False)
+    return source_text(parameters, "\n".join(body), paged.LANES, defines, paged.source("tensor"))
+
+
 def combine(shape: paged.Shape, splits: int) -> str:
     """rows, partial, stats, tiles, result."""
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
@@ -174,7 +212,7 @@ def combine(shape: paged.Shape, splits: int) -> str:
         "const int low = tile[2], high = tile[3], each = units_of_split(low, high, splits);",
         "const int count = ((high + 31) / 32 - low / 32 + each - 1) / each;",
         "wait_for_others();",  # before any end: who waits for this waits for those before
-        "if (count == 1) return;",
+        "if (count == 1 || high == 0) return;",
     ]
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("combine")])

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
-from quire.attention.paged.tiles import TILE_FIELDS
+from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
 from quire.scheduler.plan import ScheduledSequence
@@ -18,7 +18,7 @@ from quire.scheduler.positions import alike
 
 _HEAD_INTS = 4
 """Before the positions of a step's inputs: the number of rows, and padding."""
-_GROUP_INTS = 23
+_GROUP_INTS = 29
 """For each row in each KV group: see `GroupInputs`."""
 
 
@@ -29,9 +29,11 @@ class GroupInputs:
     Attributes:
         blocks, offsets: the slot that each row is written to.
         visible: the first and the last key that a row sees.
-        tiles: of plain blocks.
+        tiles: of plain blocks: a row each. Where sequences of many rows have tiles of their own,
+            of the others' rows alone.
         tails: the block that keeps a row's own block as written, in formats with tails.
         coded, own: tiles of these formats, see `packed.tiles_of`.
+        wide: tiles of several rows of a sequence that has many, over plain blocks.
     """
 
     blocks: int
@@ -41,11 +43,12 @@ class GroupInputs:
     tails: int
     coded: int
     own: int
+    wide: int
 
     @staticmethod
     def of(start: int, each: int) -> GroupInputs:
         """Lay out the inputs from `start` on; one number for all rows takes `each`."""
-        offsets = (0, 1, 2, 4, 10, 11, 17)
+        offsets = (0, 1, 2, 4, 10, 11, 17, 23)
         return GroupInputs(*(start + each * offset for offset in offsets))
 
 
@@ -56,12 +59,20 @@ class InputLayout:
         groups: KV groups.
         entries: the most entries of all block tables of a step.
         address: of an array on the device.
+        tile_rows: for each group, rows that a tile of a sequence with many rows holds; empty where
+            each row is a tile.
     """
 
     def __init__(
-        self, groups: int, max_rows: int, entries: int, address: Callable[[mx.array], int]
+        self,
+        groups: int,
+        max_rows: int,
+        entries: int,
+        address: Callable[[mx.array], int],
+        tile_rows: Sequence[int] = (),
     ) -> None:
-        self._max_rows = max_rows
+        self.max_rows = max_rows
+        self.tile_rows = tile_rows
         self.entries = entries
         start = table_start(max_rows, groups)
         self._memory = mx.zeros((max_rows + start + entries,), dtype=mx.int32)
@@ -75,8 +86,8 @@ class InputLayout:
 
     def group(self, number: int) -> GroupInputs:
         """Return the addresses of a KV group's inputs."""
-        start = self.numbers + 4 * group_start(self._max_rows, number)
-        return GroupInputs.of(start, 4 * self._max_rows)
+        start = self.numbers + 4 * group_start(self.max_rows, number)
+        return GroupInputs.of(start, 4 * self.max_rows)
 
 
 def group_start(max_rows: int, number: int) -> int:
@@ -92,14 +103,14 @@ def table_start(max_rows: int, groups: int) -> int:
 def step_numbers(
     rows: Sequence[ScheduledSequence],
     layout: KVLayout,
-    max_rows: int,
+    memory: InputLayout,
     block_size: int,
-    max_entries: int,
 ) -> Ints | None:
     """Return a step's inputs but for its tokens, laid out as `InputLayout` says.
 
     None if block tables are too many, or positions are none that graphs take.
     """
+    max_rows = memory.max_rows
     start = table_start(max_rows, len(layout.groups))
     numbers = np.zeros(start, np.int32)
     numbers[0] = sum(each.count for each in rows)
@@ -111,10 +122,11 @@ def step_numbers(
         spec = group.spec.attention
         assert spec is not None, "graphed layers attend"
         metadata = build_metadata(number, spec, rows, block_size)
-        write_group(numbers, number, metadata, entries, max_rows)
+        tile_rows = memory.tile_rows[number] if memory.tile_rows else None
+        write_group(numbers, number, metadata, entries, max_rows, tile_rows)
         tables.append(metadata.block_table)
         entries += len(metadata.block_table)
-    return None if entries > max_entries else np.concatenate([numbers, *tables])
+    return None if entries > memory.entries else np.concatenate([numbers, *tables])
 
 
 def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
@@ -133,12 +145,18 @@ def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
 
 
 def write_group(
-    numbers: Ints, group: int, metadata: AttentionMetadata, entries: int, max_rows: int
+    numbers: Ints,
+    group: int,
+    metadata: AttentionMetadata,
+    entries: int,
+    max_rows: int,
+    tile_rows: int | None = None,
 ) -> None:
     """Write a KV group's rows into a step's inputs, as `GroupInputs` says.
 
     Args:
         entries: of the block tables, those before the group's.
+        tile_rows: see `InputLayout`; None where each row is a tile.
     """
     count, slots = metadata.rows, metadata.slots
     start = group_start(max_rows, group)
@@ -161,3 +179,19 @@ def write_group(
     places = metadata.table_starts[:-1] - metadata.first_blocks + entries
     fresh = metadata.keys[metadata.query_starts[:-1]]
     tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)
+    if tile_rows is None:
+        return
+    found = 0
+    for part in cut(metadata, FEW_ROWS, 1, tile_rows):
+        if part.few:
+            continue
+        tiles[part.rows] = 0
+        wide = numbers[at.wide + TILE_FIELDS * found :][: part.tiles.size]
+        shift = np.array([part.rows.start, 0, 0, 0, entries, 0], np.int32)
+        wide[:] = (part.tiles + shift).reshape(-1)
+        found += len(part.tiles)
+
+
+def max_tiles(max_rows: int, tile_rows: int) -> int:
+    """Return the most tiles of `tile_rows` rows of sequences that have many rows."""
+    return min(max_rows, max_rows // (FEW_ROWS + 1) + max_rows // tile_rows + 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import mlx.core as mx
+
 from quire.device.activations import Gating
 from quire.device.cuda.packed import ACTIVATIONS, Packed
 from quire.device.weights import ExpertMatrices, PackedWeight
@@ -76,30 +78,82 @@ def row_offset(program: Program, node: Node, value: int) -> int:
     raise UnsupportedNode("attention over parts of rows")
 
 
-def codes(node: Node) -> PackedWeight:
-    weight = node.weight("weight")
-    if not isinstance(weight, PackedWeight):
-        raise UnsupportedNode(f"a product with a matrix of {weight.dtype}")
-    return readable(weight)
+@dataclass(frozen=True, slots=True)
+class ProductMatrix:
+    """A matrix `[..., out, in]` in a form that the kernels of products read.
+
+    Attributes:
+        arrays: codes, scales and biases; the matrix alone where it has no codes.
+        bits: of a weight: 4 or 8 as affine codes, 16 for bfloat16.
+        group_size: columns that share a scale; 64 without scales.
+    """
+
+    arrays: tuple[mx.array, ...]
+    bits: int
+    group_size: int
+
+    @property
+    def experts(self) -> int:
+        """Matrices, one an expert; 1 of a plain one."""
+        return prod(self.arrays[0].shape[:-2])
+
+    @property
+    def outputs(self) -> int:
+        return int(self.arrays[0].shape[-2])
+
+    @property
+    def inputs(self) -> int:
+        words = int(self.arrays[0].shape[-1])
+        return words if self.bits == 16 else words * 32 // self.bits
+
+    @staticmethod
+    def of(weight: mx.array | PackedWeight) -> ProductMatrix:
+        """Return a matrix, or one an expert.
+
+        Raises:
+            UnsupportedNode: no kernel reads it.
+        """
+        if isinstance(weight, PackedWeight):
+            packing = weight.packing
+            if weight.biases is None or weight.tiled or packing.bits not in (4, 8):
+                raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
+            if weight.scales.dtype != mx.bfloat16 or packing.group_size not in (64, 128):
+                raise UnsupportedNode(
+                    f"scales of {weight.scales.dtype} in groups of {packing.group_size}"
+                )
+            arrays = weight.codes, weight.scales, weight.biases
+            found = ProductMatrix(arrays, packing.bits, packing.group_size)
+        elif weight.dtype == mx.bfloat16:
+            found = ProductMatrix((weight,), 16, 64)
+        else:
+            raise UnsupportedNode(f"a product with a matrix of {weight.dtype}")
+        if found.outputs % 16 or found.inputs % 64:
+            raise UnsupportedNode(f"a matrix of {found.outputs} x {found.inputs}")
+        return found
+
+
+def product_matrix(node: Node) -> ProductMatrix:
+    """Return the matrix of a product."""
+    return ProductMatrix.of(node.weight("weight"))
 
 
 def is_readable(node: Node) -> bool:
     """Whether a product's matrix is one that tensor cores take."""
     try:
-        codes(node)
+        product_matrix(node)
     except UnsupportedNode:
         return False
     return True
 
 
-def expert_codes(matrices: ExpertMatrices) -> PackedWeight:
-    if not isinstance(matrices.weight, PackedWeight) or matrices.bias is not None:
-        raise UnsupportedNode("experts that are not packed, or have biases")
-    return readable(matrices.weight)
+def expert_matrix(matrices: ExpertMatrices) -> ProductMatrix:
+    if matrices.bias is not None:
+        raise UnsupportedNode("experts that have biases")
+    return ProductMatrix.of(matrices.weight)
 
 
-def readable(weight: PackedWeight, rows: int = 16, columns: int = 64) -> PackedWeight:
-    """Return a matrix that kernels read.
+def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
+    """Return a matrix in 4 bits that kernels read.
 
     Raises:
         UnsupportedNode: its codes are of another kind, or it has no multiple of so many rows.

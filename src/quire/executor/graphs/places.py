@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.executor.graphs.kernels import Gemm
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.rows import RowKernel
@@ -111,7 +111,7 @@ class ValueRecording:
             kernel.text, grid, kernel.threads, arguments, reads, writes, kernel.shared
         )
 
-    def _fitting(self, gemm: SkinnyGemm) -> SkinnyGemm:
+    def _fitting(self, gemm: Gemm) -> Gemm:
         if not gemm.fits:
             shared = self._recorder.card.shared
             raise UnsupportedNode(

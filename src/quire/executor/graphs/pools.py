@@ -25,6 +25,7 @@ from quire.executor.graphs.coding_check import (
     token_coding_differs,
 )
 from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
+from quire.executor.graphs.layout import max_tiles
 from quire.executor.graphs.recorder import Buffer, Recorder
 
 _INVARIANT_ROWS = 8
@@ -169,11 +170,8 @@ class LayerPool(ABC):
 
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
         """Record the kernels from a layer's products to its result."""
-        dim, group = layer.head_dim, layer.heads // layer.kv_heads
-        capped = layer.softcap is not None
-        shape = paged.Shape(
-            mx.bfloat16, dim, dim, layer.kv_heads, group, self.block_size, capped, sinks=False
-        )
+        capped, spec = layer.softcap is not None, (layer.head_dim, layer.kv_heads)
+        shape = shape_of(*spec, layer.heads, self.block_size, capped=capped)
         numbers = recorder.constant(score_numbers(layer.scale, layer.softcap))
         q = self._heads(recorder, layer)
         self._attend(recorder, Attending(shape, q, numbers, layer.result))
@@ -225,6 +223,16 @@ class LayerPool(ABC):
         """Record the kernels by which rows attend."""
 
 
+def shape_of(
+    head_dim: int, kv_heads: int, heads: int, block_size: int, *, capped: bool
+) -> paged.Shape:
+    """Return the shape of a layer's attention."""
+    group = heads // kv_heads
+    return paged.Shape(
+        mx.bfloat16, head_dim, head_dim, kv_heads, group, block_size, capped, sinks=False
+    )
+
+
 def _splits(recorder: Recorder, shape: paged.Shape) -> int:
     """Return how many thread blocks share a row's keys."""
     return shape.splits(_INVARIANT_ROWS if recorder.batch_invariant else recorder.max_rows)
@@ -254,8 +262,9 @@ class PlainPool(LayerPool):
         result = attending.result
         arguments = [attending.q.address, *self.arrays, group.tiles, inputs.table]
         arguments += [attending.numbers, partial.address, stats.address, result.address]
-        grid = recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits
-        shared, source = paged.single_memory(shape), kernels.attend(shape)
+        heads, many = shape.kv_heads * (shape.group // shape.part), bool(inputs.tile_rows)
+        grid = recorder.max_rows, heads, splits
+        shared, source = paged.single_memory(shape), kernels.attend(shape, ordered=many)
         writes = [partial, stats, result]
         recorder.add(source, grid, paged.LANES, arguments, [attending.q], writes, shared)
         arguments = [inputs.rows, partial.address, stats.address, group.tiles, result.address]
@@ -263,6 +272,16 @@ class PlainPool(LayerPool):
         recorder.add(source, grid, paged.LANES, arguments, [partial, stats], [result])
         for each in (partial, stats):
             recorder.release(each)
+        if many:
+            tiles = max_tiles(recorder.max_rows, shape.rows(few=False))
+            arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
+            arguments += [group.visible, attending.numbers, result.address]
+            source, shared = (
+                kernels.attend_tiles(shape),
+                paged.shared_memory(shape, shape.many_tiles),
+            )
+            grid = tiles, heads, 1
+            recorder.add(source, grid, paged.LANES, arguments, [attending.q], [result], shared)
 
 
 @dataclass(frozen=True, slots=True)

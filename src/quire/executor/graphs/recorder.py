@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from quire.device.cuda.driver import Card, Launch
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
-from quire.device.weights import PackedWeight
+from quire.executor.graphs.kernels import Gemm
 from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.operands import ProductMatrix
+
+_SKINNY_ROWS = 32
+"""Rows of a skinny GEMM at most: a thread block multiplies all of them."""
 
 Address = Callable[[mx.array], int]
+
+NOTHING_MOVED: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +36,23 @@ class Kernel:
     after: tuple[int, ...]
 
 
-def launches(recorded: Sequence[Kernel], functions: Sequence[int]) -> list[Launch]:
-    """Return the kernels with their compiled functions."""
+def launches(
+    recorded: Sequence[Kernel], functions: Sequence[int], moved: Mapping[int, int] = NOTHING_MOVED
+) -> list[Launch]:
+    """Return the kernels with their compiled functions.
+
+    Args:
+        moved: by address at recording, the address that takes its place.
+    """
     return [
-        Launch(function, each.grid, each.block, each.shared, each.arguments, each.after)
+        Launch(
+            function,
+            each.grid,
+            each.block,
+            each.shared,
+            tuple(moved.get(address, address) for address in each.arguments),
+            each.after,
+        )
         for each, function in zip(recorded, functions, strict=True)
     ]
 
@@ -65,6 +86,7 @@ class Recorder:
 
     Attributes:
         kept: arrays that must live as long as the graph: kernels read or write them.
+        tables: by its own address, the addresses that a table holds.
     """
 
     max_rows: int
@@ -75,6 +97,7 @@ class Recorder:
     copies: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
+    tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _free: list[Buffer] = field(default_factory=list)
     _before: list[int] = field(default_factory=list)
     """For each kernel, a bit for every kernel that is done before it."""
@@ -157,23 +180,61 @@ class Recorder:
     # -- addresses -------------------------------------------------------------------------------
 
     def gemm(
-        self, weight: PackedWeight, outputs: int, *, gated: bool = False, experts: bool = False
-    ) -> SkinnyGemm:
-        """Return how the products of a step's rows with a matrix are cut."""
-        inputs, group_size = weight.codes.shape[-1] * 8, weight.packing.group_size
-        rows, invariant = self.max_rows, self.batch_invariant
-        return SkinnyGemm(inputs, outputs, group_size, rows, self.card, gated, experts, invariant)
+        self, matrix: ProductMatrix, outputs: int, *, gated: bool = False, tiles: int = 0
+    ) -> Gemm:
+        """Return how the products of a step's rows with a matrix are cut.
 
-    def matrix(self, weight: PackedWeight) -> tuple[int, int, int]:
-        """Return the addresses of codes, scales and biases."""
-        assert weight.biases is not None, "affine codes have biases"
-        return self.address(weight.codes), self.address(weight.scales), self.address(weight.biases)
+        Args:
+            outputs: of all matrices of the launch.
+            tiles: of experts' matrices, those of up to `ROWS` pairs of row and expert; 0 where
+                tiles are small.
+        """
+        inputs, group_size, bits = matrix.inputs, matrix.group_size, matrix.bits
+        experts = matrix.experts > 1
+        many = tiles > 0 if experts else self.max_rows > _SKINNY_ROWS
+        if many and not self.batch_invariant:
+            blocks = tiles or -(-self.max_rows // ROWS)
+            return WideGemm(inputs, outputs, bits, group_size, blocks, self.card, gated, experts)
+        return SkinnyGemm(
+            inputs,
+            outputs,
+            group_size,
+            self.max_rows,
+            self.card,
+            gated,
+            experts,
+            self.batch_invariant,
+            bits,
+        )
+
+    def matrix(self, matrix: ProductMatrix) -> tuple[int, ...]:
+        """Return the addresses of a matrix's arrays."""
+        return tuple(map(self.address, matrix.arrays))
 
     def constant(self, array: mx.array) -> int:
         """Return the address of an array that is kept as long as the graph."""
         mx.eval(array)
         self.kept.append(array)
         return self.address(array)
+
+    def table(self, addresses: Sequence[int]) -> int:
+        """Return the address of a table of addresses, int64."""
+        found = self.constant(_address_table(addresses))
+        self.tables[found] = tuple(addresses)
+        return found
+
+    def moved_tables(self, moved: Mapping[int, int]) -> tuple[Mapping[int, int], list[mx.array]]:
+        """Make all tables anew where what they point to has moved.
+
+        Returns:
+            By a table's address its new one, and the new arrays, which the graph must keep.
+        """
+        arrays = {
+            at: _address_table([moved.get(each, each) for each in addresses])
+            for at, addresses in self.tables.items()
+        }
+        mx.eval(list(arrays.values()))
+        return {at: self.address(each) for at, each in arrays.items()}, list(arrays.values())
 
     def copied(self, array: mx.array) -> int:
         """Return the address of a copy of an array in memory that is the device's own."""
@@ -191,3 +252,7 @@ class Recorder:
     def optional(self, array: mx.array | None) -> int:
         """Return the address of a weight; 0 where there is none."""
         return 0 if array is None else self.weight(array)
+
+
+def _address_table(addresses: Sequence[int]) -> mx.array:
+    return in_device_memory(mx.array(np.array(addresses, np.int64)))

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import mlx.core as mx
-import numpy as np
-
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
-from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs import kernels
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import (
     HeadOperand,
+    ProductMatrix,
     UnsupportedNode,
-    codes,
     is_plain,
     is_readable,
+    product_matrix,
 )
 from quire.executor.graphs.operands import (
     gate as gate_name,
@@ -39,10 +36,6 @@ from quire.executor.graphs.rows import row_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import FUSED, Node, Program
-
-_EXPERT_TILE = 8
-"""Pairs of a row and an expert that a thread block of an experts' product takes."""
-
 
 _FEW_OUTPUTS = 512
 """Of a matrix whose product may take a warp for each element."""
@@ -113,10 +106,9 @@ class Recording(MixtureRecording):
         recorder = self._recorder
         for coding, stores in self._tails.items():
             group = recorder.inputs.group(coding.group)
-            addresses = mx.array(np.array(stores, np.int64))
             arguments = [recorder.inputs.rows, group.blocks, group.offsets, group.tails]
             arguments += [recorder.copied(packed.signs(coding.dim))]
-            arguments += [recorder.constant(in_device_memory(addresses))]
+            arguments += [recorder.table([address for arrays in stores for address in arrays])]
             source = kernels.code_tails(coding.kv_heads, coding.dim, coding.codes)
             grid = coding.kv_heads, len(stores), 1
             recorder.add_last(source, grid, kernels.TAIL_THREADS, arguments)
@@ -129,15 +121,19 @@ class Recording(MixtureRecording):
         for each in nodes:
             if not is_readable(each):
                 self._plain_product(each)
-        nodes = list(filter(is_readable, nodes))
-        if not nodes:
-            return
-        weights = [codes(each) for each in nodes]
+        alike: dict[tuple[int, int], list[tuple[Node, ProductMatrix]]] = {}
+        for each in filter(is_readable, nodes):
+            matrix = product_matrix(each)
+            alike.setdefault((matrix.bits, matrix.group_size), []).append((each, matrix))
+        for found in alike.values():
+            self._products_alike([each for each, _ in found], [matrix for _, matrix in found])
+
+    def _products_alike(self, nodes: Sequence[Node], weights: Sequence[ProductMatrix]) -> None:
         biases = [each.weight("bias") for each in nodes]
         recorder, x = self._recorder, nodes[0].inputs[0]
         reads = self._read([x])
         offsets = any(each is not None for each in biases)
-        outputs = tuple(each.codes.shape[0] for each in weights)
+        outputs = tuple(each.outputs for each in weights)
         gemm = self._fitting(recorder.gemm(weights[0], sum(outputs)))
         arguments, writes = [recorder.inputs.rows, self._place(x).address], list[Buffer]()
         for each, weight, bias in zip(nodes, weights, biases, strict=True):
@@ -156,10 +152,10 @@ class Recording(MixtureRecording):
             for each in (gate, up):
                 self._recorder.release(self._buffer(each.outputs[0]))
             return
-        weights, recorder = [codes(gate), codes(up)], self._recorder
+        weights, recorder = [product_matrix(gate), product_matrix(up)], self._recorder
         activation = gate_name(join.attributes["gating"])
         reads = self._read(gate.inputs)
-        gemm = self._fitting(recorder.gemm(weights[0], weights[0].codes.shape[0], gated=True))
+        gemm = self._fitting(recorder.gemm(weights[0], weights[0].outputs, gated=True))
         y = self._written(join.outputs[0], reads)
         arguments = [recorder.inputs.rows, self._place(gate.inputs[0]).address]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
@@ -173,7 +169,7 @@ class Recording(MixtureRecording):
         product = PlainProduct(x.dtype, y.dtype, node.weight("weight"), node.weight("bias"))
         recorder = self._recorder
         if product.outputs > _FEW_OUTPUTS:
-            codes(node)
+            product_matrix(node)
         try:
             text = product.text
         except NotGenerated as error:
@@ -268,7 +264,9 @@ def _gates_products(gate: Node, up: Node, join: Node) -> bool:
     """Whether a kernel of products computes a gate of two of them as it stores them."""
     both = gate, up
     biased = any(each.weight("bias") is not None for each in both)
-    return not biased and is_plain(join.attributes["gating"]) and all(map(is_readable, both))
+    if biased or not is_plain(join.attributes["gating"]) or not all(map(is_readable, both)):
+        return False
+    return len({(each.bits, each.group_size) for each in map(product_matrix, both)}) == 1
 
 
 def _ordered(node: Node, last: str) -> tuple[Node, Node, Node]:

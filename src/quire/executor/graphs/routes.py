@@ -56,13 +56,14 @@ class Route:
     def k(self) -> int:
         return self.router.k
 
-    def text(self, max_tiles: int) -> str:
+    def text(self, max_tiles: int, tile: int = EXPERT_TILE) -> str:
         """Return the source.
 
         Called with rows, logits, corrections, factors of experts, chosen, weights, order, tiles.
 
         Args:
             max_tiles: tiles that there is room for.
+            tile: pairs of row and expert in a tile.
         """
         logits, correction, per_expert = self.types
         parameters = ["const int* rows", f"const {logits}* logits"]
@@ -74,7 +75,7 @@ class Route:
             "TOP": self.k,
             "CORRECTED": int(correction is not None),
             "PER_EXPERT": int(per_expert is not None),
-            "TILE": EXPERT_TILE,
+            "TILE": tile,
             "MOST": max_tiles,
             **self._rule(),
         }

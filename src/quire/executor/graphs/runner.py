@@ -10,44 +10,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from quire.attention.backend import AttentionCase
-from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
-from quire.core.arrays import Ints
 from quire.core.errors import EngineFailure, ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import DriverError, Graph, card
+from quire.device.cuda.driver import DriverError
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.coding_check import DeviceRunner
-from quire.executor.graphs.head import record_head, served_head
-from quire.executor.graphs.layout import InputLayout, step_numbers
+from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
+from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.places import Place
-from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
-from quire.executor.graphs.recorder import Buffer, Recorder, launches
-from quire.executor.graphs.recording import Recording
+from quire.executor.graphs.pools import kind_of
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.program.passes import recordable
 from quire.program.trace import NotLinear, StepPrograms, trace
-from quire.program.values import FUSED, Program
 from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
-
-MAX_ROWS = 64
-"""Rows of the largest graph."""
-_MAX_ENTRIES = 1 << 18
-"""Entries of all block tables of a step together."""
 
 
 def open_cuda_graphs(
@@ -105,14 +93,6 @@ class Computed(NamedTuple):
     graphed: bool
 
 
-@dataclass(slots=True)
-class _Graphs:
-    """CUDA graphs of one KV format, by row count. Invalid once the pools are reallocated."""
-
-    addresses: tuple[tuple[int, ...], ...]
-    graphs: dict[int, Graph] = field(default_factory=dict)
-
-
 class CUDAGraphs:
     """The recorded steps of a model.
 
@@ -139,25 +119,12 @@ class CUDAGraphs:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        self._programs, self._logits_of = programs, logits
+        self._logits_of = logits
         self._layout, self._pools = layout, pools
         self._extension = extension
-        self._compiler = compiler()
-        self._inputs = InputLayout(len(layout.groups), MAX_ROWS, _MAX_ENTRIES, extension.pointer)
-        self._heads = _attention_heads(programs.body)
-        self._head = served_head(programs.head, card())
-        hidden = programs.body.values[programs.body.outputs[0]]
-        width = hidden.shape[-1]
-        assert isinstance(width, int), "the hidden size is fixed"
-        self._hidden = mx.zeros((MAX_ROWS, width), dtype=hidden.dtype)
-        self._logits: mx.array | None = None
-        if self._head is not None:
-            self._logits = mx.zeros((MAX_ROWS, self._head[0].codes.shape[0]))
-            mx.eval(self._logits)
-        mx.eval(self._hidden)
-        self._recorded: dict[KVFormat, _Graphs] = {}
-        self._copies: dict[int, tuple[mx.array, mx.array]] = {}
-        """See `Recorder.copied`."""
+        self._cache = GraphCache(
+            programs, layout, pools, extension, batch_invariant=batch_invariant
+        )
         self._formats: dict[KVFormat, bool] = {}
         """What `serves_format` found out."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
@@ -168,18 +135,8 @@ class CUDAGraphs:
         self._batch_invariant = batch_invariant
 
     def check(self) -> None:
-        """Record a step over plain blocks without compiling it.
-
-        Raises:
-            UnsupportedNode: a part of the program has no kernel.
-        """
-        if self._batch_invariant and self._head is None:
-            raise UnsupportedNode("the head is not packed in 4 bits, or too wide")
-        tokens = self._pools.block_size
-        pools: dict[int, LayerPool] = {
-            layer: PlainPool(self._layout.group[layer], tokens, (0, 0)) for layer in self._heads
-        }
-        self._record(self._recorder(MAX_ROWS), pools)
+        """Record a step without compiling it; see `GraphCache.check`."""
+        self._cache.check()
 
     def compute(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed | None:
         """Run the step as one CUDA graph. Return None if no graph supports it.
@@ -201,7 +158,7 @@ class CUDAGraphs:
         if verified is None:
             return Computed(self._verified(inputs, max_rows, run_eagerly), False, False)
         rows = self._launched(inputs, max_rows)
-        return None if rows is None else Computed(rows, self._logits is not None, True)
+        return None if rows is None else Computed(rows, self._cache.output(max_rows)[1], True)
 
     def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
         format, max_rows = inputs.sequences[0].format, _max_rows(inputs.sequences)
@@ -231,7 +188,7 @@ class CUDAGraphs:
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
-        if not 0 < sum(each.count for each in rows) <= MAX_ROWS:
+        if not 0 < sum(each.count for each in rows) <= self._most_rows(rows[0].format):
             return False
         if inputs.media is not None or inputs.cross is not None:
             return False
@@ -252,10 +209,15 @@ class CUDAGraphs:
         """
         if not self.serves_format(format):
             return 0
-        rows = MAX_ROWS
+        rows = self._most_rows(format)
         while rows > 1 and self._known(format, rows) is False:
             rows //= 2
         return rows if rows > 1 else 0
+
+    def _most_rows(self, format: KVFormat) -> int:
+        """Return the rows of the largest graph over a format."""
+        plain = format.scheme == "plain" and not self._batch_invariant
+        return WIDE_ROWS if plain else MAX_ROWS
 
     def serves_format(self, format: KVFormat) -> bool:
         """Whether the kernels read and write a format; found out once."""
@@ -264,10 +226,10 @@ class CUDAGraphs:
         return self._formats[format]
 
     def _tried_coding(self, format: KVFormat) -> bool:
-        cases = [self._case(layer, heads, format) for layer, heads in self._heads.items()]
+        cases = [self._case(layer, heads, format) for layer, heads in self._cache.heads.items()]
         if not all(kind_of(each.format).serves(each) for each in cases):
             return False
-        runner = DeviceRunner(self._compiler, self._extension)
+        runner = DeviceRunner(compiler(), self._extension)
         for case in dict.fromkeys(cases):
             verification = Verification(Check.CODING_AGREES, case)
             if verified_kernels().holds(verification):
@@ -285,23 +247,22 @@ class CUDAGraphs:
         return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
-        graph = self._graph(max_rows, inputs.sequences)
-        numbers = None if graph is None else self._numbers(inputs.sequences)
-        if graph is None or numbers is None:
+        graph = self._cache.graph(max_rows, inputs.sequences[0].format)
+        layout = self._cache.inputs(max_rows)
+        if graph is None:
+            return None
+        numbers = step_numbers(inputs.sequences, self._layout, layout, self._pools.block_size)
+        if numbers is None:
             return None
         return self._extension.replay(
             graph=graph.handle,
             inputs=[inputs.tokens],
-            targets=[self._inputs.tokens],
-            workspace=self._hidden if self._logits is None else self._logits,
+            targets=[layout.tokens],
+            workspace=self._cache.output(max_rows)[0],
             rows=sum(each.count for each in inputs.sequences),
             numbers=numbers.tobytes(),
-            numbers_target=self._inputs.numbers,
+            numbers_target=layout.numbers,
         )
-
-    def _numbers(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
-        entries, size = self._inputs.entries, self._pools.block_size
-        return step_numbers(rows, self._layout, MAX_ROWS, size, entries)
 
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
@@ -316,7 +277,8 @@ class CUDAGraphs:
             found = self._launched(inputs, max_rows)
             if found is None:
                 return expected
-            whole = expected if self._logits is None else self._logits_of(expected)
+            logits = self._cache.output(max_rows)[1]
+            whole = self._logits_of(expected) if logits else expected
             wide = whole.astype(mx.float32)
             if inputs.narrowed:
                 found = found[inputs.wanted]
@@ -338,81 +300,6 @@ class CUDAGraphs:
         """Return the verification that steps of `max_rows` rows agree with the model."""
         subject = self._identity, format, max_rows, self._batch_invariant
         return Verification(Check.DECODE_STEPS_AGREE, subject)
-
-    # -- graphs --------------------------------------------------------------------------------
-
-    def _graph(self, max_rows: int, rows: Sequence[ScheduledSequence]) -> Graph | None:
-        """Return the graph for the pools as they are; None while work on them is pending."""
-        format = rows[0].format
-        stores = {
-            layer: self._pools.kv(self._layout.group[layer], format).layers[layer]
-            for layer in self._heads
-        }
-        pointer = self._extension.pointer
-        addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
-        if not all(map(all, addresses)):
-            return None
-        known = self._recorded.get(format)
-        if known is None or known.addresses != addresses:
-            known = self._recorded[format] = _Graphs(addresses)
-        graph = known.graphs.get(max_rows)
-        if graph is None:
-            graph = known.graphs[max_rows] = self._new_graph(max_rows, stores)
-        return graph
-
-    def _new_graph(self, max_rows: int, stores: dict[int, LayerStore]) -> Graph:
-        pointer = self._extension.pointer
-        pools = {
-            layer: kind_of(store.format).of(store, self._layout.group[layer], pointer)
-            for layer, store in stores.items()
-        }
-        recorder = self._recorder(max_rows)
-        self._record(recorder, pools)
-        functions = self._compiler.functions([each.source for each in recorder.kernels])
-        return Graph(launches(recorder.kernels, functions), recorder.kept)
-
-    def _recorder(self, max_rows: int) -> Recorder:
-        return Recorder(
-            max_rows,
-            self._extension.pointer,
-            self._inputs,
-            card(),
-            batch_invariant=self._batch_invariant,
-            copies=self._copies,
-        )
-
-    def _record(self, recorder: Recorder, pools: dict[int, LayerPool]) -> None:
-        """Record body and head.
-
-        Raises:
-            UnsupportedNode: there is no kernel for a part of the body.
-        """
-        hidden = Buffer(recorder.address(self._hidden), self._hidden.nbytes)
-        given = {
-            "tokens.0": Place(self._inputs.tokens, None),
-            "positions.0": Place(self._inputs.positions, None),
-        }
-        recording = Recording(recorder, pools, self._layout)
-        recording.record(self._programs.body, given, [hidden])
-        recording.code_tails()
-        if self._logits is not None and self._head is not None:
-            weight, softcap = self._head
-            logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
-            record_head(recorder, weight, softcap, hidden, logits)
-
-
-def _attention_heads(program: Program) -> dict[int, int]:
-    """Return the heads of each layer that keeps keys, by layer."""
-    found: dict[int, int] = {}
-    for node in program.nodes:
-        for each in node.arguments if node.kind == FUSED else ():
-            if each.kind == "attend" and each.input("k") is not None:
-                layer = each.attributes["layer"]
-                q = each.input("q")
-                heads = 0 if q is None else program.values[q].shape[1]
-                assert isinstance(heads, int), "heads are a fixed number"
-                found[layer] = heads
-    return found
 
 
 def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:

@@ -24,7 +24,12 @@
   const int split = blockIdx.z, splits = gridDim.z;
   const int first_pass = low / UNIT, each = units_of_split(low, high, splits);
   const int begin = first_pass + split * each, end = min((high + UNIT - 1) / UNIT, begin + each);
-  if (begin >= end) return;
+  if (begin >= end) {
+#if ORDERED
+    READY;
+#endif
+    return;
+  }
 
   const auto fetch_key = [&](const T* vector, int at, int chunk) {
     copy_ahead(keys_here + at * K_ROW + (chunk ^ (at & 7)) * 16, vector + share * K_OWN + chunk * 8);

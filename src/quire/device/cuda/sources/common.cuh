@@ -35,6 +35,21 @@ __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __
   return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
                     __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
 }
+// What eight codes of 8 bits stand for, in their order.
+__device__ __forceinline__ uint4 byte_numbers(uint2 codes, __nv_bfloat162 scale, __nv_bfloat162 bias) {
+  const float s = (float)scale.x, b = (float)bias.x;
+  unsigned pair[4];
+  #pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const unsigned word = j < 2 ? codes.x : codes.y, at = 2 * (j % 2);
+    // A byte behind this exponent is 2^23 + n.
+    const float low = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7650u + at)) - 8388608.f;
+    const float high = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7651u + at)) - 8388608.f;
+    const __nv_bfloat162 both = __floats2bfloat162_rn(fmaf(low, s, b), fmaf(high, s, b));
+    pair[j] = *(const unsigned*)&both;
+  }
+  return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
 __device__ __forceinline__ float gated(float gate, float up) {
 #if GELU
   const float y = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);

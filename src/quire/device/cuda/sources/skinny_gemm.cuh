@@ -9,17 +9,17 @@
 #ifndef OFFSETS
 #define OFFSETS 0
 #endif
-  // y = x W^T, 8 * TILES rows a thread block; codes of 4 bits, bfloat16.
+  // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
   // STAGES chunks ahead into a ring of its own: codes, and the ROWS rows of x. The first codes come
-  // while the kernel before still runs. Codes are the left operand, as 128 + n; what that adds is
-  // taken off by the sum of x, a product with ones.
+  // while the kernel before still runs. Codes of 4 bits are the left operand as 128 + n; what that adds
+  // is taken off by the sum of x, a product with ones. Others are unpacked before they are multiplied.
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count.
   // WHOLE: chunks have no rest.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
-  constexpr int CODES = CHUNK * 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
+  constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
   constexpr int STAGE = ALL_CODES + ROWS * X;
   constexpr int SPAN = CHUNK < 2 ? 1 : 2, SCALES = SPAN * 64 < GROUP ? 1 : SPAN * 64 / GROUP;
   extern __shared__ uint4 memory[];
@@ -39,22 +39,21 @@
   const size_t expert = 0;
   const int N = w_shape[0], words = w_shape[1];
 #endif
-  const int K = words * 8, groups = K / GROUP, chunks = (K / 64 + CHUNK - 1) / CHUNK;
+  const int K = words * 32 / BITS, groups = K / GROUP, chunks = (K / 64 + CHUNK - 1) / CHUNK;
 #if GATED
   const unsigned* const w_of[2] = {w, w_up};
-  const T* const s_of[2] = {scales, scales_up};
-  const T* const b_of[2] = {biases, biases_up};
 #else
   const unsigned* const w_of[1] = {w};
-  const T* const s_of[1] = {scales};
-  const T* const b_of[1] = {biases};
 #endif
   // The last block may have more parts than there are rows of W: they make its last rows again.
   const int n0 = TILE_X * PARTS * 16;
   const auto row_of = [&](int own) { return min(n0 + own * 16, N - 16); };
-  // Where a row's 32 bytes of a group are in its chunk, so that four rows are read at a time.
-  const auto turned = [](int group, int row) {
-    return CHUNK < 4 ? group ^ row * CHUNK / 4 % CHUNK : group ^ row % 4;
+  // Where a piece of a row is in its chunk, so that lanes read from all banks: the 32 bytes of a group
+  // of 4-bit codes, of which four rows are read at a time; else 16 bytes of two rows.
+  const auto turned = [](int piece, int row) {
+    if (BITS == 16) return piece ^ row % 2;
+    if (BITS == 8) return CHUNK > 1 ? piece ^ row % 2 * 4 : piece;
+    return (piece / 2 ^ (CHUNK < 4 ? row * CHUNK / 4 % CHUNK : row % 4)) * 2 + piece % 2;
   };
   uint4* const ring = memory + warp * STAGES * STAGE;
   const auto copy_codes = [&](int chunk, int stage) {
@@ -62,14 +61,22 @@
     #pragma unroll
     for (int m = 0; m < MATRICES; m++)
       #pragma unroll
-      for (int i = 0; i < CHUNK; i++) {
+      for (int i = 0; i < CODES / 2; i++) {
         const int row = (i * 32 + lane) / CODES, piece = lane % CODES;
         uint4* const to = ring + stage * STAGE + (m * 16 + row) * CODES;
-        const size_t at = (expert * N + row_of(m / SETS) + row) * words + chunk * CHUNK * 8;
-        if (WHOLE || chunk * CHUNK + piece / 2 < K / 64)
-          copy_of_line(to + turned(piece / 2, row) * 2 + piece % 2, w_of[m % SETS] + at + piece * 4);
+        const size_t at = (expert * N + row_of(m / SETS) + row) * words + chunk * CHUNK * BITS * 2;
+        if (WHOLE || chunk * CHUNK + piece / (BITS / 2) < K / 64)
+          copy_of_line(to + turned(piece, row), w_of[m % SETS] + at + piece * 4);
       }
   };
+#if BITS < 16
+#if GATED
+  const T* const s_of[2] = {scales, scales_up};
+  const T* const b_of[2] = {biases, biases_up};
+#else
+  const T* const s_of[1] = {scales};
+  const T* const b_of[1] = {biases};
+#endif
   // Scales and biases of all columns; rows padded, where they would begin in one bank.
   const int pad = groups % 8 ? 0 : 1, scale_row = groups + pad * 8, each = pad ? groups / 8 : groups * 2;
   T* const scale_tile = (T*)(memory + WARPS * STAGES * STAGE);
@@ -79,6 +86,7 @@
     for (int i = threadIdx.x; i < groups * 2; i += WARPS * 32)
       copy_of_line((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * 8);
   }
+#endif
   #pragma unroll
   for (int s = 0; s < STAGES; s++) {
     copy_codes(warp + s * WARPS, s);
@@ -119,7 +127,9 @@
     for (int t = 0; t < TILES; t++)
       #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][t][i] = 0.f;
+#if BITS == 4
   const unsigned ones = 0x3f803f80u;
+#endif
   await_turns<STAGES - 1>();
   __syncthreads();
   int stage = 0;
@@ -130,6 +140,7 @@
     const uint4* const now = ring + stage * STAGE;
     #pragma unroll 1
     for (int span = 0; span < CHUNK; span += SPAN) {
+#if BITS < 16
       struct __align__(WHOLE ? 2 * SCALES : 2) Scales { T of[SCALES]; };
       Scales scale[MATRICES][2][2];  // and biases; by half of the 16 rows
       #pragma unroll
@@ -143,9 +154,11 @@
           else
             for (int n = 0; n < SCALES; n++) to.of[n] = from[min(n, groups - 1 - at)];
         }
+#endif
       #pragma unroll
       for (int j = 0; j < SPAN; j++) {
         if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
+#if BITS == 4
         unsigned a[MATRICES][2][8];
         float s[MATRICES][2], o[MATRICES][2];
         #pragma unroll
@@ -153,7 +166,7 @@
           #pragma unroll
           for (int h = 0; h < 2; h++) {
             const uint4* const codes = now + (m * 16 + r + h * 8) * CODES;
-            const uint2 u = ((const uint2*)(codes + turned(span + j, r) * 2))[quad];
+            const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, r)))[quad];
             #pragma unroll
             for (int n = 0; n < 4; n++) {
               a[m][h][n] = raised(u.x, 4 * n);
@@ -186,6 +199,40 @@
             for (int i = 0; i < 4; i++)
               acc[m][t][i] = fmaf(o[m][i / 2], d[i], fmaf(s[m][i / 2], c[m][i], acc[m][t][i]));
         }
+#else
+        uint4 a[MATRICES][2][2];  // eight numbers each, in their order; by half of the 16 rows, then of 16
+        #pragma unroll
+        for (int m = 0; m < MATRICES; m++)
+          #pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const int own = m * 16 + r + h * 8;
+            const uint4* const codes = now + own * CODES;
+#if BITS == 8
+            const uint4 u = codes[turned((span + j) * 4 + quad, own)];
+            const __nv_bfloat162 s = __bfloat162bfloat162(scale[m][0][h].of[j * 64 / GROUP]);
+            const __nv_bfloat162 o = __bfloat162bfloat162(scale[m][1][h].of[j * 64 / GROUP]);
+            a[m][h][0] = byte_numbers(make_uint2(u.x, u.y), s, o);
+            a[m][h][1] = byte_numbers(make_uint2(u.z, u.w), s, o);
+#else
+            a[m][h][0] = codes[turned((span + j) * 8 + quad * 2, own)];
+            a[m][h][1] = codes[turned((span + j) * 8 + quad * 2 + 1, own)];
+#endif
+          }
+        #pragma unroll
+        for (int t = 0; t < TILES; t++) {
+          const int row = (t * 8 + r) % ROWS;
+          #pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const uint4 some = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
+            #pragma unroll
+            for (int m = 0; m < MATRICES; m++) {
+              const uint4 up = a[m][0][h], low = a[m][1][h];
+              product(acc[m][t], up.x, low.x, up.y, low.y, some.x, some.y);
+              product(acc[m][t], up.z, low.z, up.w, low.w, some.z, some.w);
+            }
+          }
+        }
+#endif
       }
     }
     __syncwarp();

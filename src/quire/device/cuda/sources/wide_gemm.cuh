@@ -1,0 +1,229 @@
+  // y = x W^T for tiles of 64 rows of x, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
+  // COLUMNS * SPLITS warps. A warp makes two sets of 16 rows of W: of both matrices with GATED, else
+  // neighbours. SPLITS warps share the columns of one set, 64 at a time, and add up at the end.
+  // STAGES steps of SPLITS * 64 columns of W and x are copied ahead to shared memory.
+  // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
+  // place, count. OFFSETS: a row of W may have one, which is added to its products.
+#ifndef TILE_X
+#define TILE_X blockIdx.x
+#endif
+#ifndef READY
+#define READY
+#endif
+#ifndef OFFSETS
+#define OFFSETS 0
+#endif
+  constexpr int TILES = 8, WARPS = COLUMNS * SPLITS, THREADS_ALL = 32 * WARPS;
+  // In pieces of 16 bytes: 64 columns of a row of W, and of x; of a step.
+  constexpr int CODES = BITS / 2, X = 8, W_STEP = COLUMNS * 32 * CODES, X_STEP = TILES * 8 * X;
+  constexpr int STAGE = SPLITS * (W_STEP + X_STEP);
+  constexpr int WIDTH = COLUMNS * (GATED ? 16 : 32);
+  extern __shared__ uint4 memory[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
+  const int column = warp % COLUMNS, split = warp / COLUMNS;
+#if EXPERTS
+  READY;
+  const int first = tiles[blockIdx.y * 3 + 1], count = tiles[blockIdx.y * 3 + 2];
+  if (count == 0) return;
+  const size_t expert = tiles[blockIdx.y * 3];
+  const int N = w_shape[1], words = w_shape[2];
+#else
+  const int first = blockIdx.y * TILES * 8, count = min(TILES * 8, x_shape[0] - first);
+  if (count <= 0) {
+    READY;
+    return;
+  }
+  const size_t expert = 0;
+  const int N = w_shape[0], words = w_shape[1];
+#endif
+  const int K = words * 32 / BITS, steps = K / 64, rounds = (steps + SPLITS - 1) / SPLITS;
+  const int n0 = TILE_X * WIDTH;
+  // Where a set of 16 rows of W begins. The last block may have more sets than there are rows: they
+  // make its last rows again.
+  const auto begin_of = [&](int set) { return min(n0 + (GATED ? set / 2 : set) * 16, N - 16); };
+  // Pieces of odd rows are swapped, so that eight lanes read from all banks.
+  const auto placed = [](int piece, int row) { return CODES < 8 ? piece : piece ^ row % 2; };
+
+  // Copies of W: a thread has CODES pieces a step; of x: as many as it takes.
+  const uint4* w_from[CODES];
+  int w_to[CODES], w_split[CODES];
+  #pragma unroll
+  for (int i = 0; i < CODES; i++) {
+    const int at = i * THREADS_ALL + threadIdx.x, own = at % W_STEP, row = own / CODES, piece = own % CODES;
+    const int set = row / 16;
+    w_split[i] = at / W_STEP;
+    w_to[i] = w_split[i] * W_STEP + row * CODES + placed(piece, row);
+#if GATED
+    const unsigned* const matrix = set % 2 ? w_up : w;
+#else
+    const unsigned* const matrix = w;
+#endif
+    w_from[i] = (const uint4*)(matrix + (expert * N + begin_of(set) + row % 16) * words) + piece;
+  }
+  constexpr int X_COPIES = SPLITS * X_STEP / THREADS_ALL;
+  const auto copy_w = [&](int round) {
+    #pragma unroll
+    for (int i = 0; i < CODES; i++) {
+      const int step = round * SPLITS + w_split[i];
+      if (step < steps) copy_of_line(memory + round % STAGES * STAGE + w_to[i], w_from[i] + (size_t)step * CODES);
+    }
+  };
+  #pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) copy_w(s);
+#if !EXPERTS
+  READY;
+#endif
+  const uint4* x_from[X_COPIES];
+  #pragma unroll
+  for (int i = 0; i < X_COPIES; i++) {
+    const int own = (i * THREADS_ALL + threadIdx.x) % X_STEP, row = own / X, place = first + min(row, count - 1);
+#if EXPERTS && GATED
+    x_from[i] = (const uint4*)(x + (size_t)(order[place] / TOP) * K) + own % X;
+#else
+    x_from[i] = (const uint4*)(x + (size_t)place * K) + own % X;
+#endif
+  }
+  const auto copy_x = [&](int round) {
+    #pragma unroll
+    for (int i = 0; i < X_COPIES; i++) {
+      const int at = i * THREADS_ALL + threadIdx.x, own = at % X_STEP, row = own / X;
+      const int step = round * SPLITS + at / X_STEP;
+      uint4* const to = memory + round % STAGES * STAGE + SPLITS * W_STEP + at / X_STEP * X_STEP;
+      if (step < steps) copy_of_line(to + row * X + (own % X ^ row % 2), x_from[i] + (size_t)step * X);
+    }
+  };
+  #pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    copy_x(s);
+    end_turn();
+  }
+
+#if BITS < 16
+  const T* scale_from[2][2];
+  const T* bias_from[2][2];
+  T next_scale[2][2], next_bias[2][2];
+  const int groups = K / GROUP;
+  #pragma unroll
+  for (int s = 0; s < 2; s++)
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const size_t at = (expert * N + begin_of(column * 2 + s) + r + half * 8) * groups;
+#if GATED
+      scale_from[s][half] = (s ? scales_up : scales) + at;
+      bias_from[s][half] = (s ? biases_up : biases) + at;
+#else
+      scale_from[s][half] = scales + at;
+      bias_from[s][half] = biases + at;
+#endif
+    }
+  const auto load_scales = [&](int step) {
+    if (step >= steps) return;
+    const int at = (step * 64 + quad * 16) / GROUP;
+    #pragma unroll
+    for (int s = 0; s < 2; s++)
+      #pragma unroll
+      for (int half = 0; half < 2; half++) {
+        next_scale[s][half] = scale_from[s][half][at];
+        next_bias[s][half] = bias_from[s][half][at];
+      }
+  };
+  load_scales(split);
+#endif
+  float acc[2][TILES][4];
+  #pragma unroll
+  for (int s = 0; s < 2; s++)
+    #pragma unroll
+    for (int t = 0; t < TILES; t++)
+      #pragma unroll
+      for (int i = 0; i < 4; i++) acc[s][t][i] = 0.f;
+  #pragma unroll 1
+  for (int round = 0; round < rounds; round++) {
+    await_turns<STAGES - 2>();
+    __syncthreads();
+    copy_w(round + STAGES - 1);
+    copy_x(round + STAGES - 1);
+    end_turn();
+    const int step = round * SPLITS + split;
+    if (step >= steps) continue;
+    const uint4* const now = memory + round % STAGES * STAGE;
+    const uint4* const w_now = now + split * W_STEP + column * 32 * CODES;
+    const uint4* const x_now = now + SPLITS * W_STEP + split * X_STEP;
+#if BITS < 16
+    __nv_bfloat162 scale[2][2], bias[2][2];
+    #pragma unroll
+    for (int s = 0; s < 2; s++)
+      #pragma unroll
+      for (int half = 0; half < 2; half++) {
+        scale[s][half] = __bfloat162bfloat162(next_scale[s][half]);
+        bias[s][half] = __bfloat162bfloat162(next_bias[s][half]);
+      }
+    load_scales(step + SPLITS);
+#endif
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+      uint4 a[2][2];  // by set and half of it: elements (0, 1), (2, 3), (4, 5), (6, 7) of eight
+      #pragma unroll
+      for (int s = 0; s < 2; s++)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = s * 16 + half * 8 + r;
+#if BITS == 4
+          const unsigned codes = ((const unsigned*)(w_now + row * CODES))[quad * 2 + h];
+          a[s][half] = numbers(codes, scale[s][half], bias[s][half]);
+#elif BITS == 8
+          const uint2 codes = ((const uint2*)(w_now + row * CODES))[quad * 2 + h];
+          a[s][half] = byte_numbers(codes, scale[s][half], bias[s][half]);
+#else
+          a[s][half] = w_now[row * CODES + placed(quad * 2 + h, row)];
+#endif
+        }
+      #pragma unroll
+      for (int t = 0; t < TILES; t++) {
+        if (t * 8 >= count) break;
+        const uint4 b = x_now[(t * 8 + r) * X + (quad * 2 + h ^ r % 2)];
+        #pragma unroll
+        for (int s = 0; s < 2; s++) {
+          product(acc[s][t], a[s][0].x, a[s][1].x, a[s][0].y, a[s][1].y, b.x, b.y);
+          product(acc[s][t], a[s][0].z, a[s][1].z, a[s][0].w, a[s][1].w, b.z, b.w);
+        }
+      }
+    }
+  }
+  await_copies();
+  __syncthreads();
+  float* const found = (float*)memory;  // [SPLITS, tile, row of x, COLUMNS * 2, row of W]
+  constexpr int SETS = COLUMNS * 2, TILE = 8 * SETS * 16;
+  #pragma unroll
+  for (int s = 0; s < 2; s++)
+    #pragma unroll
+    for (int t = 0; t < TILES; t++)
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int row = quad * 2 + (i & 1), n = r + (i >> 1) * 8;
+        found[(split * TILES + t) * TILE + (row * SETS + column * 2 + s) * 16 + n] = acc[s][t][i];
+      }
+  __syncthreads();
+  for (int i = threadIdx.x; i < TILES * 8 * WIDTH; i += THREADS_ALL) {
+    const int place = i / WIDTH, own = i % WIDTH, n = n0 + own;
+    if (place >= count || n >= N) continue;
+    float sum[GATED ? 2 : 1];
+    #pragma unroll
+    for (int s = 0; s < (GATED ? 2 : 1); s++) {
+      const int set = GATED ? own / 16 * 2 + s : own / 16;
+      sum[s] = 0.f;
+      #pragma unroll
+      for (int from = 0; from < SPLITS; from++)
+        sum[s] += found[from * TILES * TILE + (place * SETS + set) * 16 + own % 16];
+    }
+#if GATED
+    y[(size_t)(first + place) * N + n] = (T)gated(sum[0], sum[1]);
+#elif EXPERTS
+    y[(size_t)order[first + place] * N + n] = (T)sum[0];
+#else
+    float v = sum[0];
+#if OFFSETS
+    if (offsets) v = (float)(T)v + (float)offsets[n];
+#endif
+    y[(size_t)(first + place) * N + n] = (T)v;
+#endif
+  }

@@ -1,0 +1,237 @@
+"""Records a model's steps for each number of rows, and binds them to where the pools are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import mlx.core as mx
+
+from quire.cache.formats.base import LayerStore
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
+from quire.core.kv_format import KVFormat
+from quire.device.cuda.compiled import compiler
+from quire.device.cuda.driver import Graph, card
+from quire.device.cuda.extension import Extension
+from quire.executor.graphs.head import record_head, served_head
+from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.places import Place
+from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of, shape_of
+from quire.executor.graphs.recorder import Buffer, Recorder, launches
+from quire.executor.graphs.recording import Recording
+from quire.program.trace import StepPrograms
+from quire.program.values import FUSED, Program
+
+log = logging.getLogger("quire.engine")
+
+MAX_ROWS = 64
+"""Rows of the largest graph that computes logits, too: sequences that generate."""
+WIDE_ROWS = 512
+"""Rows of the largest graph over plain blocks: prompts, or more sequences."""
+_MAX_ENTRIES = 1 << 18
+"""Entries of all block tables of a step together."""
+
+Addresses = tuple[tuple[int, ...], ...]
+"""Addresses of the arrays of pools, by layer."""
+
+
+@dataclass(slots=True)
+class _Graphs:
+    """CUDA graphs of one KV format, by row count. Invalid once the pools are reallocated."""
+
+    addresses: Addresses
+    graphs: dict[int, Graph] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Compiled kernels of a step over pools at `addresses`.
+
+    Pools grow and move; a step is recorded once, and each time its graph is made of the same
+    kernels with other addresses.
+    """
+
+    recorder: Recorder
+    functions: Sequence[int]
+    addresses: Addresses
+
+    def graph(self, addresses: Addresses) -> Graph:
+        """Return the graph of the step over pools at other addresses."""
+        moved = dict(zip(chain(*self.addresses), chain(*addresses), strict=True))
+        kept = self.recorder.kept
+        if addresses != self.addresses:
+            tables, arrays = self.recorder.moved_tables(moved)
+            moved, kept = {**moved, **tables}, [*kept, *arrays]
+        return Graph(launches(self.recorder.kernels, self.functions, moved), kept)
+
+
+class GraphCache:
+    """The graphs of a model, and the memory that they read and write.
+
+    Args:
+        batch_invariant: a row's bits do not depend on the other rows.
+
+    Attributes:
+        heads: of each layer that keeps keys, by layer.
+        head: the matrix and the soft cap of the model's head; None where MLX computes logits.
+    """
+
+    def __init__(
+        self,
+        programs: StepPrograms,
+        layout: KVLayout,
+        pools: Pools,
+        extension: Extension,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._programs, self._layout, self._pools = programs, layout, pools
+        self._extension, self._compiler = extension, compiler()
+        self._batch_invariant = batch_invariant
+        self.heads = _attention_heads(programs.body)
+        self.head = served_head(programs.head, card())
+        self._inputs: dict[int, InputLayout] = {}
+        hidden = programs.body.values[programs.body.outputs[0]]
+        width = hidden.shape[-1]
+        assert isinstance(width, int), "the hidden size is fixed"
+        self._hidden = mx.zeros((WIDE_ROWS, width), dtype=hidden.dtype)
+        self._logits: mx.array | None = None
+        if self.head is not None:
+            self._logits = mx.zeros((MAX_ROWS, self.head[0].codes.shape[0]))
+            mx.eval(self._logits)
+        mx.eval(self._hidden)
+        self._graphs: dict[KVFormat, _Graphs] = {}
+        self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
+        """By format and rows."""
+        self._copies: dict[int, tuple[mx.array, mx.array]] = {}
+        """See `Recorder.copied`."""
+
+    def check(self) -> None:
+        """Record steps over plain blocks without compiling them.
+
+        Raises:
+            UnsupportedNode: a part of the program has no kernel.
+        """
+        if self._batch_invariant and self.head is None:
+            raise UnsupportedNode("the head is not packed in 4 bits, or too wide")
+        tokens = self._pools.block_size
+        pools: dict[int, LayerPool] = {
+            layer: PlainPool(self._layout.group[layer], tokens, (0, 0)) for layer in self.heads
+        }
+        self._record(self._recorder(MAX_ROWS), pools)
+
+    def inputs(self, max_rows: int) -> InputLayout:
+        """Return the memory for the inputs of graphs of `max_rows` rows."""
+        rows = MAX_ROWS if max_rows <= MAX_ROWS else WIDE_ROWS
+        if rows not in self._inputs:
+            tile_rows = [] if rows == MAX_ROWS else self._tile_rows()
+            self._inputs[rows] = InputLayout(
+                len(self._layout.groups), rows, _MAX_ENTRIES, self._extension.pointer, tile_rows
+            )
+        return self._inputs[rows]
+
+    def output(self, max_rows: int) -> tuple[mx.array, bool]:
+        """Return where graphs of `max_rows` rows write, and whether these are logits."""
+        if self._logits is None or max_rows > MAX_ROWS:
+            return self._hidden, False
+        return self._logits, True
+
+    def graph(self, max_rows: int, format: KVFormat) -> Graph | None:
+        """Return the graph for the pools as they are; None while work on them is pending."""
+        stores = {
+            layer: self._pools.kv(self._layout.group[layer], format).layers[layer]
+            for layer in self.heads
+        }
+        pointer = self._extension.pointer
+        addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
+        if not all(map(all, addresses)):
+            return None
+        known = self._graphs.get(format)
+        if known is None or known.addresses != addresses:
+            known = self._graphs[format] = _Graphs(addresses)
+        graph = known.graphs.get(max_rows)
+        if graph is None:
+            recorded = self._recorded.get((format, max_rows))
+            if recorded is None:
+                recorded = self._record_step(max_rows, stores, addresses)
+                self._recorded[format, max_rows] = recorded
+            graph = known.graphs[max_rows] = recorded.graph(addresses)
+        return graph
+
+    def _record_step(
+        self, max_rows: int, stores: dict[int, LayerStore], addresses: Addresses
+    ) -> _Recorded:
+        started, pointer = time.perf_counter(), self._extension.pointer
+        pools = {
+            layer: kind_of(store.format).of(store, self._layout.group[layer], pointer)
+            for layer, store in stores.items()
+        }
+        recorder = self._recorder(max_rows)
+        self._record(recorder, pools)
+        functions = self._compiler.functions([each.source for each in recorder.kernels])
+        seconds, count = time.perf_counter() - started, len(functions)
+        log.info("CUDA graph of %d rows: %d kernels, compiled in %.1f s", max_rows, count, seconds)
+        return _Recorded(recorder, functions, addresses)
+
+    def _recorder(self, max_rows: int) -> Recorder:
+        return Recorder(
+            max_rows,
+            self._extension.pointer,
+            self.inputs(max_rows),
+            card(),
+            batch_invariant=self._batch_invariant,
+            copies=self._copies,
+        )
+
+    def _record(self, recorder: Recorder, pools: dict[int, LayerPool]) -> None:
+        """Record body and head.
+
+        Raises:
+            UnsupportedNode: there is no kernel for a part of the body.
+        """
+        inputs = recorder.inputs
+        hidden = Buffer(recorder.address(self._hidden), self._hidden.nbytes)
+        given = {
+            "tokens.0": Place(inputs.tokens, None),
+            "positions.0": Place(inputs.positions, None),
+        }
+        recording = Recording(recorder, pools, self._layout)
+        recording.record(self._programs.body, given, [hidden])
+        recording.code_tails()
+        if self.head is not None and recorder.max_rows <= MAX_ROWS:
+            weight, softcap = self.head
+            assert self._logits is not None, "a head that kernels serve has memory for logits"
+            logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
+            record_head(recorder, weight, softcap, hidden, logits)
+
+    def _tile_rows(self) -> list[int]:
+        """Return, for each KV group, the rows of one sequence that a tile of its layers holds."""
+        found = [WIDE_ROWS] * len(self._layout.groups)
+        for layer, heads in self.heads.items():
+            group = self._layout.group[layer]
+            spec = self._layout.groups[group].spec.attention
+            assert spec is not None, "layers that attend keep keys"
+            shape = shape_of(
+                spec.head_dim, spec.kv_heads, heads, self._pools.block_size, capped=False
+            )
+            found[group] = min(found[group], shape.rows(few=False))
+        return found
+
+
+def _attention_heads(program: Program) -> dict[int, int]:
+    """Return the heads of each layer that keeps keys, by layer."""
+    found: dict[int, int] = {}
+    for node in program.nodes:
+        for each in node.arguments if node.kind == FUSED else ():
+            if each.kind == "attend" and each.input("k") is not None:
+                layer = each.attributes["layer"]
+                q = each.input("q")
+                heads = 0 if q is None else program.values[q].shape[1]
+                assert isinstance(heads, int), "heads are a fixed number"
+                found[layer] = heads
+    return found
