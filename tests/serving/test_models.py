@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 
@@ -18,11 +19,18 @@ from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Lease, Loaded
 from quire.serving.models import Models, OnProgress
 from quire.serving.swaps import CLOSED_S, OPEN_S
+from quire.text.tokenizer import Tokenizer
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.waiting import HANG_S
 
 LOAD_S = 5.0
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """One for all loadings."""
+    return Tokenizer.open(MODEL_DIR)
 
 
 @dataclass
@@ -63,7 +71,7 @@ class House:
             await close()
 
         engine.close = closed  # type: ignore[method-assign]
-        service = assemble(engine, model_config.name, model_config.serving)
+        service = assemble(engine, model_config.name, model_config.serving, tokenizer())
         self.there[model_config.name] = Loaded(service, broken=asyncio.Event())
         return self.there[model_config.name]
 
@@ -235,6 +243,27 @@ def test_a_swap_starts_one_engine_that_asks_for_room(asks: bool) -> None:
         assert house.loads == ["a", "b"]
         assert house.started == (["a", "b"] if asks else ["a", "b", "b"])
         assert states(models) == ["unloaded", "loaded"]
+
+    virtual_time.run(check())
+
+
+def test_an_engine_that_has_to_wait_for_room_is_started_once_and_holds_up_no_other() -> None:
+    """A stream keeps its model for minutes; another model is loaded and unloaded meanwhile."""
+
+    async def check() -> None:
+        house = House(room=2)
+        models = house.models("a", "b", "c", pinned="c")
+        held = await asked(models, "a")
+        waiting = asyncio.create_task(answered(models, "b"))
+        await answered(models, "c")  # which leaves no room for "b"
+        assert house.started == ["a", "b", "c"] or house.started == ["a", "c", "b"]
+        await asyncio.sleep(300)
+        assert not waiting.done()
+        await models.unload(models.find("c"))
+        await waiting
+        held.release()
+        assert sorted(house.started) == ["a", "b", "c"]
+        assert states(models) == ["loaded", "loaded", "unloaded"]
 
     virtual_time.run(check())
 

@@ -7,12 +7,10 @@ ending them, so its memory goes back to the system whole.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 
 from quire.core.config import ModelConfig
 from quire.core.errors import EngineFailure, LoadingStopped, ModelError, NoRoom, NotFound
@@ -20,9 +18,9 @@ from quire.core.info import EngineStats
 from quire.core.messages import Progress
 from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Lease, Loaded, Model
-from quire.serving.room import Room
+from quire.serving.room import Room, Turn
 from quire.serving.streams import Observer
-from quire.serving.swaps import Evictions, Postponed, check_wanted
+from quire.serving.swaps import Evictions, check_wanted
 from quire.serving.tasks import cancel_and_wait, close_all, to_the_end
 
 log = logging.getLogger("quire.models")
@@ -186,16 +184,12 @@ class Models:
 
     async def _open(self, model: Model) -> None:
         """Loads a model, as soon as others have made room, for as long as anybody waits for it."""
+        turn = Turn(self._changing)
         try:
-            for attempt in count():
-                async with self._changing:
-                    check_wanted(model)
-                    postponed = None
-                    if model.loaded is None:
-                        postponed = await self._open_in_room(model, attempt)
-                if postponed is None:
-                    return
-                await postponed.wait()  # others may load and unload meanwhile
+            await turn.take()
+            check_wanted(model)
+            if model.loaded is None:
+                await self._open_in_room(model, turn)
         except ModelError as error:
             model.problem = str(error)
             raise
@@ -204,29 +198,20 @@ class Models:
                 raise EngineFailure(_CLOSED) from None
             raise LoadingStopped(f"The loading of '{model.name}' was stopped.") from None
         finally:
+            turn.give()
             self._evictions.ended(model)
             model.opening = model.progress = None
 
-    async def _open_in_room(self, model: Model, attempt: int) -> Postponed | None:
-        """Loads a model; makes room by unloading others, as long as there are any.
-
-        Returns:
-            When to try again, if those that are loaded may not go yet.
-        """
-        room = Room(model, self._models, self._evictions, self._memory, attempt)
+    async def _open_in_room(self, model: Model, turn: Turn) -> None:
+        """Loads a model; makes room by unloading others, as long as there are any."""
+        room = Room(model, self._models, self._evictions, self._memory, turn)
         engine = await room.config()
         while model.loaded is None:
             config = replace(model.config, engine=engine)
             try:
                 model.loaded = await self._opener(config, model.show_progress, room.make)
-            except NoRoom as error:
-                if room.postponed is None:  # it needs more than its engine had asked for
-                    with contextlib.suppress(NoRoom):
-                        engine = await room.make(error)
-                        continue
-                if room.postponed is not None:
-                    return room.postponed
-                raise
+            except NoRoom as error:  # it needs more than its engine had asked for
+                engine = await room.make(error)
         if self._observer is not None:
             model.observe(self._observer)
         model.problem, model.idle_unload_s = None, model.config.idle_unload_s
@@ -234,7 +219,6 @@ class Models:
         if model.loaded.broken is not None:
             model.watch = asyncio.create_task(self._watch(model, model.loaded.broken))
         self._schedule(model)  # those who waited may all have left
-        return None
 
     async def _watch(self, model: Model, broken: asyncio.Event) -> None:
         """An engine that broke down is cleared away, and the next request starts another."""

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, NoRoom
 from quire.core.info import EngineStats
 from quire.serving.model import Model
-from quire.serving.swaps import Evictions, Postponed
+from quire.serving.swaps import Evictions, check_wanted
 
 _STATS_S = 5.0
 
 
+class Turn:
+    """A loading's hold on the lock of all that loads and unloads models."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock = lock
+        self._held = False
+
+    async def take(self) -> None:
+        """Wait for the lock."""
+        await self._lock.acquire()
+        self._held = True
+
+    def give(self) -> None:
+        """Release the lock if it is held."""
+        if self._held:
+            self._held = False
+            self._lock.release()
+
+    async def let_others(self, until: Awaitable[None]) -> None:
+        """Let other models load and unload until then; then take the lock again."""
+        self.give()
+        await until
+        await self.take()
+
+
 class Room:
-    """Makes room for one attempt to load a model. Belongs to `Models`.
+    """Makes room for the loading of a model. Belongs to `Models`.
 
     Args:
         models: all of the server.
         memory: bytes for all loaded models together; None is what the machine has.
-        attempt: how often this loading was postponed.
-
-    Attributes:
-        postponed: when to try again, if the models that are loaded may not go yet.
+        turn: given to others while the loading is postponed.
     """
 
     def __init__(
@@ -34,14 +56,18 @@ class Room:
         models: Sequence[Model],
         evictions: Evictions,
         memory: int | None,
-        attempt: int,
+        turn: Turn,
     ) -> None:
-        self.postponed: Postponed | None = None
         self._model = model
         self._models = models
         self._evictions = evictions
         self._memory = memory
-        self._attempt = attempt
+        self._turn = turn
+        self._attempt = 0
+        """How often this loading was postponed."""
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        """When it began, moved on by the time for which it was postponed."""
         self._beside: list[Model] = []
 
     async def config(self) -> EngineConfig:
@@ -67,13 +93,23 @@ class Room:
     async def make(self, lacking: NoRoom) -> EngineConfig:
         """Unload the least recently used model, and return the settings for what is free then.
 
+        Where that model may not go yet, waits until it may. An engine that asks waits, too, so it
+        is not started again; other models load and unload meanwhile.
+
         Raises:
-            NoRoom: none may go at all, or not yet; then `postponed` is set.
+            NoRoom: none may ever go.
             LoadingStopped: nobody waits for the model any more.
         """
-        # If one broke down since the settings were made, its memory is free without an eviction.
-        if all(each.loaded for each in self._beside):
-            self.postponed = await self._evictions.make_room(self._model, lacking, self._attempt)
-            if self.postponed is not None:
-                raise lacking
+        # If one was unloaded since the settings were made, its memory is free without an eviction.
+        while all(each.loaded for each in self._beside):
+            postponed = await self._evictions.make_room(
+                self._model, lacking, self._attempt, since=self._began
+            )
+            if postponed is None:
+                break
+            self._attempt += 1
+            before = self._clock()
+            await self._turn.let_others(postponed.wait())
+            self._began += self._clock() - before
+            check_wanted(self._model)
         return await self.config()

@@ -81,11 +81,15 @@ class Evictions:
         self._swaps: dict[str, tuple[set[str], float]] = {}
         """By model: the API keys that asked for its swap, and the time when it started."""
 
-    async def make_room(self, model: Model, lacking: NoRoom, attempt: int) -> Postponed | None:
+    async def make_room(
+        self, model: Model, lacking: NoRoom, attempt: int, since: float
+    ) -> Postponed | None:
         """Unloads the model that was used least recently.
 
         Args:
             attempt: how often this was postponed for the same loading.
+            since: the loop's time from which the swap is charged: the start of the loading, moved
+                on by the time for which it was postponed.
 
         Returns:
             When to try again, if none may go yet.
@@ -101,14 +105,13 @@ class Evictions:
         clock = asyncio.get_running_loop().time
         if (rest_s := self._debts.wait_s(model.asked, oldest.callers, clock())) > 0:
             return Postponed(model, rest_s, lambda: False)
-        started = clock()
         if oldest.users and (attempt == 0 or not await _empties(oldest, model)):
             check_wanted(model)
             return Postponed(model, _open_s(attempt), lambda: not oldest.users)
         check_wanted(model)
         log.info("%s makes room for %s: %s", oldest.name, model.name, lacking)
         if set(oldest.callers) - set(model.asked):
-            self._swaps[model.name] = (set(model.asked), started)
+            self._swaps[model.name] = (set(model.asked), since)
         await self._unload(oldest)
         return None
 
