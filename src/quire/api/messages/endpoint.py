@@ -8,6 +8,7 @@ another server or an earlier process made it, is left out of the prompt, and the
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from quire.api.messages.edits import edited
 from quire.api.messages.prompt import (
     Conversation,
     continues,
@@ -73,11 +75,12 @@ class _ReadRequest:
     max_tokens: int
     reasoning: ReasoningShown
     dropped: tuple[str, ...]
-    edits: bool
+    applied_edits: tuple[WireEvent, ...] | None
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
-    fields = _parse(context, request, body, schema=MessagesRequest)
+    parsed = await edited(_parse(context, request, body, MessagesRequest), _counter(context))
+    fields = parsed.fields
     said = conversation(fields, context.signer)
     return _ReadRequest(
         await context.prepare(_generation(context, fields, said, request)),
@@ -85,18 +88,36 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         max_tokens=fields.max_tokens,
         reasoning=_reasoning_shown(fields),
         dropped=said.dropped,
-        edits=fields.context_management is not None,
+        applied_edits=None if fields.context_management is None else tuple(parsed.applied),
     )
 
 
 async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
-    fields = _parse(context, request, body, schema=CountRequest)
-    said = conversation(fields, context.signer)
-    (prompt,) = await context.tokens(_prompt(context, fields, said, scope=request.scope))
-    counted: WireEvent = {"input_tokens": len(prompt)}
-    if fields.context_management is not None:
-        counted["context_management"] = {"original_input_tokens": len(prompt)}
+    parsed = await edited(_parse(context, request, body, CountRequest), _counter(context))
+    tokens = await _counter(context, request.scope)(parsed.fields)
+    counted: WireEvent = {"input_tokens": tokens}
+    if parsed.fields.context_management is not None:
+        original = tokens if parsed.original_tokens is None else parsed.original_tokens
+        counted["context_management"] = {"original_input_tokens": original}
     return counted
+
+
+def _counter(
+    context: Context, scope: Scope | None = None
+) -> Callable[[CountRequest], Awaitable[int]]:
+    """Return a function that counts the tokens of a request's prompt.
+
+    Args:
+        scope: of the request whose ignored fields are noted; None notes none.
+    """
+
+    async def count(fields: CountRequest) -> int:
+        said = conversation(fields, context.signer)
+        noted: Scope = {} if scope is None else scope
+        (prompt,) = await context.tokens(_prompt(context, fields, said, scope=noted))
+        return len(prompt)
+
+    return count
 
 
 def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]) -> Fields:
@@ -133,7 +154,7 @@ class Messages:
             max_tokens=asked.max_tokens,
             reasoning=asked.reasoning,
             dropped=asked.dropped,
-            edits=asked.edits,
+            applied_edits=asked.applied_edits,
         )
         events = MessageEvents(answering, run, context.signer)
         if asked.stream:

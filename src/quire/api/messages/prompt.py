@@ -32,10 +32,11 @@ from quire.api.messages.blocks import (
 from quire.api.messages.schema import (
     AssistantMessage,
     ClearThinking,
+    ClearToolUses,
+    Compact,
     CountRequest,
     KeptTurns,
     Message,
-    OtherEdit,
     SystemMessage,
     ThinkingAdaptive,
     ThinkingEnabled,
@@ -89,16 +90,14 @@ def conversation(fields: CountRequest, signer: Signer) -> Conversation:
 
 
 def without_effect(fields: CountRequest) -> list[str]:
-    """Paths of hosted tools and of context edits, which have no effect here."""
+    """Return the paths of hosted tools and of summaries, which have no effect here."""
     tools = enumerate(fields.tools or ())
     named = [f"tools[{index}]" for index, tool in tools if isinstance(tool, HostedTool)]
     if fields.mcp_servers:
         named.append("mcp_servers")
     edits = enumerate(_edits(fields))
     return named + [
-        f"context_management.edits[{index}]"
-        for index, edit in edits
-        if not isinstance(edit, ClearThinking)
+        f"context_management.edits[{index}]" for index, edit in edits if isinstance(edit, Compact)
     ]
 
 
@@ -260,7 +259,7 @@ def _cleared_reasoning(fields: CountRequest) -> frozenset[int]:
     return frozenset(thinking[: -min(limits)])
 
 
-def _edits(fields: CountRequest) -> Sequence[ClearThinking | OtherEdit]:
+def _edits(fields: CountRequest) -> Sequence[ClearThinking | ClearToolUses | Compact]:
     management = fields.context_management
     return (management.edits or ()) if management is not None else ()
 

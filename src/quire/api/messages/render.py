@@ -41,7 +41,7 @@ class MessageSettings:
         reasoning: `omitted` makes blocks without text; `redacted` ones say nothing at all.
             Either can be sent back.
         dropped: paths of reasoning that were left out of the prompt.
-        edits: whether the request asked for edits of its prompt, so that they are reported.
+        applied_edits: the edits of the prompt that were made; None where none was asked for.
     """
 
     id: str
@@ -49,7 +49,7 @@ class MessageSettings:
     max_tokens: int
     reasoning: ReasoningShown = "shown"
     dropped: tuple[str, ...] = ()
-    edits: bool = False
+    applied_edits: tuple[WireEvent, ...] | None = None
 
     def message(self, usage: WireEvent) -> WireEvent:
         """Return the message as a stream starts it."""
@@ -64,8 +64,8 @@ class MessageSettings:
             "stop_details": None,
             "usage": usage,
         }
-        if self.edits:
-            body["context_management"] = {"applied_edits": []}
+        if self.applied_edits is not None:
+            body["context_management"] = {"applied_edits": list(self.applied_edits)}
         if self.dropped:
             body["input_transformations"] = [
                 {"type": "thinking_dropped", "path": path, "reason": "model_binding_mismatch"}

@@ -148,21 +148,59 @@ class ClearThinking(Wire):
     ) = None
 
 
-class OtherEdit(History):
-    """An edit that is not made here: clearing of tools' results, or a summary. It is named."""
+class Trigger(Wire):
+    """How much a conversation holds before an edit is made."""
 
-    type: Literal["clear_tool_uses_20250919", "compact_20260112"]
+    type: Literal["input_tokens", "tool_uses"]
+    value: Integer = Field(ge=1)
+
+
+class KeptUses(Wire):
+    """How many of the last tool uses keep their results."""
+
+    type: Literal["tool_uses"]
+    value: Integer = Field(ge=0)
+
+
+class LeastTokens(Wire):
+    """How many tokens an edit has to clear to be made at all."""
+
+    type: Literal["input_tokens"]
+    value: Integer = Field(ge=0)
+
+
+class ClearToolUses(Wire):
+    """Leaves results of old tool uses out of the prompt."""
+
+    type: Literal["clear_tool_uses_20250919"]
+    trigger: Trigger | None = Field(default=None, description="100,000 input tokens by default")
+    keep: KeptUses | None = Field(default=None, description="3 tool uses by default")
+    clear_at_least: LeastTokens | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: (
+        Annotated[
+            Annotated[bool, Tag("@all")] | Annotated[list[str], Tag("@names")],
+            Discriminator(lambda value: "@names" if isinstance(value, list) else "@all"),
+        ]
+        | None
+    ) = Field(default=None, description="also clear arguments: of all calls, or of these tools'")
+
+
+class Compact(History):
+    """A summary of the conversation, which is not made here. It is named."""
+
+    type: Literal["compact_20260112"]
 
 
 class ContextManagement(Wire):
-    """Edits of the prompt before it is read; only reasoning is cleared."""
+    """Edits of the prompt before it is read: reasoning and tool results are cleared."""
 
     edits: (
         list[
             Annotated[
                 Annotated[ClearThinking, Tag("@clear_thinking_20251015")]
-                | Annotated[OtherEdit, Tag("@clear_tool_uses_20250919")]
-                | Annotated[OtherEdit, Tag("@compact_20260112")],
+                | Annotated[ClearToolUses, Tag("@clear_tool_uses_20250919")]
+                | Annotated[Compact, Tag("@compact_20260112")],
                 Discriminator(tag_by_type),
             ]
         ]
