@@ -55,6 +55,11 @@ def test_two_tabs_on_one_conversation_keep_each_others_messages(page: Any, serve
     page.reload()
     page.wait_for_selector(f"{DONE} >> nth=2")
     assert texts(page) == ["A1", "Yes", "B", "Yes", "A2", "Yes"]
+    other.click(".new")
+    ask(other, "C")
+    page.click(".entry:has-text('C')")  # which was begun there
+    page.wait_for_selector(DONE)
+    assert texts(page) == ["C", "Yes"]
 
 
 def test_messages_that_tabs_write_at_once_are_both_kept(page: Any, served: Served) -> None:

@@ -95,6 +95,15 @@ def test_a_pinned_model_is_unloaded_by_force_alone(
     assert "KV at most" in capsys.readouterr().out
 
 
+def test_ps_shows_every_figure_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    model = {"id": "small", "state": "loaded", "weight_bytes": 10**9, "kv_bytes": 2 * 10**9}
+    Console(width=40).print(listing([{**model, "requests": 3, "pinned": True}]))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == [["small"], ["state", "loaded"]]
+    assert ["KV", "at", "most", "2.0", "GB"] in lines
+    assert ["unloaded", "in", "pinned"] in lines
+
+
 def test_ps_says_why_a_model_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     Console(width=80).print(listing([{"id": "small", "problem": "no config.json"}]))
     assert "small: no config.json" in capsys.readouterr().out.splitlines()

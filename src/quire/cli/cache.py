@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from quire.cache.disk_store import clear
 from quire.cache.disk_usage import ModelUse, usage
+from quire.cli.fitting import FittingTable
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag, Folder
 from quire.core.errors import QuireError
@@ -74,25 +73,23 @@ def _clear(folder: Path, which: str) -> int:
     raise QuireError(f"--clear {which}: {how_many} called that; there are: {names}")
 
 
-def table(models: list[ModelUse], now: float) -> Table:
+def table(models: list[ModelUse], now: float) -> FittingTable:
     """Return disk usage as a table for the terminal."""
-    out = Table(box=SIMPLE)
-    for heading in ("model", "fingerprint"):
-        out.add_column(heading, overflow="fold")
-    for heading in ("blocks", "bytes", "hits", "oldest", "last used"):
-        out.add_column(heading, justify="right", no_wrap=True)
-    for model in models:
-        empty = model.blocks == 0
-        out.add_row(
-            model.name,
-            model.fingerprint[:12],
-            f"{model.blocks:,}",
-            decimal(model.bytes),
-            f"{model.hits:,}",
-            "-" if empty else f"{_span(now - model.made)} old",
-            "-" if empty else f"{_span(now - model.last)} ago",
-        )
-    return out
+    headings = ("model", "fingerprint", "blocks", "bytes", "hits", "oldest", "last used")
+    return FittingTable(headings, [_row(each, now) for each in models], texts=2)
+
+
+def _row(model: ModelUse, now: float) -> tuple[str, ...]:
+    empty = model.blocks == 0
+    return (
+        model.name,
+        model.fingerprint[:12],
+        f"{model.blocks:,}",
+        decimal(model.bytes),
+        f"{model.hits:,}",
+        "-" if empty else f"{_span(now - model.made)} old",
+        "-" if empty else f"{_span(now - model.last)} ago",
+    )
 
 
 def _span(seconds: float) -> str:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
-from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from quire.cli.fitting import FittingTable
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Paths
 from quire.core.errors import ModelError
@@ -22,8 +21,6 @@ from quire.core.figures import size
 from quire.core.folder import read_object
 from quire.demo import MODEL_DIR, NAME
 
-_OTHER_COLUMNS = 50
-"""Columns of a terminal that everything but the names takes, packing on two lines."""
 _SIDE_TENSORS = (
     ".scales",
     ".biases",
@@ -240,50 +237,26 @@ def with_problems(table: RenderableType, problems: Mapping[str, str]) -> Group:
     return Group(table, *(Text(line, style="red") for line in said))
 
 
-def listing(models: list[Found], width: int) -> Group:
-    """Return the models for a terminal of `width` columns, and why some are not served.
-
-    Where the table has no room for whole names, each model has lines of its own.
-    """
-    longest = max((len(model.name) for model in models), default=0)
-    shown = _table(models) if longest + _OTHER_COLUMNS <= width else _lines(models)
+def listing(models: list[Found]) -> Group:
+    """Return the models for the terminal, and why some are not served."""
     problems = {each.name: f"not served: {each.problem}" for each in models if each.problem}
-    return with_problems(shown, problems)
+    return with_problems(_table(models), problems)
 
 
-def _lines(models: list[Found]) -> Group:
-    """Each model's name, and its figures below."""
-    parts = []
-    for model in models:
-        figures = (
-            model.family,
-            model.parameters and f"{_counted(model.parameters)} parameters",
-            model.weight_bytes and size(model.weight_bytes),
-            model.context and f"context {model.context:,}",
-            model.quantization,
-        )
-        parts.append(Text(model.name, style="bold", overflow="fold"))
-        parts.append(Text("  " + ", ".join(str(each) for each in figures if each), style="dim"))
-    return Group(*parts, "")
-
-
-def _table(models: list[Found]) -> Table:
-    out = Table(box=SIMPLE)
-    out.add_column("model", no_wrap=True)
-    out.add_column("family", overflow="fold")
-    for heading in ("parameters", "on disk", "context"):
-        out.add_column(heading, justify="right", no_wrap=True)
-    out.add_column("packed", overflow="fold")
-    for model in models:
-        out.add_row(
+def _table(models: list[Found]) -> FittingTable:
+    headings = ("model", "family", "packed", "parameters", "on disk", "context")
+    rows = [
+        (
             model.name,
             model.family,
+            model.quantization or "-",
             _counted(model.parameters) if model.parameters else "-",
             size(model.weight_bytes) if model.weight_bytes else "-",
             f"{model.context:,}" if model.context else "-",
-            model.quantization or "-",
         )
-    return out
+        for model in models
+    ]
+    return FittingTable(headings, rows, texts=3)
 
 
 class ModelsCommand(TableOptions, Command):
@@ -302,6 +275,5 @@ class ModelsCommand(TableOptions, Command):
         if self.as_json:
             print(json.dumps([asdict(model) for model in models], indent=2))
         else:
-            console = Console()
-            console.print(listing(models, console.width))
+            Console().print(listing(models))
         return 0

@@ -6,10 +6,9 @@ import json
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
-from rich.box import SIMPLE
 from rich.console import Console, Group
-from rich.table import Table
 
+from quire.cli.fitting import FittingTable
 from quire.cli.keys import ClientOptions
 from quire.cli.models import with_problems
 from quire.cli.served import Server
@@ -66,23 +65,22 @@ class PsCommand(ClientOptions, TableOptions, Command):
 
 def listing(models: list[dict[str, Any]]) -> Group:
     """Return the models for the terminal, and why some could not be loaded."""
-    out = Table(box=SIMPLE)
-    out.add_column("model", overflow="fold")
-    out.add_column("state")
-    for heading in ("weights", "KV at most", "requests", "unloaded in"):
-        out.add_column(heading, justify="right", no_wrap=True)
-    for model in models:
-        here = model.get("state") == "loaded"
-        out.add_row(
-            model["id"],
-            model.get("state", "-"),
-            size(model["weight_bytes"]) if here else "-",
-            size(model["kv_bytes"]) if here else "-",
-            str(model.get("requests", "-")),
-            _expiry(model) if here else "-",
-        )
+    headings = ("model", "state", "weights", "KV at most", "requests", "unloaded in")
+    table = FittingTable(headings, [_row(each) for each in models], texts=2)
     return with_problems(
-        out, {each["id"]: each["problem"] for each in models if each.get("problem")}
+        table, {each["id"]: each["problem"] for each in models if each.get("problem")}
+    )
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    here = model.get("state") == "loaded"
+    return (
+        model["id"],
+        model.get("state", "-"),
+        size(model["weight_bytes"]) if here else "-",
+        size(model["kv_bytes"]) if here else "-",
+        str(model.get("requests", "-")),
+        _expiry(model) if here else "-",
     )
 
 

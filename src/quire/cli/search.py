@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
+from quire.cli.fitting import FittingTable
 from quire.cli.settings import Command, TableOptions
 from quire.cli.short_names import short_names
 from quire.cli.values import Count, Flag
@@ -107,12 +106,13 @@ def _on_hub(words: str, limit: int) -> list[Match]:
     return [Match(name, name, downloads) for name, downloads in most]
 
 
-def _table(matches: list[Match]) -> Table:
-    table = Table(box=SIMPLE)
-    table.add_column("name", no_wrap=True)
-    table.add_column("repository", overflow="fold")
-    table.add_column("downloads", justify="right")
-    for match in matches:
-        count = "" if match.downloads is None else f"{match.downloads:,}"
-        table.add_row(match.name, match.place if match.place != match.name else "", count)
-    return table
+def _table(matches: list[Match]) -> FittingTable:
+    rows = [
+        (
+            match.name,
+            match.place if match.place != match.name else "",
+            "" if match.downloads is None else f"{match.downloads:,}",
+        )
+        for match in matches
+    ]
+    return FittingTable(("name", "repository", "downloads"), rows, texts=2)

@@ -96,9 +96,12 @@ export class Chat {
       if (mine) this.forget(mine);
       return;
     }
-    if (!mine) this.conversations.push(mine = theirs = await whole());
-    if (!mine) return;
-    tree.merge(mine, theirs, ({ id: each }) => this.runs.has(each));
+    if (!mine) {
+      const made = await whole();
+      mine = this.conversations.find((each) => each.id === id); // heard of twice while it was read
+      if (!mine && made) this.conversations.push(made);
+    }
+    if (mine) tree.merge(mine, theirs, ({ id: each }) => this.runs.has(each));
     this.order();
     if (mine === this.current) {
       this.show();
