@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
     "text": set(),
     "engine": ENGINE_SIDE - {"engine"},
     "scheduler": {"sampling", "cache", "constraints"},
-    "speculation": {"scheduler", "cache"},
+    "speculation": {"scheduler", "cache", "models"},
     "sampling": {"constraints", "device"},
     "models": {"cache", "device"},
     "executor": {"program", "models", "attention", "cache", "device", "scheduler", "sampling"},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-Speculation = Literal["auto", "off", "ngram"]
-"""`auto` is every drafter that there is, `ngram` those without a model."""
+Speculation = Literal["auto", "off", "ngram", "mtp"]
+"""`auto` is every drafter that there is, `ngram` those without a model, `mtp` the model's head."""
 
 LOOKUPS = frozenset({"cached", "ngram"})
 """Drafters that look for what followed the same tokens before."""
+HEAD = "mtp"
+"""The drafter that is a head of the model."""
 PREDICTION = "prediction"
 """The drafter of the answer that a request expects."""

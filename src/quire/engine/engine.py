@@ -45,6 +45,7 @@ from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceParts
 from quire.speculation.drafters import allowed
+from quire.speculation.heads import HeadDrafter
 
 log = logging.getLogger("quire.engine")
 
@@ -92,6 +93,7 @@ class Engine:
         """`Runner.rehearse`; call it only while there is no work."""
         self._drafters = frozenset(each.name for each in drafters)
         read_adapters(self._runner.adapters, loaded, config)
+        self._heads = [each for each in drafters if isinstance(each, HeadDrafter)]
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes + self._runner.adapters.nbytes)
         skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
@@ -268,6 +270,8 @@ class Engine:
         result = self._runner.collect(step)
         _observe_duration(self._scheduler, step)
         outputs = self._scheduler.update(step.plan, result)
+        for head in self._heads:
+            head.observe(step.hidden, step.drawn_from)
         self._faults = 0
         return outputs
 

@@ -6,14 +6,18 @@ import logging
 from collections.abc import Callable
 
 from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
 from quire.core.figures import size
 from quire.core.messages import Progress
+from quire.core.speculation import HEAD
 from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
+from quire.models.draft_head import open_draft_head
 from quire.models.weights.loader import open_model
 from quire.speculation.drafters import lookup_drafters
+from quire.speculation.heads import HeadDrafter
 
 log = logging.getLogger("quire.engine")
 
@@ -45,9 +49,12 @@ def open_engine(
     config = room.config
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
-    engine = Engine(
-        loaded, config, drafters=lookup_drafters(), step_times=measure_steps(loaded, config)
-    )
+    drafters = lookup_drafters()
+    if (head := open_draft_head(loaded.path, loaded.model)) is not None:
+        drafters.append(HeadDrafter(head, loaded.model))
+    elif config.speculate == HEAD:
+        raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
+    engine = Engine(loaded, config, drafters=drafters, step_times=measure_steps(loaded, config))
     engine.constraints.open()
     info = engine.info
     log.info(

@@ -64,6 +64,8 @@ class LaunchedStep:
         first: what the first layer stores.
         to_eval: everything that the step must have computed when it is done.
         seconds: how long it ran, once it is done.
+        hidden: `[R, hidden]` final hidden states of the sampled rows; None where a CUDA graph gives
+            logits.
     """
 
     plan: StepPlan
@@ -77,6 +79,15 @@ class LaunchedStep:
     first: list[mx.array] = field(default_factory=list)
     to_eval: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
+    hidden: mx.array | None = None
+
+    @property
+    def drawn_from(self) -> dict[int, tuple[int, int]]:
+        """By sequence number, its first sampled row, and the position of the token drawn there."""
+        return {
+            each.number: (self.row_of[each.number], each.end - each.sampled + 1)
+            for each in self.sampling
+        }
 
 
 class Runner:
@@ -306,6 +317,7 @@ class Runner:
         step.to_eval += [*step.vectors.values(), *self._vectors.sums]
         if rows:
             own = computed.rows if len(rows) == first else computed.rows[mx.array(rows)]
+            step.hidden = None if computed.logits else own
             logits = own if computed.logits else self.model.logits(own)
             self._sample(step, logits, row_of, previous)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths
@@ -23,6 +23,9 @@ _OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
 """Weight of the last outcome in the acceptance of one sequence, and in that of all."""
 _FIRST_RATE = 0.5
 """Acceptance before any draft was compared."""
+_REGAINED = 1 / 64
+"""Share of the way back to `_FIRST_RATE` that the acceptance of a drafter goes in each step in
+which it is not asked, since nothing is known of it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,9 @@ class Drafting:
         if not asked:
             return False
         # The first guess is of the token on the device: what follows it would be drafted.
-        found = self._propose(asked, ahead=True).values()
-        ahead = [Candidate(each.rate, each.most - 1) for each in found if each.most > 1]
         rows = sum(each.progress.generated > 0 for each in running)
+        found = self._propose(asked, rows, ahead=True).values()
+        ahead = [Candidate(each.rate, each.most - 1) for each in found if each.most > 1]
         return bool(ahead) and any(self._lengths.choose(ahead, rows))
 
     def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int) -> dict[int, Draft]:
@@ -86,7 +89,7 @@ class Drafting:
         asked = _asked(limits)
         if not asked:
             return {}
-        found = self._propose(asked, ahead=False)
+        found = self._propose(asked, rows, ahead=False)
         lengths = self._lengths.choose(list(found.values()), rows)
         chosen = {}
         for (number, each), length in zip(found.items(), lengths, strict=True):
@@ -127,10 +130,11 @@ class Drafting:
 
     # -- within --------------------------------------------------------------------------------
 
-    def _propose(self, asked: Seq[_Asked], *, ahead: bool) -> dict[int, _Found]:
+    def _propose(self, asked: Seq[_Asked], rows: int, *, ahead: bool) -> dict[int, _Found]:
         """Return each sequence's most promising draft, by its number.
 
         Args:
+            rows: of the step without drafts.
             ahead: the last token of each sequence is not read yet. Drafters that need it are not
                 asked; how often they were right says what they would find.
         """
@@ -138,11 +142,11 @@ class Drafting:
         for drafter in self._drafters:
             own = [each for each in asked if drafter.name in each.state.drafters]
             if not drafter.looks_ahead:
-                own = [each for each in own if self._may_lead(drafter, each, best)]
+                own = self._worth_asking(drafter, own, best, rows)
             if ahead and not drafter.looks_ahead:
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
-                    best[each.query.number] = _Found(rate, each.query.limit, None)
+                    best[each.query.number] = _Found(rate, each.query.limit + 1, None)
                 continue
             drafts = drafter.propose([each.query for each in own]) if own else ()
             for each, draft in zip(own, drafts, strict=True):
@@ -158,9 +162,34 @@ class Drafting:
                 each.state.foreseen = Foreseen(len(each.query.tokens), draft.tokens, grade)
         return best
 
-    def _may_lead(self, drafter: Drafter, asked: _Asked, best: dict[int, _Found]) -> bool:
-        known = best.get(asked.query.number)
-        return known is None or known.rate < self._rate(asked.state, (drafter.name, 0))
+    def _worth_asking(
+        self, drafter: Drafter, asked: Seq[_Asked], best: dict[int, _Found], rows: int
+    ) -> list[_Asked]:
+        """Return the sequences for which a drafter may find the best draft, if any is worth it.
+
+        Their limits are what is worth verifying: a dear drafter makes no more.
+        """
+        leading = []
+        candidates = []
+        for each in asked:
+            grade = drafter.name, 0
+            rate, known = self._rate(each.state, grade), best.get(each.query.number)
+            if known is None or known.rate < rate:
+                leading.append(each)
+                candidates.append(Candidate(rate, each.query.limit))
+        lengths = self._lengths.choose(candidates, rows)
+        chosen = []
+        for each, length in zip(leading, lengths, strict=True):
+            if length:
+                chosen.append(each._replace(query=replace(each.query, limit=length)))
+            else:
+                self._reconsider(each.state, (drafter.name, 0))
+        return chosen
+
+    def _reconsider(self, state: DraftState, grade: Grade) -> None:
+        """Let a drafter that is not asked regain trust: what comes next may suit it better."""
+        if grade in state.rates:
+            state.rates[grade] += _REGAINED * (_FIRST_RATE - state.rates[grade])
 
     def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
         """Return a draft that is cut where nothing of it can be right any more."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from quire.core.errors import RequestError
 from quire.core.request import Request
-from quire.core.speculation import LOOKUPS, PREDICTION, Speculation
+from quire.core.speculation import HEAD, LOOKUPS, PREDICTION, Speculation
 from quire.scheduler.drafts import Drafter
 from quire.speculation.lookup import CachedDrafter, NGramDrafter, PredictionDrafter
 
@@ -20,7 +21,16 @@ def allowed(request: Request, default: Speculation, drafters: frozenset[str]) ->
         default: of requests that choose nothing. An expected answer that a request brings is
             drafted even so.
         drafters: names of those that there are.
+
+    Raises:
+        RequestError: it asks for a head, and the model has none.
     """
+    if request.speculation == HEAD and HEAD not in drafters:
+        raise RequestError(
+            "speculation: the model has no head for 'mtp'; 'auto', 'ngram' and 'off' are possible",
+            param="speculation",
+            code="invalid_value",
+        )
     expected = {PREDICTION} if request.prediction else set()
     match request.speculation or default:
         case "off" if request.speculation is None:
@@ -29,5 +39,7 @@ def allowed(request: Request, default: Speculation, drafters: frozenset[str]) ->
             return frozenset()
         case "ngram":
             return drafters & (expected | LOOKUPS)
+        case "mtp":
+            return drafters & (expected | {HEAD})
         case "auto":
             return drafters - ({PREDICTION} - expected)

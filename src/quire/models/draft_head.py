@@ -1,0 +1,77 @@
+"""A head that guesses tokens ahead of a model: multi-token prediction without attention.
+
+After DeepSeek-V3's (arXiv:2412.19437, section 2.2): from the hidden state of a token and the
+embedding of the token that follows it comes the state of the latter, and so on. There is no layer
+of attention, so a head has no keys and values. It lies beside the model's weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.core.errors import ModelError
+from quire.models.base import LanguageModel, Module, named_parameters
+from quire.models.layers.norm import RMSNorm, UnweightedNorm
+
+FILE = Path("draft_head") / "model.safetensors"
+"""Where a model's folder has the head."""
+_EPS = 1e-6
+
+
+class DraftHead(Module):
+    """The head, named as `training.draft_head` saves it.
+
+    Args:
+        hidden: width of the model.
+        width: of the head's MLP.
+    """
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.gate = nn.Linear(hidden, width, bias=False)
+        self.up = nn.Linear(hidden, width, bias=False)
+        self.down = nn.Linear(width, hidden, bias=False)
+        self.norm = RMSNorm(hidden, _EPS)
+        self._unit = UnweightedNorm(_EPS)
+
+    def __call__(self, state: mx.array, embedding: mx.array) -> mx.array:
+        """Return the state after one more token, `[N, hidden]`, as `LanguageModel.logits` takes it.
+
+        Args:
+            state: `[N, hidden]`, normalised, of the token before.
+            embedding: `[N, hidden]` of the token.
+        """
+        joined = mx.concatenate([self._unit(state), self._unit(embedding)], axis=-1)
+        x = self.fc(joined)
+        y = self._unit(x)
+        after: mx.array = self.norm(x + self.down(nn.silu(self.gate(y)) * self.up(y)))
+        return after
+
+
+def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
+    """Return the head in a model's folder, in the model's type; None if there is none.
+
+    Raises:
+        ModelError: the file does not fit the model.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    weights: Any = mx.load(str(path))
+    own = model.model.embed_tokens.weight.shape[-1]
+    try:
+        width, hidden = weights["gate.weight"].shape
+        head = DraftHead(hidden, width)
+        head.load_weights(list(weights.items()))
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"{path}: no draft head, or another kind: {error}") from error
+    if hidden != own:
+        raise ModelError(f"{path}: it takes hidden states of {hidden}, the model has {own}")
+    head.set_dtype(model.model.norm.weight.dtype)
+    mx.eval(list(named_parameters(head).values()))
+    return head

@@ -1,0 +1,88 @@
+"""A head of the model drafts for all sequences at once, from their last hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError, RequestError
+from quire.core.request import Request, SamplingParams
+from quire.demo import MODEL_DIR
+from quire.demo.skills import load
+from quire.models.draft_head import FILE, DraftHead, open_draft_head
+from quire.models.weights.loader import LoadedModel, open_model
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.speculation.drafters import allowed
+from quire.speculation.heads import HeadDrafter
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+from tests.support.parity import Company, assert_same, prompts
+from tests.support.tiny_models import tiny_model
+
+SKILLS = Path(__file__).parents[1] / "data" / "skills"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tiny_model(tmp_path_factory.mktemp("qwen3_5"), "qwen3_5")
+    return open_model(str(folder), dtype="float32")
+
+
+def test_a_head_that_guesses_at_random_changes_no_answer(tiny: LoadedModel) -> None:
+    config = EngineConfig(str(tiny.path), kv_memory=64 << 20)
+    wanted = prompts((3, 20), tokens=20)
+    plain = Company(tiny, config).run(wanted)
+    width = tiny.model.model.embed_tokens.weight.shape[-1]
+    served = Company(tiny, config, (HeadDrafter(DraftHead(width, 8), tiny.model),), EveryDraft())
+    assert_same(served.run(wanted), plain, [request.id for request in wanted])
+    assert dict(served.engine.stats().drafts)["mtp"] > 40
+
+
+def test_the_shipped_head_is_right_more_often_than_not() -> None:
+    loaded = open_model(str(MODEL_DIR), dtype="float32")
+    head = open_draft_head(loaded.path, loaded.model)
+    assert head is not None
+    assert (MODEL_DIR / FILE).stat().st_size < 1e6
+    config = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20)
+    wanted = questions(loaded.eos_ids)
+    off = Company(loaded, config)
+    plain = off.run(wanted)
+    served = Company(loaded, config, (HeadDrafter(head, loaded.model),), EveryDraft())
+    for name, answer in served.run(wanted).items():
+        assert answer.tokens == plain[name].tokens
+    assert served.engine.stats().steps < 0.6 * off.engine.stats().steps
+
+
+def questions(ends: frozenset[int]) -> list[Request]:
+    """One question of each of some skills, as the demonstration model reads it."""
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
+    asked = []
+    for skill in ("counting", "json", "tool_call", "thinking"):
+        item = load(SKILLS / f"{skill}.jsonl")[0]
+        kinds = {"tools": item.tools, "enable_thinking": item.enable_thinking}
+        text = template.render(item.messages, **kinds)
+        prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
+        sampling = SamplingParams(temperature=0)
+        asked.append(Request(skill, prompt, sampling, max_tokens=48, stop_token_ids=ends))
+    return asked
+
+
+def test_a_head_that_does_not_fit_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:
+    assert open_draft_head(tmp_path, tiny.model) is None
+    path = tmp_path / FILE
+    path.parent.mkdir()
+    mx.save_safetensors(str(path), {"gate.weight": mx.zeros((8, 16))})
+    with pytest.raises(ModelError, match="draft head"):
+        open_draft_head(tmp_path, tiny.model)
+
+
+def test_a_head_that_is_not_there_cannot_be_asked_for() -> None:
+    request = replace(Request("r", (1,)), speculation="mtp")
+    assert allowed(request, "off", frozenset({"mtp", "ngram"})) == {"mtp"}
+    with pytest.raises(RequestError, match="no head"):
+        allowed(request, "auto", frozenset({"ngram"}))
