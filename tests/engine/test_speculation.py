@@ -14,7 +14,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import GrammarSpec, Request, SamplingParams, ThinkingBudget, TokenRules
 from quire.demo import MODEL_DIR
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafts import Draft, DraftQuery
 from tests.support.everyday import everyday
 from tests.support.opened import Open
@@ -141,6 +141,26 @@ def test_sequences_without_drafts_keep_the_steps_they_had(opened: Open) -> None:
         company = Company(loaded, config, (drafter,), EveryDraft())
         company.run(wanted)
         assert company.engine.stats().steps <= plain.engine.stats().steps
+
+
+@pytest.mark.parametrize("kind", ["right", "lying"])
+def test_drafting_follows_from_what_came_true(opened: Open, kind: str) -> None:
+    """By step times that are given; a drafter that lies is soon asked no more."""
+    loaded = opened("llama")
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
+    wanted = prompts((3,), tokens=120)
+    plain = Company(loaded, config)
+    plain.run(wanted)
+    drafter = Scripted(plain.answers, KINDS[kind])
+    lengths = WorthwhileDrafts(lambda rows: 1e6 + 1e5 * rows)  # beside which nobody waits long
+    company = Company(loaded, config, (drafter,), lengths)
+    assert company.run(wanted)["r0"].tokens == plain.answers["r0"].tokens
+    steps = company.engine.stats().steps
+    if kind == "right":
+        assert steps < 60
+    else:
+        assert drafter.wrong < 40
+        assert steps == plain.engine.stats().steps
 
 
 SAMPLED = (

@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
         schema: a pydantic class or JSON schema that the answer meets.
         regex, choice, grammar: what else it may have to meet.
         kv_bits, kv_scheme: how this request's keys and values are stored.
-        speculation: what may guess tokens of the answer: "auto", "off" or "ngram".
+        speculation: what may guess tokens of the answer: "auto", "off", "ngram" or "mtp".
         priority: lower numbers go first; 0 is the default.
         cache_salt: prefixes are shared among requests with the same.
     """

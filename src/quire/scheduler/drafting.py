@@ -23,7 +23,7 @@ _OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
 """Weight of the last outcome in the acceptance of one sequence, and in that of all."""
 _FIRST_RATE = 0.5
 """Acceptance before any draft was compared."""
-_REGAINED = 1 / 64
+_REGAINED = 1 / 512
 """Share of the way back to `_FIRST_RATE` that the acceptance of a drafter goes in each step in
 which it is not asked, since nothing is known of it meanwhile."""
 
