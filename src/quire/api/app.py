@@ -89,7 +89,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Chat(server),
         Completions(server),
         Messages(server),
-        Responses(server, stores),
+        Responses(server, stores, streams),
         Embeddings(server),
         Rerank(server),
         Ollama(server),

@@ -88,6 +88,13 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(404,),
     ),
     Operation(
+        lambda e: e.responses.cancel,
+        "post",
+        "/v1/responses/{id}/cancel",
+        summary="Stops a response in the background",
+        statuses=(404,),
+    ),
+    Operation(
         lambda e: e.responses.input_items,
         "get",
         "/v1/responses/{id}/input_items",

@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "tool_search", "execution": "server"}]}, "tools[0].execution"),
     ({"input": [{"type": "additional_tools", "role": "user", "tools": []}]}, "input[0].role"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
-    ({"background": True}, "background"),
+    ({"background": True, "store": False}, "background"),
     ({"background_options": {"completion_window": "2h"}}, "background_options"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),

@@ -139,6 +139,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         common = common_fields(context, self, request.headers, logprobs=logprobs)
         service, scope = context.service, request.scope
         note_verbosity(scope, self.verbosity, "verbosity")
+        note_ignored(scope, ["store"] if self.store else [])
         if self.return_progress and not self.stream:
             note_ignored(scope, ["return_progress"])
         if self.add_generation_prompt == self.continues:  # they say the opposite of each other

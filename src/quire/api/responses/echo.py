@@ -35,7 +35,7 @@ def constant_part(
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
-        "background": False,
+        "background": fields.background is True,
         "frequency_penalty": sampling.frequency_penalty,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,

@@ -10,6 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from quire.api.responses.background import (
+    BackgroundAnswer,
+    BackgroundResponse,
+    cancelled,
+    resumed,
+)
 from quire.api.responses.echo import asked_summary, constant_part
 from quire.api.responses.items import WireEvent
 from quire.api.responses.listing import listed, missing, read_query
@@ -31,6 +37,7 @@ from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.field_errors import Generating
 from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
+from quire.api.shared.kept_streams import CallerStreams
 from quire.api.shared.limits import check_count
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.render import token_names
@@ -43,6 +50,7 @@ from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import ContextOverflow, NotOffered, RequestError
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
+from quire.serving.streams import GenerationStream
 from quire.text.events import Event
 
 _GENERATING = Generating("/v1/responses", ResponsesRequest)
@@ -62,6 +70,7 @@ class _ReadRequest:
         summary: whether the client sees reasoning.
         signed: whether the client gets packed reasoning to carry.
         prewarms: whether nothing is answered.
+        background: whether the answer goes on without its client.
     """
 
     prepared: Prepared
@@ -75,6 +84,7 @@ class _ReadRequest:
     signed: bool
     prewarms: bool
     numbered: bool
+    background: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         signed=_includes(fields, "reasoning.encrypted_content"),
         prewarms=_prewarms(fields),
         numbered=fields.return_tokens_as_token_ids is True,
+        background=fields.background is True,
     )
 
 
@@ -132,9 +143,10 @@ async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
 class Responses:
     """The endpoints."""
 
-    def __init__(self, server: ServerContext, stores: CallerStores) -> None:
+    def __init__(self, server: ServerContext, stores: CallerStores, streams: CallerStreams) -> None:
         self._server = server
         self._stores = stores
+        self._streams = streams
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -146,17 +158,18 @@ class Responses:
             if asked.store:
                 store.add(asked.id, body, asked.items, output)
 
-        events = ResponseEvents(
-            ResponseSettings(
-                asked.constant,
-                asked.tools,
-                token_names(context.service.tokenizer, numbered=asked.numbered),
-                summary=asked.summary,
-                signer=context.signer if asked.signed else None,
-                keep=keep,
-                prewarms=asked.prewarms,
-            )
+        settings = ResponseSettings(
+            asked.constant,
+            asked.tools,
+            token_names(context.service.tokenizer, numbered=asked.numbered),
+            summary=asked.summary,
+            signer=context.signer if asked.signed else None,
+            keep=keep,
+            prewarms=asked.prewarms,
         )
+        if asked.background:
+            return self._in_background(request, asked, run, settings)
+        events = ResponseEvents(settings)
         if asked.stream:
             chunks = ResponseChunks(events)
             return EventStream(run, chunks, keepalive=chunks.waiting)
@@ -169,6 +182,20 @@ class Responses:
 
         await consume(request, run, take)
         return await whole(pieces(last["response"]), run_headers(run))
+
+    def _in_background(
+        self,
+        request: Request,
+        asked: _ReadRequest,
+        run: GenerationStream,
+        settings: ResponseSettings,
+    ) -> Response:
+        """Return the answer to a request whose response goes on without its client."""
+        store, streams = self._stores.of(request), self._streams.of(request.scope)
+        background = BackgroundResponse(asked.id, settings, asked.items, store, streams)
+        chunks = ResponseChunks(ResponseEvents(replace(settings, keep=background.keep)))
+        events = EventStream(run, chunks, keepalive=chunks.waiting)
+        return BackgroundAnswer(background, run, events, streamed=asked.stream)
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/responses/input_tokens`. The count is exact: it uses the chat template."""
@@ -185,12 +212,21 @@ class Responses:
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
-        if request.query_params.get("stream", "false") != "false":
+        stored = self._kept(request)
+        if request.query_params.get("stream", "false") == "false":
+            return await whole(stored.body)
+        if not stored.background:
             raise RequestError(
-                "'stream' is not offered for a response that has ended.",
+                "'stream' is offered for responses in the background alone.",
                 param="stream",
                 code="unsupported_parameter",
             )
+        return resumed(request, self._streams.of(request.scope))
+
+    async def cancel(self, request: Request) -> Response:
+        """`POST /v1/responses/{id}/cancel`."""
+        stored, response_id = self._kept(request), request.path_params["id"]
+        await cancelled(stored, response_id, self._streams.of(request.scope))
         return await whole(self._kept(request).body)
 
     async def input_items(self, request: Request) -> Response:
@@ -199,9 +235,10 @@ class Responses:
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/responses/{id}`."""
-        response_id = request.path_params["id"]
-        if not self._stores.of(request).remove(response_id):
-            raise missing("response", response_id, "id")
+        response_id, stored = request.path_params["id"], self._kept(request)
+        self._stores.of(request).remove(response_id)
+        if stored.running:
+            self._streams.of(request.scope).get(response_id).stopped.set()
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     def _kept(self, request: Request) -> Stored:
@@ -298,6 +335,10 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
         RequestError: fields that contradict each other or this server's limits.
     """
     check_stream_options(fields.stream_options, stream=fields.stream)
+    if fields.background and fields.store is False:
+        raise RequestError(
+            "'background' needs 'store' to be true.", param="background", code="invalid_value"
+        )
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
         "format": fields.guided_format(request.scope, _format(fields)),

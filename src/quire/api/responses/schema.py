@@ -391,7 +391,9 @@ class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
     return_tokens_as_token_ids: bool | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
 
-    background: Literal[False] | None = None
+    background: bool | None = Field(
+        default=None, description="whether the answer goes on without its client; needs store"
+    )
     background_options: None = None
     messages: None = Field(default=None, description="send input")
     response_format: None = Field(default=None, description="use text.format")

@@ -30,6 +30,8 @@ class Stored:
         body: the response's JSON, in pieces.
         said: everything that was said before the answer.
         output: the answer.
+        running: whether the answer is still to come.
+        background: whether it comes without its client.
         size: bytes, the conversation's included; what conversations share counts for each of them.
     """
 
@@ -37,6 +39,8 @@ class Stored:
     said: Sequence[StoredItem]
     output: Sequence[StoredItem]
     size: int
+    running: bool = False
+    background: bool = False
 
     @property
     def items(self) -> Sequence[StoredItem]:
@@ -67,11 +71,18 @@ class ResponseStore:
         body: Sequence[bytes],
         said: Sequence[StoredItem],
         output: Sequence[StoredItem],
+        *,
+        running: bool = False,
+        background: bool = False,
     ) -> None:
-        """Keeps a response; what was not used for longest goes. One too large is not kept."""
+        """Keep a response, in place of an earlier one of its id; what was not used for longest
+        goes. One too large is not kept."""
+        self.remove(response_id)
         items = (*said, *output)
         size = sum(map(len, body)) + sum(len(each.written) + _OBJECTS for each in items)
-        self._stored[response_id] = Stored(body, said, output, size=size)
+        self._stored[response_id] = Stored(
+            body, said, output, size=size, running=running, background=background
+        )
         self.size += size
         for item in items:
             self._items.setdefault(item.id, {})[response_id] = item
@@ -86,9 +97,9 @@ class ResponseStore:
         return stored
 
     def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
-        """Return the whole conversation that a kept response ends."""
+        """Return the whole conversation that a kept response ends; None while it has no end."""
         stored = self.get(response_id)
-        return None if stored is None else stored.items
+        return None if stored is None or stored.running else stored.items
 
     def remove(self, response_id: str) -> bool:
         """Forgets a response; False if there is none of this id."""

@@ -260,7 +260,7 @@ class CallerStreams:
         query, unknown = parse(StreamQuery, dict(request.query_params), strict_fields=False)
         note_ignored(request.scope, unknown)
         stream = self.of(request.scope).get(request.path_params["id"])
-        return _Resumed(stream, query.after)
+        return Resumed(stream, query.after)
 
     async def stop(self, request: Request) -> Response:
         """`DELETE /streams/{id}`: the answer ends as if its client had left."""
@@ -268,7 +268,7 @@ class CallerStreams:
         return Response(status_code=204)
 
 
-class _Resumed(Response):
+class Resumed(Response):
     """A kept stream from one of its events on, and then as it goes on."""
 
     def __init__(self, stream: KeptStream, after: int) -> None:
@@ -330,21 +330,29 @@ class KeepsStream:
             await self._app(scope, receive, send)
             return
         streams = self._streams.of(scope)
-        stream = streams.open(stream_id)
-        held = _Held(stream, streams, receive, send=send, stream_id=stream_id)
-        stream.attach()
+        held = Held(streams.open(stream_id), streams, receive, send=send, stream_id=stream_id)
         try:
             await self._app(scope, held.receive, held.send)
         finally:
             await held.close()
-            streams.ended(stream_id)
 
 
-class _Held:
-    """The ASGI channels of a request whose answer is kept."""
+class Held:
+    """The ASGI channels of a request whose answer is kept. Its client counts as a reader.
+
+    Args:
+        read: whether the request's body was read already.
+    """
 
     def __init__(
-        self, stream: KeptStream, streams: KeptStreams, receive: Receive, send: Send, stream_id: str
+        self,
+        stream: KeptStream,
+        streams: KeptStreams,
+        receive: Receive,
+        send: Send,
+        stream_id: str,
+        *,
+        read: bool = False,
     ) -> None:
         self._stream = stream
         self._streams = streams
@@ -353,6 +361,9 @@ class _Held:
         self._id = stream_id
         self._watcher: asyncio.Task[None] | None = None
         self._present = True
+        stream.attach()
+        if read:
+            self._watcher = asyncio.create_task(self._watch())
 
     async def receive(self) -> Message:
         if self._watcher is None:
@@ -396,3 +407,4 @@ class _Held:
         if not self._stream.over:
             self._stream.end()
         self._leave()
+        self._streams.ended(self._id)
