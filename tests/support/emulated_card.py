@@ -101,15 +101,18 @@ class PreciseOperations(UnfusedOperations):
     def experts(
         self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
-        assert isinstance(experts, GatedExperts)
-
         def product(rows: mx.array, matrices: ExpertMatrices) -> mx.array:
             assert isinstance(matrices.weight, PackedWeight)
             matrix = matrices.weight.unpacked(mx.float32)[chosen]
-            return (rows.astype(mx.float32) @ matrix.swapaxes(-1, -2)).astype(x.dtype)
+            y = (rows.astype(mx.float32) @ matrix.swapaxes(-1, -2)).astype(x.dtype)
+            return y if matrices.bias is None else y + matrices.bias[chosen][..., None, :]
 
         rows = x[:, None, None]
-        inner = self.gated(experts.gating, product(rows, experts.gate), product(rows, experts.up))
+        up = product(rows, experts.up)
+        if isinstance(experts, GatedExperts):
+            inner = self.gated(experts.gating, product(rows, experts.gate), up)
+        else:
+            inner = self.activate(experts.activation, up)
         return mixed(product(inner, experts.down).squeeze(-2), weights, x.dtype)
 
 

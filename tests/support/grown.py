@@ -29,14 +29,15 @@ _QUADRUPLED = frozenset(
         "linear_head_dim",
         "index_head_dim",
         "mamba_d_ssm",
-        "mamba_d_head",
-        "mamba_head_dim",
         "mrope_section",
         "rotary_dim",
         "dim_model_base",
         "sliding_window",
         "attention_chunk_size",
     }
+)
+_DOUBLED = frozenset(
+    {"mamba_n_heads", "mamba_num_heads", "mamba_d_head", "mamba_head_dim", "linear_num_value_heads"}
 )
 _AS_PUBLISHED = {
     "kv_lora_rank": 512,
@@ -53,7 +54,8 @@ _AS_PUBLISHED = {
     "hidden_size_per_layer_input": 64,
 }
 _OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "mamba2": {"state_size": 128},
+    "falcon_mamba": {"time_step_rank": 64},
+    "mamba2": {"state_size": 128, "num_heads": 16, "head_dim": 32},
     "mimo_v2_flash": {"head_dim": 192},
     "kimi_linear": {"head_dim": 64},
 }
@@ -76,6 +78,8 @@ def _value(key: str, value: Any) -> Any:
         return _AS_PUBLISHED[key]
     if key in ("short_factor", "long_factor"):
         return [each for each in value for _ in range(4)]
+    if key in _DOUBLED:
+        return 2 * value
     if key in _QUADRUPLED and value:
         return [4 * each for each in value] if isinstance(value, list) else 4 * value
     return value

@@ -56,6 +56,10 @@ class StatePool:
         """Return the arrays that hold the slots of these layers."""
         return [array for (layer, _), array in self._parts.items() if layer in layers]
 
+    def parts(self, layer: int) -> dict[str, mx.array]:
+        """Return a layer's arrays `[slots, *shape]` by the names of the parts."""
+        return {name: array for (own, name), array in self._parts.items() if own == layer}
+
     def export(self, slots: Ints) -> list[mx.array]:
         """Return the contents of slots (lazy)."""
         rows = block_rows(slots, 1)

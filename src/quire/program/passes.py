@@ -237,12 +237,14 @@ def join_heads(program: Program) -> Program:
     uses, groups = Uses(program), list[tuple[str, list[Node]]]()
     for node in program.nodes:
         if node.kind == "attend":
-            before = [
-                *_prepares_heads(program, uses, node.input("q"), ("rotate", "rms_norm")),
-                *_prepares_heads(program, uses, node.input("k"), ("rotate", "rms_norm")),
-                *_prepares_heads(program, uses, node.input("v"), ("rms_norm",)),
-            ]
-            groups.append(("attention", [*before, node]))
+            q, k = (
+                _prepares_heads(program, uses, node.input(role), ("rotate", "rms_norm"))
+                for role in ("q", "k")
+            )
+            if node.input("k") is not None and [x.kind for x in q] != [x.kind for x in k]:
+                q = k = []  # kernels do the same to queries and keys
+            v = _prepares_heads(program, uses, node.input("v"), ("rms_norm",))
+            groups.append(("attention", [*q, *k, *v, node]))
     return fuse(program, groups)
 
 

@@ -24,11 +24,13 @@ def attended(
     projected: Mapping[str, mx.array],
     scale: float,
     more: Callable[[EmulatedRunner, InputLayout], Iterator[Kernel]] = lambda r, i: iter(()),
+    sinks: mx.array | None = None,
 ) -> mx.array:
-    """Run the kernels from a layer's products to its result, `[T, heads, dim]`.
+    """Run the kernels from a layer's products to its result, `[T, heads, value_dim]`.
 
     Args:
-        projected: bfloat16 "q" `[T, heads, dim]`, "k" and "v" `[T, kv_heads, dim]`.
+        projected: bfloat16 "q" `[T, heads, dim]`, "k" and "v" `[T, kv_heads, dim]`; "v" is not read
+            where values are the beginnings of keys.
         more: kernels to run behind them.
     """
     runner, count = EmulatedRunner(), metadata.rows
@@ -45,10 +47,11 @@ def attended(
         given = projected[name]
         width = given.shape[1] * given.shape[2]
         room = mx.concatenate([given, mx.zeros((rows - count, *given.shape[1:]), given.dtype)])
-        return HeadRows(Buffer(recorder.constant(room), room.nbytes), 0, width)
+        return HeadRows(Buffer(recorder.constant(room), room.nbytes), 0, width, given.shape[2])
 
     q, k = projected["q"], projected["k"]
-    result = mx.zeros((rows, *q.shape[1:]), mx.bfloat16)
+    spec = metadata.spec
+    result = mx.zeros((rows, q.shape[1], spec.value_dim), mx.bfloat16)
     layer = LayerAttention(
         heads=q.shape[1],
         kv_heads=k.shape[1],
@@ -57,7 +60,7 @@ def attended(
         softcap=None,
         q=operand("q"),
         k=operand("k"),
-        v=operand("v"),
+        v=None if spec.value_in_key else operand("v"),
         normed=False,
         values_normed=False,
         eps=0.0,
@@ -65,6 +68,9 @@ def attended(
         k_norm=None,
         rotation=None,
         result=Buffer(recorder.constant(result), result.nbytes),
+        sinks=sinks,
+        value_dim=spec.value_dim,
+        value_in_key=spec.value_in_key,
     )
     kind_of(store.format).of(store, 0, runner.address).record(recorder, layer)
     for kernel in (*recorder.kernels, *more(runner, inputs)):

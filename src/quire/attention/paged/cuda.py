@@ -220,7 +220,8 @@ def _combine_kernel(shape: Shape) -> Kernel:
 def single_memory(shape: Shape) -> int:
     """Return the bytes that `single.cuh` lays out."""
     share, columns = warps_together(shape.value_dim), -(-shape.part // 8)
-    vectors = 32 * 2 * (shape.key_dim + shape.value_dim) // share
+    keys = -(-shape.key_dim // share // 64) * 64  # pieces change places within eight of them
+    vectors = 32 * 2 * (keys + shape.value_dim // share)
     return 4 * vectors + columns * (256 if share == 1 else 8192)
 
 

@@ -81,10 +81,10 @@ def expression(program: Program, node: Node, given: Sequence[str]) -> str:
     dtype = program.values[node.outputs[0]].dtype
     own = program.values[node.inputs[0]].dtype
     if node.kind == "activate":
-        return _activated(node.attributes["name"], given[0], dtype)
+        return activated(node.attributes["name"], given[0], dtype)
     if node.kind == "gated":
         operands = dict(zip(node.roles, given, strict=True))
-        return _gated(node.attributes["gating"], operands["x"], operands["y"], dtype)
+        return gated(node.attributes["gating"], operands["x"], operands["y"], dtype)
     if node.kind == "AsType":
         return _converted(given[0], own, dtype)
     return rounded(_primitive(node, given, own), dtype)
@@ -118,8 +118,11 @@ def _converted(text: str, own: mx.Dtype, dtype: mx.Dtype) -> str:
     return rounded(f"({register_type(dtype)})({text})", dtype)
 
 
-def _activated(name: str, x: str, dtype: mx.Dtype) -> str:
-    """Return an activation; where MLX has no one operation for it, each of several is rounded."""
+def activated(name: str, x: str, dtype: mx.Dtype) -> str:
+    """Return an activation of a float.
+
+    Where MLX has no one operation for it, each of several is rounded.
+    """
     if name == "relu2":
         above = f"larger({x}, 0.f)"
         return rounded(f"{above} * {above}", dtype)
@@ -132,14 +135,14 @@ def _activated(name: str, x: str, dtype: mx.Dtype) -> str:
     return rounded(_ACTIVATIONS[name].format(x), dtype)
 
 
-def _gated(gating: Gating, x: str, y: str, dtype: mx.Dtype) -> str:
+def gated(gating: Gating, x: str, y: str, dtype: mx.Dtype) -> str:
     """Return `activations.gated`: what is bounded is computed in float32."""
     if gating.plain:
-        return rounded(f"{_activated(gating.activation, x, dtype)} * {y}", dtype)
+        return rounded(f"{activated(gating.activation, x, dtype)} * {y}", dtype)
     high, low = literal(gating.limit, mx.float32), literal(-gating.limit, mx.float32)
     value = f"smaller(larger({y}, {low}), {high})"
     if gating.alpha:
         bounded, slope = f"smaller({x}, {high})", literal(gating.alpha, mx.float32)
         return rounded(f"{bounded} * sigmoid({bounded} * {slope}) * ({value} + 1.f)", dtype)
-    active = _activated(gating.activation, x, dtype)
+    active = activated(gating.activation, x, dtype)
     return rounded(f"smaller({active}, {high}) * {value}", dtype)

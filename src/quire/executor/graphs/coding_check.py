@@ -93,10 +93,12 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     q = _normal((count, case.heads, shape.head_dim), 0).astype(case.dtype)
     wanted = expected.transform(q.astype(mx.float32))
     # No norms, and nothing turns with its position.
-    sizes = case.heads, shape.kv_heads, shape.head_dim, count
+    sizes = case.heads, shape.kv_heads, shape.head_dim, shape.head_dim, count
     kv_width = shape.kv_heads * shape.head_dim
     strides = case.heads * shape.head_dim, kv_width, kv_width
-    kernel = Heads(*sizes, 0, False, strides, False, False, 0.0, Coding.of(store))
+    kernel = Heads(
+        *sizes, 0, False, strides, 3 * (shape.head_dim,), False, False, 0.0, Coding.of(store)
+    )
     rows, blocks, offsets = mx.array([count]), mx.array(slots.blocks), mx.array(slots.offsets)
     inputs = [rows, q, keys, values, q, *[None] * 4, blocks, offsets]
     inputs += [*code_tables(store), *code_parts(store)]

@@ -10,6 +10,7 @@ from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Recorder
 from quire.executor.graphs.recording import Recording
+from quire.executor.graphs.states import LayerStates
 from quire.program.passes import RESHAPES
 from quire.program.values import FUSED, Node
 
@@ -23,9 +24,13 @@ class Survey(Recording):
     """
 
     def __init__(
-        self, recorder: Recorder, pools: Mapping[int, LayerPool], layout: KVLayout
+        self,
+        recorder: Recorder,
+        pools: Mapping[int, LayerPool],
+        layout: KVLayout,
+        states: Mapping[int, LayerStates],
     ) -> None:
-        super().__init__(recorder, pools, layout)
+        super().__init__(recorder, pools, layout, states)
         self.nodes = 0
         self.refused = Counter[tuple[str, str]]()
 

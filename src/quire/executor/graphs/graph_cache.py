@@ -19,13 +19,13 @@ from quire.device.cuda.driver import Graph, card
 from quire.device.cuda.extension import Extension
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of, shape_of
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
+from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
 from quire.program.trace import StepPrograms
-from quire.program.values import FUSED, Program
 
 log = logging.getLogger("quire.engine")
 
@@ -78,7 +78,6 @@ class GraphCache:
 
     Attributes:
         heads: of each layer that keeps keys, by layer.
-        head: the matrix and the soft cap of the model's head; None where MLX computes logits.
     """
 
     def __init__(
@@ -93,23 +92,21 @@ class GraphCache:
         self._programs, self._layout, self._pools = programs, layout, pools
         self._extension, self._compiler = extension, compiler()
         self._batch_invariant = batch_invariant
-        self.heads = _attention_heads(programs.body)
-        self.head = served_head(programs.head, card())
+        self.heads = attention_heads(programs.body)
+        self._head = served_head(programs.head, card())
         self._inputs: dict[int, InputLayout] = {}
         hidden = programs.body.values[programs.body.outputs[0]]
         width = hidden.shape[-1]
         assert isinstance(width, int), "the hidden size is fixed"
         self._hidden = mx.zeros((WIDE_ROWS, width), dtype=hidden.dtype)
         self._logits: mx.array | None = None
-        if self.head is not None:
-            self._logits = mx.zeros((MAX_ROWS, self.head[0].codes.shape[0]))
-            mx.eval(self._logits)
         mx.eval(self._hidden)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
         """By format and rows."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """See `Recorder.copied`."""
+        self._make_logits()
 
     def check(self) -> None:
         """Record steps over plain blocks without compiling them.
@@ -117,13 +114,14 @@ class GraphCache:
         Raises:
             UnsupportedNode: a part of the program has no kernel.
         """
-        if self._batch_invariant and self.head is None:
-            raise UnsupportedNode("the head is not packed in 4 bits, or too wide")
+        if self._batch_invariant and self._logits is None:
+            raise UnsupportedNode("there is no kernel for the head")
         tokens = self._pools.block_size
         pools: dict[int, LayerPool] = {
             layer: PlainPool(self._layout.group[layer], tokens, (0, 0)) for layer in self.heads
         }
-        self._record(self._recorder(MAX_ROWS), pools)
+        states = unplaced_states(self._layout, self._pools.dtype)
+        self._record(self._recorder(MAX_ROWS), pools, states)
 
     def inputs(self, max_rows: int) -> InputLayout:
         """Return the memory for the inputs of graphs of `max_rows` rows."""
@@ -148,7 +146,9 @@ class GraphCache:
             for layer in self.heads
         }
         pointer = self._extension.pointer
+        states = layer_states(self._pools, self._layout, format, pointer)
         addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
+        addresses += tuple(tuple(x.address for x in each.values()) for each in states.values())
         if not all(map(all, addresses)):
             return None
         known = self._graphs.get(format)
@@ -158,13 +158,17 @@ class GraphCache:
         if graph is None:
             recorded = self._recorded.get((format, max_rows))
             if recorded is None:
-                recorded = self._record_step(max_rows, stores, addresses)
+                recorded = self._record_step(max_rows, stores, states, addresses)
                 self._recorded[format, max_rows] = recorded
             graph = known.graphs[max_rows] = recorded.graph(addresses)
         return graph
 
     def _record_step(
-        self, max_rows: int, stores: dict[int, LayerStore], addresses: Addresses
+        self,
+        max_rows: int,
+        stores: dict[int, LayerStore],
+        states: dict[int, LayerStates],
+        addresses: Addresses,
     ) -> _Recorded:
         started, pointer = time.perf_counter(), self._extension.pointer
         pools = {
@@ -172,7 +176,7 @@ class GraphCache:
             for layer, store in stores.items()
         }
         recorder = self._recorder(max_rows)
-        self._record(recorder, pools)
+        self._record(recorder, pools, states)
         functions = self._compiler.functions([each.source for each in recorder.kernels])
         seconds, count = time.perf_counter() - started, len(functions)
         log.info("CUDA graph of %d rows: %d kernels, compiled in %.1f s", max_rows, count, seconds)
@@ -188,7 +192,9 @@ class GraphCache:
             copies=self._copies,
         )
 
-    def _record(self, recorder: Recorder, pools: dict[int, LayerPool]) -> None:
+    def _record(
+        self, recorder: Recorder, pools: dict[int, LayerPool], states: dict[int, LayerStates]
+    ) -> None:
         """Record body and head.
 
         Raises:
@@ -200,14 +206,39 @@ class GraphCache:
             "tokens.0": Place(inputs.tokens, None),
             "positions.0": Place(inputs.positions, None),
         }
-        recording = Recording(recorder, pools, self._layout)
+        recording = Recording(recorder, pools, self._layout, states)
         recording.record(self._programs.body, given, [hidden])
         recording.code_tails()
-        if self.head is not None and recorder.max_rows <= MAX_ROWS:
-            weight, softcap = self.head
-            assert self._logits is not None, "a head that kernels serve has memory for logits"
-            logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
-            record_head(recorder, weight, softcap, hidden, logits)
+        if self._logits is not None and recorder.max_rows <= MAX_ROWS:
+            self._record_head(recorder, recording, hidden)
+
+    def _record_head(self, recorder: Recorder, recording: Recording, hidden: Buffer) -> None:
+        """Record the kernels from hidden states to logits.
+
+        Raises:
+            UnsupportedNode: there are none for a part of the head.
+        """
+        assert self._logits is not None, "there is memory for logits"
+        logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
+        if self._head is not None:
+            record_head(recorder, *self._head, hidden, logits)
+        else:
+            given = {"hidden": Place(hidden.address, hidden)}
+            recording.record(self._programs.head, given, [logits])
+
+    def _make_logits(self) -> None:
+        """Make memory for logits, if there are kernels for the head."""
+        outputs = self._programs.head.values[self._programs.head.outputs[0]].shape[-1]
+        assert isinstance(outputs, int), "the vocabulary is fixed"
+        self._logits = mx.zeros((MAX_ROWS, outputs))
+        mx.eval(self._logits)
+        recorder = self._recorder(MAX_ROWS)
+        hidden = Buffer(recorder.address(self._hidden), self._hidden.nbytes)
+        try:
+            self._record_head(recorder, Recording(recorder, {}, self._layout, {}), hidden)
+        except UnsupportedNode as error:
+            log.debug("logits are computed behind graphs: %s", error)
+            self._logits = None
 
     def _tile_rows(self) -> list[int]:
         """Return, for each KV group, the rows of one sequence that a tile of its layers holds."""
@@ -216,22 +247,8 @@ class GraphCache:
             group = self._layout.group[layer]
             spec = self._layout.groups[group].spec.attention
             assert spec is not None, "layers that attend keep keys"
-            shape = shape_of(
-                spec.head_dim, spec.kv_heads, heads, self._pools.block_size, capped=False
-            )
+            dims = spec.head_dim, spec.value_dim, spec.kv_heads
+            tokens = self._pools.block_size
+            shape = shape_of(*dims, heads, tokens, capped=False, sinks=False)
             found[group] = min(found[group], shape.rows(few=False))
         return found
-
-
-def _attention_heads(program: Program) -> dict[int, int]:
-    """Return the heads of each layer that keeps keys, by layer."""
-    found: dict[int, int] = {}
-    for node in program.nodes:
-        for each in node.arguments if node.kind == FUSED else ():
-            if each.kind == "attend" and each.input("k") is not None:
-                layer = each.attributes["layer"]
-                q = each.input("q")
-                heads = 0 if q is None else program.values[q].shape[1]
-                assert isinstance(heads, int), "heads are a fixed number"
-                found[layer] = heads
-    return found

@@ -88,8 +88,10 @@ class Heads:
 
     Attributes:
         kv_heads: 0 where the layer reads another one's keys.
+        value_dim: 0 where values are the beginnings of keys.
         pairs: of elements that turn with a row's position; 0 without rotation.
         strides: elements from row to row of what queries, keys and values are part of.
+        head_strides: elements from head to head there.
         normed: queries and keys are normalised, by a weight if they are given one.
         coding: None where blocks hold keys and values as they are.
     """
@@ -97,10 +99,12 @@ class Heads:
     heads: int
     kv_heads: int
     dim: int
+    value_dim: int
     block_size: int
     pairs: int
     neighbours: bool
     strides: tuple[int, int, int]
+    head_strides: tuple[int, int, int]
     normed: bool
     values_normed: bool
     eps: float
@@ -108,7 +112,7 @@ class Heads:
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
         """Thread blocks: a warp takes a vector."""
-        vectors = self.heads + 2 * self.kv_heads
+        vectors = self.heads + self.kv_heads * (2 if self.value_dim else 1)
         return max_rows, -(-vectors * 32 // THREADS), 1
 
     @property
@@ -126,10 +130,13 @@ class Heads:
             "HEADS": self.heads,
             "KV_HEADS": self.kv_heads,
             "HEAD_DIM": self.dim,
+            "VALUE_DIM": self.value_dim or self.dim,
+            "VALUE_HEADS": self.kv_heads if self.value_dim else 0,
             "BLOCK": self.block_size,
             "PAIRS": self.pairs,
             "NEIGHBOURS": int(self.neighbours),
             **dict(zip(("Q_STRIDE", "K_STRIDE", "V_STRIDE"), self.strides, strict=True)),
+            **dict(zip(("Q_HEAD", "K_HEAD", "V_HEAD"), self.head_strides, strict=True)),
             "QK_NORM": int(self.normed),
             "V_NORM": int(self.values_normed),
             "EPS": kernels.number(self.eps),

@@ -29,8 +29,9 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     inner = prod(size for size in value.shape[axis:] if isinstance(size, int))
     whole, begin = Rows(program, region, out), 0
     lines, arguments, cuts = list[str](), list[Argument](), list[Cut]()
-    for number, id in enumerate(join.inputs):
-        own = Rows(program, region, id)
+    parts = {id: Rows(program, region, id) for id in join.inputs}
+    filled = [(id, parts[id]) for id in join.inputs if parts[id].width]
+    for number, (id, own) in enumerate(filled):
         access, root = own.access(id), own.root(id)
         together = inner * own.width // whole.width
         to = Access(begin, whole.width, ((together, 1), (own.width // together, inner)))

@@ -103,6 +103,29 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
     return _product(parameters, lines, gemm, more)
 
 
+def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
+    """rows, x, weight, y: of heads, each with a matrix of its own.
+
+    Args:
+        x_row, x_head: elements from one row, and from one head, of x to the next.
+    """
+    parameters = ["const int* rows", "const T* x", *_weight(gemm), "T* y"]
+    words, groups = _words(gemm), gemm.inputs // gemm.group_size
+    lines = [
+        "const int x_shape[1] = {*rows};",
+        f"const int w_shape[2] = {{{gemm.outputs}, {words}}};",
+        f"w += (size_t)blockIdx.z * {gemm.outputs * words};",
+        f"x += (size_t)blockIdx.z * {x_head};",
+        f"y += (size_t)blockIdx.z * {gemm.outputs};",
+    ]
+    if gemm.bits < 16:
+        lines += [
+            f"{n} += (size_t)blockIdx.z * {gemm.outputs * groups};" for n in ("scales", "biases")
+        ]
+    more = {"GELU": 0, "X_ROW": x_row, "Y_ROW": heads * gemm.outputs}
+    return _product(parameters, lines, gemm, more)
+
+
 def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
     """Thread blocks side by side of each matrix."""
     return [-(-n // gemm.width) for n in outputs]
@@ -118,17 +141,37 @@ def gated(gemm: Gemm, activation: str) -> str:
     return _product(parameters, lines, gemm, {"GELU": ACTIVATIONS[activation]})
 
 
-def experts_gated(gemm: Gemm, experts: int, activation: str, top: int) -> str:
-    """x, gate's and up's weights, order, tiles, y."""
-    parameters = ["const T* x", *_gate_and_up(gemm), "const int* order", "const int* tiles", "T* y"]
-    return _experts(parameters, gemm, experts, {"GELU": ACTIVATIONS[activation], "TOP": top})
+def experts_first(
+    gemm: Gemm, experts: int, top: int, joined: str | None, activation: str, *, offsets: bool
+) -> str:
+    """x, weight of one matrix or of gates and values, offsets, order, tiles, y.
 
-
-def experts_down(gemm: Gemm, experts: int) -> str:
-    """x, weight, order, tiles, y."""
-    parameters = ["const T* x", *_weight(gemm)]
+    Args:
+        top: experts of a row.
+        joined: what an element is, of `x` and, with a gate, `y`; None is by the activation.
+        offsets: each matrix has some.
+    """
+    parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
+    if offsets:
+        parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    return _experts(parameters, gemm, experts, {"GELU": 0, "TOP": 1})
+    more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets)}
+    more["GELU"] = ACTIVATIONS.get(activation, 0)
+    head = ""
+    if joined is not None:
+        more["JOINED(sums)"] = f"joined(sums[0], sums[{int(gemm.gated)}])"
+        lines = ["__device__ __forceinline__ float joined(float x, float y) {"]
+        lines += ["  x = as_bfloat16(x), y = as_bfloat16(y);", f"  return {joined};", "}\n"]
+        head = kernel_text(_OWN, "rows.cuh") + "\n".join(lines)
+    return _experts(parameters, gemm, experts, more, head)
+
+
+def experts_down(gemm: Gemm, experts: int, *, offsets: bool) -> str:
+    """x, weight, offsets if there are any, order, tiles, y."""
+    parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
+    parameters += ["const int* order", "const int* tiles", "T* y"]
+    more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
+    return _experts(parameters, gemm, experts, more)
 
 
 def _gate_and_up(gemm: Gemm) -> list[str]:
@@ -151,21 +194,28 @@ def _words(gemm: Gemm) -> int:
     return gemm.inputs * gemm.bits // 32
 
 
-def _experts(parameters: list[str], gemm: Gemm, experts: int, more: dict[str, int]) -> str:
+def _experts(
+    parameters: list[str], gemm: Gemm, experts: int, more: Mapping[str, object], head: str = ""
+) -> str:
     lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {_words(gemm)}}};"]
-    return _product(parameters, lines, gemm, more)
+    return _product(parameters, lines, gemm, more, head)
 
 
 def _product(
-    parameters: list[str], lines: list[str], gemm: Gemm, more: Mapping[str, object]
+    parameters: list[str],
+    lines: list[str],
+    gemm: Gemm,
+    more: Mapping[str, object],
+    functions: str = "",
 ) -> str:
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, gemm.source)
+    head += functions
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     return source_text(parameters, body, gemm.threads, defines, head, "\n".join(lines))
 
 
-def attend(shape: paged.Shape, *, ordered: bool = False) -> str:
-    """q, keys, values, tiles, table, numbers, partial, stats, result.
+def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = False) -> str:
+    """q, keys, values, tiles, table, numbers, partial, stats, result, sinks if there are any.
 
     Args:
         ordered: thread blocks wait for the kernel before even where they have nothing to do: it may
@@ -173,11 +223,12 @@ def attend(shape: paged.Shape, *, ordered: bool = False) -> str:
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
-    more = {"READY": "wait_for_others()", "ORDERED": int(ordered)}
+    stride = shape.key_dim if value_in_key else shape.value_dim
+    more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
-        [*parameters, "T* result"],
+        [*parameters, "T* result", *sinks_of(shape)],
         paged.source("single"),
         paged.LANES,
         defines,
@@ -186,25 +237,30 @@ def attend(shape: paged.Shape, *, ordered: bool = False) -> str:
     )
 
 
-def attend_tiles(shape: paged.Shape) -> str:
-    """q, keys, values, tiles, table, visible, numbers, result: tiles of a sequence's rows."""
+def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
+    """q, keys, values, tiles, table, visible, numbers, result, and sinks if there are any.
+
+    A tile is several rows of a sequence.
+    """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const int* visible", "const float* numbers", "T* result"]
+    parameters += sinks_of(shape)
     tiles = shape.many_tiles
     body = [
         "wait_for_others();",
         "if (tiles[blockIdx.x * 6 + 1] == 0) return;",
         "constexpr int split = 0, splits = 1;",
         "float *partial = nullptr, *stats = nullptr;",
-        "const float* sinks = nullptr;",
+        "" if shape.sinks else "const float* sinks = nullptr;",
         paged.source("attend"),
     ]
-    defines: Mapping[str, object] = shape.defines(tiles, split=False)
+    stride = shape.key_dim if value_in_key else shape.value_dim
+    defines: Mapping[str, object] = {**shape.defines(tiles, split=False), "V_STRIDE": stride}
     return source_text(parameters, "\n".join(body), paged.LANES, defines, paged.source("tensor"))
 
 
 def combine(shape: paged.Shape, splits: int) -> str:
-    """rows, partial, stats, tiles, result."""
+    """rows, partial, stats, tiles, result, and sinks if there are any."""
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     lines = [
         *of_splits(shape, splits),
@@ -214,11 +270,10 @@ def combine(shape: paged.Shape, splits: int) -> str:
         "wait_for_others();",  # before any end: who waits for this waits for those before
         "if (count == 1 || high == 0) return;",
     ]
-    defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("combine")])
-    parameters += ["const int* tiles", "T* result"]
+    parameters += ["const int* tiles", "T* result", *sinks_of(shape)]
     head = paged.source("units") + paged.source("splits")
-    return source_text(parameters, body, paged.LANES, defines, head)
+    return source_text(parameters, body, paged.LANES, joined_defines(shape), head)
 
 
 def of_splits(shape: paged.Shape, splits: int) -> list[str]:
@@ -226,8 +281,18 @@ def of_splits(shape: paged.Shape, splits: int) -> list[str]:
     return [
         f"if ((int)blockIdx.x >= *rows * {shape.heads}) return;",
         f"constexpr int splits = {splits};",
-        "const float* sinks = nullptr;",
+        "" if shape.sinks else "const float* sinks = nullptr;",
     ]
+
+
+def sinks_of(shape: paged.Shape) -> list[str]:
+    """Return the last parameter of kernels that attend with sinks."""
+    return ["const T* sinks"] * shape.sinks
+
+
+def joined_defines(shape: paged.Shape) -> dict[str, object]:
+    """Return the constants of a kernel that joins splits."""
+    return {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": int(shape.sinks)}
 
 
 def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
@@ -257,15 +322,13 @@ def _codes(of: str) -> list[str]:
 
 
 def join(shape: paged.Shape, splits: int) -> str:
-    """rows, partial, stats, those of the own blocks, signs, result."""
+    """rows, partial, stats, those of the own blocks, signs, result, and sinks if there are any."""
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* own_partial", "const float* own_stats", "const float* signs"]
-    lines = of_splits(shape, splits)
-    defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
-    body = "\n".join([*lines, paged.source("join")])
-    return source_text(
-        [*parameters, "T* result"], body, paged.LANES, defines, paged.source("splits")
-    )
+    parameters += ["T* result", *sinks_of(shape)]
+    body = "\n".join([*of_splits(shape, splits), paged.source("join")])
+    head = paged.source("splits")
+    return source_text(parameters, body, paged.LANES, joined_defines(shape), head)
 
 
 def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:

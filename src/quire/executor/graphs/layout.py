@@ -13,13 +13,14 @@ from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
+from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike
 
 _HEAD_INTS = 4
 """Before the positions of a step's inputs: the number of rows, and padding."""
 _GROUP_INTS = 29
-"""For each row in each KV group: see `GroupInputs`."""
+"""For each row in each group: see `GroupInputs`, and `StateInputs`, which are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,11 @@ class InputLayout:
         start = self.numbers + 4 * group_start(self.max_rows, number)
         return GroupInputs.of(start, 4 * self.max_rows)
 
+    def states(self, number: int) -> StateInputs:
+        """Return the addresses of the inputs of a group of recurrent states."""
+        start = self.numbers + 4 * group_start(self.max_rows, number)
+        return StateInputs.of(start, 4 * self.max_rows)
+
 
 def group_start(max_rows: int, number: int) -> int:
     """Return where a KV group begins among a step's int32 inputs."""
@@ -108,7 +114,8 @@ def step_numbers(
 ) -> Ints | None:
     """Return a step's inputs but for its tokens, laid out as `InputLayout` says.
 
-    None if block tables are too many, or positions are none that graphs take.
+    None if block tables are too many, positions are none that graphs take, or a state goes to more
+    slots than there is room for.
     """
     max_rows = memory.max_rows
     start = table_start(max_rows, len(layout.groups))
@@ -119,8 +126,13 @@ def step_numbers(
     tables: list[Ints] = []
     entries = 0
     for number, group in enumerate(layout.groups):
+        if group.spec.recurrent is not None:
+            at = StateInputs.of(group_start(max_rows, number), max_rows)
+            if not write_states(numbers, at, number, rows):
+                return None
+            continue
         spec = group.spec.attention
-        assert spec is not None, "graphed layers attend"
+        assert spec is not None, "graphed layers attend or recur"
         metadata = build_metadata(number, spec, rows, block_size)
         tile_rows = memory.tile_rows[number] if memory.tile_rows else None
         write_group(numbers, number, metadata, entries, max_rows, tile_rows)

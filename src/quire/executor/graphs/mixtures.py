@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.cuda.wide_gemm import ROWS
-from quire.device.weights import GatedExperts
+from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs import kernels
-from quire.executor.graphs.operands import UnsupportedNode, expert_matrix
-from quire.executor.graphs.operands import gate as gate_name
+from quire.executor.graphs.arithmetic import activated, gated
+from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer
 from quire.executor.graphs.routes import EXPERT_TILE, ROUTE_THREADS, Route
+from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
 
 
@@ -75,34 +76,64 @@ class MixtureRecording(ValueRecording):
         self._routed[route.outputs[0]] = Routed(order, tiles, max_tiles, many)
 
     def _experts(self, node: Node) -> None:
-        recorder, experts = self._recorder, node.weight("experts")
-        if not isinstance(experts, GatedExperts):
-            raise UnsupportedNode("experts without gates")
-        gate, up, down = map(expert_matrix, (experts.gate, experts.up, experts.down))
-        if (gate.bits, gate.group_size) != (up.bits, up.group_size):
-            raise UnsupportedNode("experts whose gates are packed otherwise than their values")
-        activation = gate_name(experts.gating)
-        x, chosen = node.inputs
+        recorder, chosen = self._recorder, node.inputs[1]
         if chosen not in self._routed:
             raise UnsupportedNode("experts whose router has no kernel")
+        experts: GatedExperts | PlainExperts = node.weight("experts")
         routed = self._routed[chosen]
-        order, tiles, max_tiles = routed.order, routed.tiles, routed.max_tiles
-        count, width, hidden, top = gate.experts, gate.outputs, down.outputs, self._width(chosen, 1)
-        pairs = recorder.max_rows * top
-        places = [each.address for each in (order, tiles)]
-        gemm = self._fitting(recorder.gemm(gate, width, gated=True, tiles=routed.wide_tiles))
-        reads = [*self._read([x]), order, tiles]
-        inner = recorder.buffer(2 * pairs * width, reads)
-        arguments = [self._place(x).address, *recorder.matrix(gate), *recorder.matrix(up)]
-        arguments += [*places, inner.address]
-        grid = -(-width // gemm.width), max_tiles, 1
-        source = kernels.experts_gated(gemm, count, activation, top)
-        recorder.add(source, grid, gemm.threads, arguments, reads, [inner], gemm.shared)
-        gemm = self._fitting(recorder.gemm(down, hidden, tiles=routed.wide_tiles))
+        order, tiles = routed.order, routed.tiles
+        inner = self._first(node, experts)
+        down = ProductMatrix.of(experts.down.weight)
+        gemm = self._fitting(recorder.gemm(down, down.outputs, tiles=routed.wide_tiles))
         reads = [inner, order, tiles]
         y = self._written(node.outputs[0], reads)
-        arguments = [inner.address, *recorder.matrix(down), *places, y.address]
-        grid, source = (-(-hidden // gemm.width), max_tiles, 1), kernels.experts_down(gemm, count)
+        offsets = [] if experts.down.bias is None else [recorder.weight(experts.down.bias)]
+        arguments = [inner.address, *recorder.matrix(down), *offsets]
+        arguments += [order.address, tiles.address, y.address]
+        grid = -(-down.outputs // gemm.width), routed.max_tiles, 1
+        source = kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
         recorder.add(source, grid, gemm.threads, arguments, reads, [y], gemm.shared)
         for each in reads:
             recorder.release(each)
+
+    def _first(self, node: Node, experts: GatedExperts | PlainExperts) -> Buffer:
+        """Record what experts make of rows before they multiply by their last matrices."""
+        recorder, (x, chosen) = self._recorder, node.inputs
+        gated = isinstance(experts, GatedExperts)
+        matrices = [experts.gate, experts.up] if isinstance(experts, GatedExperts) else [experts.up]
+        weights = [ProductMatrix.of(each.weight) for each in matrices]
+        if len({(each.bits, each.group_size) for each in weights}) > 1:
+            raise UnsupportedNode("experts whose gates are packed otherwise than their values")
+        biases = [each.bias for each in matrices]
+        routed = self._routed[chosen]
+        order, tiles = routed.order, routed.tiles
+        width, top = weights[0].outputs, self._width(chosen, 1)
+        gemm = self._fitting(recorder.gemm(weights[0], width, gated=gated, tiles=routed.wide_tiles))
+        reads = [*self._read([x]), order, tiles]
+        inner = recorder.buffer(2 * recorder.max_rows * top * width, reads)
+        offsets = [recorder.weight(each) for each in biases if each is not None]
+        arguments = [self._place(x).address]
+        arguments += [part for each in weights for part in recorder.matrix(each)]
+        arguments += [*offsets, order.address, tiles.address, inner.address]
+        joined, activation = _joined(experts)
+        source = kernels.experts_first(
+            gemm, weights[0].experts, top, joined, activation, offsets=bool(offsets)
+        )
+        grid = -(-width // gemm.width), routed.max_tiles, 1
+        recorder.add(source, grid, gemm.threads, arguments, reads, [inner], gemm.shared)
+        return inner
+
+
+def _joined(experts: GatedExperts | PlainExperts) -> tuple[str | None, str]:
+    """Return what makes an element of products `x` and `y`, and the activation.
+
+    The first is None where the kernel of products does it by the activation alone.
+    """
+    try:
+        if isinstance(experts, PlainExperts):
+            return activated(experts.activation, "x", mx.bfloat16), experts.activation
+        gating = experts.gating
+        joined = None if is_plain(gating) else gated(gating, "x", "y", mx.bfloat16)
+    except NotGenerated as error:
+        raise UnsupportedNode(str(error)) from error
+    return joined, gating.activation

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import mlx.core as mx
 
 from quire.device.activations import Gating
 from quire.device.cuda.packed import ACTIVATIONS, Packed
-from quire.device.weights import ExpertMatrices, PackedWeight
+from quire.device.weights import PackedWeight
 from quire.program.passes import Uses
-from quire.program.values import Node, Program
+from quire.program.values import FUSED, Node, Program
+
+PARTS = frozenset({"Split", "Slice"})
 
 
 class UnsupportedNode(Exception):
@@ -19,17 +21,55 @@ class UnsupportedNode(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadOperand:
-    """Where queries, keys or values come from, and what is done to them.
+class Part:
+    """Rows that are parts of a value's rows, `[T, n]` or `[T, heads, n]`.
 
     Attributes:
-        source: the value that a product computed.
-        offset, stride: in elements: where a row begins, and from one row to the next.
+        source: the value.
+        offset, row, head: in elements: where the first row begins, and from one row and from one
+            head to the next.
     """
 
     source: int
     offset: int
-    stride: int
+    row: int
+    head: int
+
+    @staticmethod
+    def whole(program: Program, value: int) -> Part:
+        """Return all of a value."""
+        head = program.values[value].shape[-1]
+        assert isinstance(head, int), "heads have a fixed size"
+        return Part(value, 0, row_width(program, value), head)
+
+    @staticmethod
+    def of(program: Program, uses: Uses, value: int) -> Part:
+        """Follow a value to that of which it is a part, perhaps itself.
+
+        Raises:
+            UnsupportedNode: the part does not lie at equal distances.
+        """
+        source, offset = uses.source(value), 0
+        head = program.values[value].shape[-1]
+        while (maker := uses.makers.get(source)) is not None and maker.kind in PARTS:
+            offset += row_offset(program, maker, source)
+            whole = program.values[maker.inputs[0]].shape
+            if len(whole) == 3:
+                head = whole[-1]
+            source = uses.source(maker.inputs[0])
+        assert isinstance(head, int), "heads have a fixed size"
+        return Part(source, offset, row_width(program, source), head)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOperand:
+    """Where queries, keys or values come from, and what is done to them.
+
+    Attributes:
+        part: of the value that a product computed.
+    """
+
+    part: Part
     norm: Node | None
     rotate: Node | None
 
@@ -46,15 +86,8 @@ class HeadOperand:
             if maker is not None and maker.kind == kind:
                 found[kind] = maker
                 value = maker.inputs[0]
-        source, offset = uses.source(value), 0
-        width = row_width(program, source)
-        stride = width
-        maker = uses.makers.get(source)
-        if maker is not None and maker.kind in ("Split", "Slice"):
-            offset = row_offset(program, maker, source)
-            source = uses.source(maker.inputs[0])
-            stride = row_width(program, source)
-        return HeadOperand(source, offset, stride, found.get("rms_norm"), found.get("rotate"))
+        part = Part.of(program, uses, value)
+        return HeadOperand(part, found.get("rms_norm"), found.get("rotate"))
 
 
 def row_width(program: Program, value: int) -> int:
@@ -62,19 +95,20 @@ def row_width(program: Program, value: int) -> int:
 
 
 def row_offset(program: Program, node: Node, value: int) -> int:
-    """Return where a part of rows `[T, n]` begins.
+    """Return where a part of rows `[T, n]`, or of each head of rows `[T, heads, n]`, begins.
 
     Raises:
         UnsupportedNode: it is a part of something else.
     """
-    if len(program.values[node.inputs[0]].shape) != 2:
-        raise UnsupportedNode("attention over parts of heads")
+    last = len(program.values[node.inputs[0]].shape) - 1
     if node.kind == "Split":
         cuts, axis = node.arguments
-        if axis == 1:
+        if axis == last and last in (1, 2):
             return int((0, *cuts)[node.outputs.index(value)])
-    elif node.arguments[0][0] == 0 and node.arguments[2] == (1, 1):
-        return int(node.arguments[0][1])
+    elif not any(node.arguments[0][:-1]) and set(node.arguments[2]) == {1} and last in (1, 2):
+        whole, part = (program.values[id].shape for id in (node.inputs[0], value))
+        if whole[:-1] == part[:-1]:
+            return int(node.arguments[0][-1])
     raise UnsupportedNode("attention over parts of rows")
 
 
@@ -91,6 +125,11 @@ class ProductMatrix:
     arrays: tuple[mx.array, ...]
     bits: int
     group_size: int
+
+    @property
+    def first(self) -> ProductMatrix:
+        """The first of several matrices."""
+        return replace(self, arrays=tuple(each[0] for each in self.arrays))
 
     @property
     def experts(self) -> int:
@@ -146,12 +185,6 @@ def is_readable(node: Node) -> bool:
     return True
 
 
-def expert_matrix(matrices: ExpertMatrices) -> ProductMatrix:
-    if matrices.bias is not None:
-        raise UnsupportedNode("experts that have biases")
-    return ProductMatrix.of(matrices.weight)
-
-
 def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
     """Return a matrix in 4 bits that kernels read.
 
@@ -181,3 +214,17 @@ def gate(gating: Gating) -> str:
     if not is_plain(gating):
         raise UnsupportedNode(f"the gate {gating}")
     return gating.activation
+
+
+def attention_heads(program: Program) -> dict[int, int]:
+    """Return the heads of each layer that keeps keys, by layer."""
+    found: dict[int, int] = {}
+    for node in program.nodes:
+        for each in node.arguments if node.kind == FUSED else ():
+            if each.kind == "attend" and each.input("k") is not None:
+                layer = each.attributes["layer"]
+                q = each.input("q")
+                heads = 0 if q is None else program.values[q].shape[1]
+                assert isinstance(heads, int), "heads are a fixed number"
+                found[layer] = heads
+    return found

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import mlx.core as mx
+
 from quire.executor.graphs.kernels import Gemm
-from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.operands import PARTS, Part, UnsupportedNode, row_width
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.rows import RowKernel
-from quire.executor.graphs.source import NotGenerated
+from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
-from quire.program.values import Node, Program, Value
+from quire.program.values import FUSED, Node, Program, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,30 @@ class Place:
 
     address: int
     buffer: Buffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Rows that a kernel reads, or a weight.
+
+    Attributes:
+        address: 0 where there is none.
+        row, head: elements from one row, and from one head, to the next.
+        buffer: None for weights.
+    """
+
+    address: int
+    dtype: mx.Dtype
+    row: int
+    head: int
+    buffer: Buffer | None
+
+    def parameter(self, name: str) -> str:
+        return f"const {C_TYPES[self.dtype]}* {name}"
+
+
+_READ_PARTS = frozenset({"by_head", "rotate", "convolve", "delta_rule", "state_space"})
+"""Kinds of nodes whose kernels read parts of rows where they lie."""
 
 
 class ValueRecording:
@@ -47,7 +73,11 @@ class ValueRecording:
         last: dict[int, int] = {}
         for number, node in enumerate(program.nodes):
             for value in (*node.inputs, *node.outputs):
-                last[self._uses.source(value)] = number
+                source = self._uses.source(value)
+                last[source] = number
+                while (maker := self._uses.makers.get(source)) is not None and maker.kind in PARTS:
+                    source = self._uses.source(maker.inputs[0])
+                    last[source] = number
         kept = set(self._targets) | set(program.fields.values())
         found: dict[int, list[int]] = {}
         for value, number in last.items():
@@ -83,6 +113,18 @@ class ValueRecording:
         assert buffer is not None, "kernels write to buffers"
         return buffer
 
+    def _rows_of(self, value: int) -> Operand:
+        """Return where rows lie that may be parts of longer ones."""
+        dtype = self._program.values[value].dtype
+        if value in self._program.constants:
+            return Operand(self._place(value).address, dtype, 0, 0, None)
+        part = Part.whole(self._program, value)
+        if self._uses.source(value) not in self._places:
+            part = Part.of(self._program, self._uses, value)
+        place = self._place(part.source)
+        address = place.address + part.offset * dtype.size
+        return Operand(address, dtype, part.row, part.head, place.buffer)
+
     def _bytes(self, value: Value) -> int:
         rows = dict.fromkeys(self._program.symbols, self._recorder.max_rows)
         sizes = [n if isinstance(n, int) else n.at(rows) for n in value.shape]
@@ -93,6 +135,25 @@ class ValueRecording:
             self._generated(make(self._program, node), node)
         except NotGenerated as error:
             raise UnsupportedNode(f"{shown(self._program, node)}: {error}") from error
+
+    def _copied(self, node: Node) -> None:
+        """Copy the parts that a view makes, where nodes read them that do not take parts."""
+        for value in node.outputs:
+            if self._is_copied(node, value):
+                part = Node(FUSED, node.inputs, (value,), (), (node,), {"what": "rows"})
+                self._generate(row_kernel, part)
+
+    def _is_copied(self, view: Node, value: int) -> bool:
+        readers = self._uses.readers(value)
+        if not row_width(self._program, value):
+            return False
+        if view.kind not in PARTS or self._uses.is_output(value):
+            return True
+        try:
+            Part.of(self._program, self._uses, value)
+        except UnsupportedNode:
+            return bool(readers)
+        return any(each.kind not in _READ_PARTS for each in readers)
 
     def _generated(self, kernel: RowKernel, node: Node) -> None:
         sources = [each.source for each in kernel.arguments if isinstance(each.source, int)]

@@ -38,11 +38,13 @@ class HeadRows:
 
     Attributes:
         offset, stride: in elements: where a row begins, and from one row to the next.
+        head_stride: in elements, from one head to the next.
     """
 
     buffer: Buffer
     offset: int
     stride: int
+    head_stride: int
 
     @property
     def address(self) -> int:
@@ -68,7 +70,10 @@ class LayerAttention:
         q_norm, k_norm: weights; None where the norm has none.
         normed: queries and keys are normalised by head.
         values_normed: values are normalised by head, without a weight.
-        result: where `[T, heads, head_dim]` goes.
+        result: where `[T, heads, value_dim]` goes.
+        sinks: `[heads]`, a score that each row adds to those of its keys; None without.
+        value_dim: 0 is `head_dim`.
+        value_in_key: a value is the beginning of its key.
     """
 
     heads: int
@@ -86,6 +91,9 @@ class LayerAttention:
     k_norm: mx.array | None
     rotation: Rotation | None
     result: Buffer
+    sinks: mx.array | None = None
+    value_dim: int = 0
+    value_in_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +103,15 @@ class Attending:
     Attributes:
         q: queries, in the coordinates of the keys.
         numbers: the address of `score_numbers`.
+        ending: addresses of the result and, if there are any, of sinks.
     """
 
     shape: paged.Shape
     q: Buffer
     numbers: int
+    value_in_key: bool
     result: Buffer
+    ending: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +181,17 @@ class LayerPool(ABC):
 
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
         """Record the kernels from a layer's products to its result."""
-        capped, spec = layer.softcap is not None, (layer.head_dim, layer.kv_heads)
-        shape = shape_of(*spec, layer.heads, self.block_size, capped=capped)
+        capped, sinks = layer.softcap is not None, layer.sinks is not None
+        dims = layer.head_dim, layer.value_dim or layer.head_dim
+        shape = shape_of(
+            *dims, layer.kv_heads, layer.heads, self.block_size, capped=capped, sinks=sinks
+        )
         numbers = recorder.constant(score_numbers(layer.scale, layer.softcap))
         q = self._heads(recorder, layer)
-        self._attend(recorder, Attending(shape, q, numbers, layer.result))
+        more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
+        ending = layer.result.address, *more
+        in_key = layer.value_in_key
+        self._attend(recorder, Attending(shape, q, numbers, in_key, layer.result, ending))
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
@@ -185,10 +202,12 @@ class LayerPool(ABC):
             layer.heads,
             0 if layer.k is None else layer.kv_heads,
             layer.head_dim,
+            0 if layer.value_in_key else layer.value_dim or layer.head_dim,
             self.block_size,
             0 if rotation is None else rotation.pairs,
             rotation is not None and rotation.neighbours,
             (layer.q.stride, k.stride, v.stride),
+            (layer.q.head_stride, k.head_stride, v.head_stride),
             layer.normed,
             layer.values_normed,
             layer.eps,
@@ -224,13 +243,23 @@ class LayerPool(ABC):
 
 
 def shape_of(
-    head_dim: int, kv_heads: int, heads: int, block_size: int, *, capped: bool
+    head_dim: int,
+    value_dim: int,
+    kv_heads: int,
+    heads: int,
+    block_size: int,
+    *,
+    capped: bool,
+    sinks: bool,
 ) -> paged.Shape:
     """Return the shape of a layer's attention."""
     group = heads // kv_heads
-    return paged.Shape(
-        mx.bfloat16, head_dim, head_dim, kv_heads, group, block_size, capped, sinks=False
-    )
+    return paged.Shape(mx.bfloat16, head_dim, value_dim, kv_heads, group, block_size, capped, sinks)
+
+
+def _vectors_alike(case: AttentionCase) -> bool:
+    """Whether keys and values have one size, each its own vector."""
+    return not case.spec.value_in_key and case.spec.value_dim == case.spec.head_dim
 
 
 def _splits(recorder: Recorder, shape: paged.Shape) -> int:
@@ -245,11 +274,15 @@ class PlainPool(LayerPool):
 
     @classmethod
     def serves(cls, case: AttentionCase) -> bool:
+        if case.spec.value_in_key:
+            own = not case.format.dtype and case.dtype == mx.bfloat16
+            return own and case.spec.head_dim % 64 == 0 and case.block_size % 32 == 0
         return kernels_serve(case)
 
     @classmethod
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PlainPool:
-        return cls(group, store.shape.block_size, tuple(map(address, store.arrays())))
+        arrays = tuple(map(address, store.arrays()))
+        return cls(group, store.shape.block_size, arrays if len(arrays) > 1 else 2 * arrays)
 
     def _destination(self, recorder: Recorder) -> Destination:
         group = recorder.inputs.group(self.group)
@@ -261,13 +294,15 @@ class PlainPool(LayerPool):
         partial, stats = self._partial(recorder, attending, splits)
         result = attending.result
         arguments = [attending.q.address, *self.arrays, group.tiles, inputs.table]
-        arguments += [attending.numbers, partial.address, stats.address, result.address]
+        arguments += [attending.numbers, partial.address, stats.address, *attending.ending]
         heads, many = shape.kv_heads * (shape.group // shape.part), bool(inputs.tile_rows)
-        grid = recorder.max_rows, heads, splits
-        shared, source = paged.single_memory(shape), kernels.attend(shape, ordered=many)
+        grid, in_key = (recorder.max_rows, heads, splits), attending.value_in_key
+        shared = paged.single_memory(shape)
+        source = kernels.attend(shape, ordered=many, value_in_key=in_key)
         writes = [partial, stats, result]
         recorder.add(source, grid, paged.LANES, arguments, [attending.q], writes, shared)
-        arguments = [inputs.rows, partial.address, stats.address, group.tiles, result.address]
+        arguments = [inputs.rows, partial.address, stats.address, group.tiles]
+        arguments += attending.ending
         source, grid = kernels.combine(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
         recorder.add(source, grid, paged.LANES, arguments, [partial, stats], [result])
         for each in (partial, stats):
@@ -275,11 +310,9 @@ class PlainPool(LayerPool):
         if many:
             tiles = max_tiles(recorder.max_rows, shape.rows(few=False))
             arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
-            arguments += [group.visible, attending.numbers, result.address]
-            source, shared = (
-                kernels.attend_tiles(shape),
-                paged.shared_memory(shape, shape.many_tiles),
-            )
+            arguments += [group.visible, attending.numbers, *attending.ending]
+            shared = paged.shared_memory(shape, shape.many_tiles)
+            source = kernels.attend_tiles(shape, value_in_key=in_key)
             grid = tiles, heads, 1
             recorder.add(source, grid, paged.LANES, arguments, [attending.q], [result], shared)
 
@@ -296,7 +329,7 @@ class PagePool(LayerPool):
 
     @classmethod
     def serves(cls, case: AttentionCase) -> bool:
-        return kernels_serve(case)
+        return kernels_serve(case) and _vectors_alike(case)
 
     @classmethod
     def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
@@ -333,7 +366,7 @@ class PagePool(LayerPool):
         )
         recorder.add(source, grid, paged.LANES, arguments, [attending.q], found, shared)
         signs, result = recorder.copied(packed.signs(shape.value_dim)), attending.result
-        arguments = [inputs.rows, *places, signs, result.address]
+        arguments = [inputs.rows, *places, signs, *attending.ending]
         source, grid = kernels.join(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
         recorder.add(source, grid, paged.LANES, arguments, found, [result])
         for each in found:
@@ -357,7 +390,8 @@ class TokenPool(LayerPool):
     @classmethod
     def serves(cls, case: AttentionCase) -> bool:
         media = case.spec.attention is None
-        return tokens.kernels_serve(case) and case.dtype == mx.bfloat16 and not media
+        own = case.dtype == mx.bfloat16 and not media and _vectors_alike(case)
+        return own and tokens.kernels_serve(case)
 
     @classmethod
     def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
@@ -394,7 +428,7 @@ class TokenPool(LayerPool):
         turn, result = coded.layout.value_rotation, attending.result
         signs = 0 if turn is None else recorder.constant(turn.map * turn.scale)
         source = token_kernels.combine(shape, splits, turned=turn is not None)
-        arguments = [inputs.rows, *places, signs, result.address]
+        arguments = [inputs.rows, *places, signs, *attending.ending]
         grid = recorder.max_rows * shape.heads, 1, 1
         recorder.add(source, grid, paged.LANES, arguments, found, [result])
         for each in found:

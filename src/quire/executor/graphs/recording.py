@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import mlx.core as mx
+
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
 from quire.executor.graphs import kernels
 from quire.executor.graphs.embed import embed_kernel
+from quire.executor.graphs.head_nodes import HeadRecording
+from quire.executor.graphs.joined import joined_kernel
 from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import (
     HeadOperand,
@@ -32,8 +36,10 @@ from quire.executor.graphs.pools import (
     TailCoding,
 )
 from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.recurrences import StateRecording
 from quire.executor.graphs.rows import row_kernel
 from quire.executor.graphs.source import NotGenerated
+from quire.executor.graphs.states import LayerStates
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import FUSED, Node, Program
 
@@ -41,19 +47,24 @@ _FEW_OUTPUTS = 512
 """Of a matrix whose product may take a warp for each element."""
 
 
-class Recording(MixtureRecording):
+class Recording(MixtureRecording, StateRecording, HeadRecording):
     """Records programs for one number of rows.
 
     Args:
         pools: where each layer keeps its keys and values, by layer.
         layout: which layer owns the keys that a layer reads.
+        states: where each layer keeps its recurrent states, by layer.
     """
 
     def __init__(
-        self, recorder: Recorder, pools: Mapping[int, LayerPool], layout: KVLayout
+        self,
+        recorder: Recorder,
+        pools: Mapping[int, LayerPool],
+        layout: KVLayout,
+        states: Mapping[int, LayerStates],
     ) -> None:
         super().__init__(recorder)
-        self._pools, self._layout = pools, layout
+        self._pools, self._layout, self._states = pools, layout, states
         self._kinds: dict[str, Callable[[Node], None]] = {
             "embed": partial(self._generate, embed_kernel),
             "rows": partial(self._generate, row_kernel),
@@ -64,6 +75,13 @@ class Recording(MixtureRecording):
             "attention": self._attention,
             "route": self._route,
             "expert_outputs": self._experts,
+            "by_head": self._by_head,
+            "rotate": self._rotate,
+            "convolve": self._convolve,
+            "delta_rule": self._delta_rule,
+            "state_space": self._state_space,
+            "Concatenate": partial(self._generate, joined_kernel),
+            **dict.fromkeys(("Split", "Slice", "Transpose", "Broadcast"), self._copied),
         }
         self._tails: dict[TailCoding, list[tuple[int, ...]]] = {}
 
@@ -186,13 +204,14 @@ class Recording(MixtureRecording):
     def _attention(self, node: Node) -> None:
         attend, recorder = node.arguments[-1], self._recorder
         own = attend.attributes
-        for name in ("sinks", "chosen_by"):
-            if own.get(name) is not None or name in attend.roles:
-                raise UnsupportedNode(f"attention with {name}")
+        if own.get("chosen_by") is not None:
+            raise UnsupportedNode("attention over keys that an indexer chooses")
+        sinks = attend.weight("sinks")
+        if "sinks" in attend.roles or (sinks is not None and sinks.dtype != mx.bfloat16):
+            raise UnsupportedNode("attention with sinks that are no weights in bfloat16")
         layer = own["layer"]
         spec = self._layout.groups[self._layout.group[layer]].spec.attention
-        if spec is None or spec.value_in_key or spec.value_dim != spec.head_dim:
-            raise UnsupportedNode("attention whose values differ from keys")
+        assert spec is not None, "layers that attend keep keys"
         inner = Program(
             self._program.symbols,
             self._program.fields,
@@ -201,21 +220,17 @@ class Recording(MixtureRecording):
             node.arguments,
             (),
         )
-        heads = {role: HeadOperand.of(inner, attend, role) for role in ("q", "k", "v")}
-        q, k, v = heads["q"], heads["k"], heads["v"]
+        roles = ("q", "k") if spec.value_in_key else ("q", "k", "v")
+        heads = {role: HeadOperand.of(inner, attend, role) for role in roles}
+        q, k, v = heads["q"], heads["k"], heads.get("v")
         assert q is not None, "attention has queries"
         head_dim = spec.head_dim
-        if head_dim not in paged.VALUE_DIMS:
-            raise UnsupportedNode(f"heads of {head_dim}")
-        if k is not None and (k.rotate is None) != (q.rotate is None):
-            raise UnsupportedNode("attention that rotates queries alone")
-        if k is not None and (k.norm is None) != (q.norm is None):
-            raise UnsupportedNode("attention that normalises queries alone")
-        if v is not None and (v.rotate is not None or (v.norm and v.norm.weight("weight"))):
-            raise UnsupportedNode("attention with weighted norms of values")
+        if spec.value_dim not in paged.VALUE_DIMS or head_dim % 64:
+            raise UnsupportedNode(f"heads of {head_dim}, with values of {spec.value_dim}")
+        _check_heads(q, k, v)
         eps = {h.norm.attributes["eps"] for h in heads.values() if h and h.norm is not None}
         rotation = self._rotation(q, k)
-        values = [each.source for each in heads.values() if each is not None]
+        values = [each.part.source for each in heads.values() if each is not None]
         reads = self._read([*values, *(q.rotate.inputs[1:] if q.rotate is not None else ())])
         result = self._written(attend.outputs[0], reads)
         described = LayerAttention(
@@ -234,6 +249,9 @@ class Recording(MixtureRecording):
             None if k is None or k.norm is None else k.norm.weight("weight"),
             rotation,
             result,
+            sinks,
+            spec.value_dim,
+            spec.value_in_key,
         )
         pool = self._pools[self._layout.owner[layer]]
         pool.record(recorder, described)
@@ -242,10 +260,11 @@ class Recording(MixtureRecording):
             self._tails.setdefault(coding, []).append(pool.arrays)
 
     def _head_rows(self, heads: HeadOperand) -> HeadRows:
-        place = self._place(heads.source)
+        part = heads.part
+        place = self._place(part.source)
         if place.buffer is None:
             raise UnsupportedNode("attention over heads that no kernel computes")
-        return HeadRows(place.buffer, heads.offset, heads.stride)
+        return HeadRows(place.buffer, part.offset, part.row, part.head)
 
     def _rotation(self, q: HeadOperand, k: HeadOperand | None) -> Rotation | None:
         if q.rotate is None:
@@ -258,6 +277,16 @@ class Recording(MixtureRecording):
             raise UnsupportedNode("a rotation by constant angles")
         pairs = self._width(cosines, 1)
         return Rotation(places[0], places[1], pairs, q.rotate.attributes["neighbours"])
+
+
+def _check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) -> None:
+    """Raise UnsupportedNode for what no kernel does to heads."""
+    if k is not None and (k.rotate is None) != (q.rotate is None):
+        raise UnsupportedNode("attention that rotates queries alone")
+    if k is not None and (k.norm is None) != (q.norm is None):
+        raise UnsupportedNode("attention that normalises queries alone")
+    if v is not None and (v.rotate is not None or (v.norm and v.norm.weight("weight"))):
+        raise UnsupportedNode("attention with weighted norms of values")
 
 
 def _gates_products(gate: Node, up: Node, join: Node) -> bool:

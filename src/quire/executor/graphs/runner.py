@@ -29,6 +29,7 @@ from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.program.passes import recordable
@@ -269,13 +270,17 @@ class CUDAGraphs:
     ) -> mx.array:
         """Run the model, and compare the graph's result with it; return the model's."""
         mx.synchronize()
+        before = KeptStates(self._pools, self._layout, inputs.sequences)
         expected = run_eagerly()
         mx.eval(expected, *self._pools.arrays(range(len(self._layout.group))))
+        after = KeptStates(self._pools, self._layout, inputs.sequences)
+        before.restore()
         format = inputs.sequences[0].format
         difference: str | None
         try:
             found = self._launched(inputs, max_rows)
             if found is None:
+                after.restore()
                 return expected
             logits = self._cache.output(max_rows)[1]
             whole = self._logits_of(expected) if logits else expected
@@ -289,6 +294,7 @@ class CUDAGraphs:
             difference = None if fine else f"relative error {float(error):.2g}"
         except (DriverError, RuntimeError) as problem:
             difference = str(problem)
+        after.restore()
         self.verified[format, max_rows] = difference is None
         if difference is None:
             verified_kernels().add(self._verification(format, max_rows))

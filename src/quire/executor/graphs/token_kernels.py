@@ -52,20 +52,18 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
 
 
 def combine(shape: paged.Shape, splits: int, *, turned: bool) -> str:
-    """rows, partial, stats, signs, result.
+    """rows, partial, stats, signs, result, and sinks if there are any.
 
     Args:
         turned: sums of values are turned back by the signs, which hold the turn's scale too.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
-    parameters += ["const float* signs", "T* result"]
+    parameters += ["const float* signs", "T* result", *kernels.sinks_of(shape)]
     lines = [*kernels.of_splits(shape, splits), "constexpr int count = splits;"]
     if turned:
         lines.append("const int index = threadIdx.x;")
     defines: Mapping[str, object] = {
-        "V_DIM": shape.value_dim,
-        "HEADS": shape.heads,
-        "SINKS": 0,
+        **kernels.joined_defines(shape),
         "TURNED": int(turned),
         "THREADS": paged.LANES,
     }

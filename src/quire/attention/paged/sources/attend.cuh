@@ -3,6 +3,9 @@
   // visible [T, 2]: first and last key, numbers: [0] scale * log2(e), [1] softcap * log2(e)
   constexpr int QUERIES = TILES * 16;
   constexpr int Q_STRIDE = K_DIM + 8, P_STRIDE = 64 + 8;
+#ifndef V_STRIDE
+#define V_STRIDE V_DIM
+#endif
   constexpr int E = V_DIM / 32;  // neighbouring elements of a value that a lane adds up
   extern __shared__ __align__(16) unsigned char shared[];
   T* q_tile = (T*)shared;                                   // [QUERIES, Q_STRIDE]
@@ -121,10 +124,10 @@
     for (int half = 0; half < 2; half++) {
       const int key = pass * 64 + half * 32 + quad * 8;
       const size_t block = blocks[max(min(key, high - 1), low) / BLOCK];
-      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_DIM + warp * (V_DIM / 4) + group * E;
+      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_STRIDE + warp * (V_DIM / 4) + group * E;
       #pragma unroll
       for (int j = 0; j < 8; j++) {
-        const T* from = v_row + (size_t)j * V_DIM;
+        const T* from = v_row + (size_t)j * V_STRIDE;
         if (E == 2) v_now[half][j][0].x = *(const unsigned*)from;
         else if (E == 4) { const uint2 x = *(const uint2*)from; v_now[half][j][0].x = x.x; v_now[half][j][0].y = x.y; }
         else {
@@ -199,7 +202,7 @@
       const int key = pass * 64 + half * 32 + quad * 8;
       // Eight neighbouring keys lie in one block. Those past the end have no weight, but must be numbers.
       const size_t block = blocks[max(min(key, high - 1), low) / BLOCK];
-      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_DIM + warp * (V_DIM / 4) + group * E;
+      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_STRIDE + warp * (V_DIM / 4) + group * E;
       (void)v_row;
       #pragma unroll
       for (int pair = 0; pair < 4; pair += 2) {  // keys 0 to 3, then 4 to 7, of the eight
@@ -216,7 +219,7 @@
           }
           continue;
 #endif
-          const T* from = v_row + (size_t)(pair * 2 + j) * V_DIM;
+          const T* from = v_row + (size_t)(pair * 2 + j) * V_STRIDE;
           if (E == 2) {
             v[j][0] = *(const unsigned*)from;
           } else if (E == 4) {

@@ -5,11 +5,16 @@
   // keys are there already but for those that the step writes: `fresh`, in a tile's last place, is the
   // first of them. Where one thread block sees all keys of a row, the
   // result is written at once, and `combine` has nothing to do.
+#ifndef V_STRIDE
+#define V_STRIDE V_DIM
+#endif
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
   constexpr int COLUMNS = (PART + 7) / 8;             // times eight query heads
   constexpr int UNIT = 32, TILES_OF = UNIT / 16;      // keys that a warp takes at a time
-  constexpr int K_ROW = K_OWN * 2, V_ROW = V_OWN * 2, WARP = UNIT * (K_ROW + V_ROW);
+  // Pieces of 16 bytes of a vector change places within eight, so a key's row is whole eights.
+  constexpr int K_CHUNKS = K_OWN / 8, K_ROW = (K_CHUNKS + 7) / 8 * 128;
+  constexpr int V_ROW = V_OWN * 2, WARP = UNIT * (K_ROW + V_ROW);
   extern __shared__ __align__(16) unsigned char shared[];
   float* met = (float*)(shared + 4 * WARP);           // [2, 4, TILES_OF * COLUMNS, 32, 4], where shared
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, group = lane >> 2;
@@ -43,17 +48,17 @@
   const auto fetch_keys = [&](int block, int pass) {
     const T* from = keys + vector0(block, pass) * K_DIM;
     #pragma unroll
-    for (int i = 0; i < K_ROW / 16; i++) {
-      const int n = i * 32 + lane, at = n / (K_ROW / 16);
-      fetch_key(from + at * K_DIM, at, n % (K_ROW / 16));
+    for (int i = 0; i < K_CHUNKS; i++) {
+      const int n = i * 32 + lane, at = n / K_CHUNKS;
+      fetch_key(from + at * K_DIM, at, n % K_CHUNKS);
     }
   };
   const auto fetch_values = [&](int block, int pass) {
-    const T* from = values + vector0(block, pass) * V_DIM;
+    const T* from = values + vector0(block, pass) * V_STRIDE;
     #pragma unroll
     for (int i = 0; i < V_ROW / 16; i++) {
       const int n = i * 32 + lane, at = n / (V_ROW / 16);
-      fetch_value(from + at * V_DIM, at, n % (V_ROW / 16));
+      fetch_value(from + at * V_STRIDE, at, n % (V_ROW / 16));
     }
   };
   const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
@@ -73,8 +78,8 @@
     const size_t vector = vector0(block_of(pass), pass);
     await_all();
     for (int at = max(fresh - pass * UNIT, 0); at < stop; at++) {
-      for (int n = lane; n < K_ROW / 16; n += 32) fetch_key(keys + (vector + at) * K_DIM, at, n);
-      for (int n = lane; n < V_ROW / 16; n += 32) fetch_value(values + (vector + at) * V_DIM, at, n);
+      for (int n = lane; n < K_CHUNKS; n += 32) fetch_key(keys + (vector + at) * K_DIM, at, n);
+      for (int n = lane; n < V_ROW / 16; n += 32) fetch_value(values + (vector + at) * V_STRIDE, at, n);
     }
     end_turn();
     await_all();
@@ -221,7 +226,12 @@
     const Joined all = joined<STREAMS, ROWS>(found, m, element, WARP / sizeof(float));
     const size_t place = (size_t)row * HEADS + head0 + m, at = place * splits + split;
     if (alone) {
-      result[place * V_DIM + d] = (T)(all.x / all.sum);
+#if SINKS
+      const float sum = all.sum + power((float)sinks[head0 + m] * 1.4426950408889634f - all.best);
+#else
+      const float sum = all.sum;
+#endif
+      result[place * V_DIM + d] = (T)(all.x / sum);
     } else {
       partial[at * V_DIM + d] = all.x;
       if (d == 0) {

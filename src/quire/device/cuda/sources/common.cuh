@@ -1,3 +1,21 @@
+// Of kernels of products. OFFSETS: a row of W may have one, which is added to its products. FIRST: x has
+// a row for TOP pairs of row and expert, y one for each pair. JOINED makes an element of y from the
+// products with all matrices. X_ROW and Y_ROW are elements from one row to the next.
+#ifndef OFFSETS
+#define OFFSETS 0
+#endif
+#ifndef FIRST
+#define FIRST GATED
+#endif
+#ifndef JOINED
+#define JOINED(sums) gated(sums[0], sums[1])
+#endif
+#ifndef X_ROW
+#define X_ROW K
+#endif
+#ifndef Y_ROW
+#define Y_ROW N
+#endif
 __device__ __forceinline__ void product(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                         unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

@@ -5,10 +5,6 @@
 #ifndef READY
 #define READY
 #endif
-  // OFFSETS: a row of W may have one, which is added to its products.
-#ifndef OFFSETS
-#define OFFSETS 0
-#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -100,10 +96,10 @@
   #pragma unroll
   for (int i = 0; i < X_COPIES; i++) {
     const int place = first + min((i * 32 + lane) / X, count - 1);
-#if EXPERTS && GATED
-    x_from[i] = x + (size_t)(order[place] / TOP) * K + lane % X * 8;
+#if EXPERTS && FIRST
+    x_from[i] = x + (size_t)(order[place] / TOP) * X_ROW + lane % X * 8;
 #else
-    x_from[i] = x + (size_t)place * K + lane % X * 8;
+    x_from[i] = x + (size_t)place * X_ROW + lane % X * 8;
 #endif
   }
   const auto copy_x = [&](int chunk, int stage) {
@@ -267,15 +263,21 @@
         sum[s] += found[(from * MATRICES + own * SETS + s) * TILES * 128 + column * 16 + row];
     }
     const int n = row_of(own) + row;
-#if GATED
-    y[(size_t)(first + column) * N + n] = (T)gated(sum[0], sum[1]);
-#elif EXPERTS
-    y[(size_t)order[first + column] * N + n] = (T)sum[0];
-#else
-    float v = sum[0];
-#if OFFSETS
-    if (offsets) v = (float)(T)v + (float)offsets[n];
+#if OFFSETS && GATED
+    const T* const offsets_of[2] = {offsets, offsets_up};
+#elif OFFSETS
+    const T* const offsets_of[1] = {offsets};
 #endif
-    y[(size_t)(first + column) * N + n] = (T)v;
+#if OFFSETS
+    #pragma unroll
+    for (int s = 0; s < (GATED ? 2 : 1); s++)
+      if (offsets_of[s]) sum[s] = (float)(T)sum[s] + (float)offsets_of[s][expert * N + n];
+#endif
+#if FIRST
+    y[(size_t)(first + column) * Y_ROW + n] = (T)JOINED(sum);
+#elif EXPERTS
+    y[(size_t)order[first + column] * Y_ROW + n] = (T)sum[0];
+#else
+    y[(size_t)(first + column) * Y_ROW + n] = (T)sum[0];
 #endif
   }

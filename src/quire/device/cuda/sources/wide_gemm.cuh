@@ -3,15 +3,12 @@
   // neighbours. SPLITS warps share the columns of one set, 64 at a time, and add up at the end.
   // STAGES steps of SPLITS * 64 columns of W and x are copied ahead to shared memory.
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
-  // place, count. OFFSETS: a row of W may have one, which is added to its products.
+  // place, count.
 #ifndef TILE_X
 #define TILE_X blockIdx.x
 #endif
 #ifndef READY
 #define READY
-#endif
-#ifndef OFFSETS
-#define OFFSETS 0
 #endif
   constexpr int TILES = 8, WARPS = COLUMNS * SPLITS, THREADS_ALL = 32 * WARPS;
   // In pieces of 16 bytes: 64 columns of a row of W, and of x; of a step.
@@ -77,10 +74,10 @@
   #pragma unroll
   for (int i = 0; i < X_COPIES; i++) {
     const int own = (i * THREADS_ALL + threadIdx.x) % X_STEP, row = own / X, place = first + min(row, count - 1);
-#if EXPERTS && GATED
-    x_from[i] = (const uint4*)(x + (size_t)(order[place] / TOP) * K) + own % X;
+#if EXPERTS && FIRST
+    x_from[i] = (const uint4*)(x + (size_t)(order[place] / TOP) * X_ROW) + own % X;
 #else
-    x_from[i] = (const uint4*)(x + (size_t)place * K) + own % X;
+    x_from[i] = (const uint4*)(x + (size_t)place * X_ROW) + own % X;
 #endif
   }
   const auto copy_x = [&](int round) {
@@ -215,15 +212,21 @@
       for (int from = 0; from < SPLITS; from++)
         sum[s] += found[from * TILES * TILE + (place * SETS + set) * 16 + own % 16];
     }
-#if GATED
-    y[(size_t)(first + place) * N + n] = (T)gated(sum[0], sum[1]);
-#elif EXPERTS
-    y[(size_t)order[first + place] * N + n] = (T)sum[0];
-#else
-    float v = sum[0];
-#if OFFSETS
-    if (offsets) v = (float)(T)v + (float)offsets[n];
+#if OFFSETS && GATED
+    const T* const offsets_of[2] = {offsets, offsets_up};
+#elif OFFSETS
+    const T* const offsets_of[1] = {offsets};
 #endif
-    y[(size_t)(first + place) * N + n] = (T)v;
+#if OFFSETS
+    #pragma unroll
+    for (int s = 0; s < (GATED ? 2 : 1); s++)
+      if (offsets_of[s]) sum[s] = (float)(T)sum[s] + (float)offsets_of[s][expert * N + n];
+#endif
+#if FIRST
+    y[(size_t)(first + place) * Y_ROW + n] = (T)JOINED(sum);
+#elif EXPERTS
+    y[(size_t)order[first + place] * Y_ROW + n] = (T)sum[0];
+#else
+    y[(size_t)(first + place) * Y_ROW + n] = (T)sum[0];
 #endif
   }

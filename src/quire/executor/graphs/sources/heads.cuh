@@ -1,7 +1,8 @@
   // A warp for each row and head. Queries and keys may be normalised and rotated, values normalised.
   // Keys and values go to the row's slot of the pool, as they are or, CODED, as codes. Queries for
   // coded keys are in the coordinates of those.
-  // q [T, HEADS, HEAD_DIM], k and v [T, KV_HEADS, HEAD_DIM], each a part of a row of *_STRIDE elements
+  // q [T, HEADS, HEAD_DIM], k [T, KV_HEADS, HEAD_DIM], v [T, VALUE_HEADS, VALUE_DIM], each a part of a row of *_STRIDE elements,
+  // with a head every *_HEAD elements
   // q_out [T, HEADS, HEAD_DIM]; cosines and sines [T, PAIRS]
   const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);  // so that all lanes' branches are one
   const int row = blockIdx.x, head = blockIdx.y * (THREADS / 32) + warp, lane = threadIdx.x & 31;
@@ -27,9 +28,10 @@
 #endif
   // What stands above reads nothing that another kernel writes.
   wait_for_others();
-  if (row >= *rows || head >= HEADS + 2 * KV_HEADS) return;
+  if (row >= *rows || head >= HEADS + KV_HEADS + VALUE_HEADS) return;
   const T* from = (query ? q + (size_t)row * Q_STRIDE
-                         : value ? v + (size_t)row * V_STRIDE : k + (size_t)row * K_STRIDE) + own * HEAD_DIM;
+                         : value ? v + (size_t)row * V_STRIDE : k + (size_t)row * K_STRIDE) +
+                  own * (query ? Q_HEAD : value ? V_HEAD : K_HEAD);
   T* own_query = q_out + ((size_t)row * HEADS + own) * HEAD_DIM;
   #pragma unroll
   for (int i = 0; i < EACH; i++) {
@@ -44,22 +46,24 @@
   T* to = query && !QUERY_TURNED ? own_query : vectors[warp];
 #else
 #if KV_HEADS
-  T* to = query ? own_query : (value ? values : keys) + slot * HEAD_DIM;
+  T* to = query ? own_query : value ? values + slot * VALUE_DIM : keys + slot * HEAD_DIM;
 #else
   T* to = own_query;
 #endif
 #endif
+  // Values may be shorter than keys.
+  const auto inside = [&](int element) { return VALUE_DIM >= HEAD_DIM || !value || element < VALUE_DIM; };
   float a[EACH], b[EACH], sum = 0.f;
   #pragma unroll
   for (int i = 0; i < EACH; i++) {
-    a[i] = (float)from[first[i]];
-    b[i] = (float)from[second[i]];
+    a[i] = inside(first[i]) ? (float)from[first[i]] : 0.f;
+    b[i] = inside(second[i]) ? (float)from[second[i]] : 0.f;
     sum += a[i] * a[i] + b[i] * b[i];
   }
   if (value ? V_NORM : QK_NORM) {
     #pragma unroll
     for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-    const float factor = rsqrtf(sum / HEAD_DIM + EPS);
+    const float factor = rsqrtf(sum / (value ? VALUE_DIM : HEAD_DIM) + EPS);
     #pragma unroll
     for (int i = 0; i < EACH; i++) {
       a[i] = rounded(a[i] * factor);
@@ -77,8 +81,8 @@
       x = a[i] * cosine[i] - b[i] * sine[i];
       y = a[i] * sine[i] + b[i] * cosine[i];
     }
-    to[first[i]] = (T)x;
-    to[second[i]] = (T)y;
+    if (inside(first[i])) to[first[i]] = (T)x;
+    if (inside(second[i])) to[second[i]] = (T)y;
   }
 #if CODED
   // Codes are of elements in another order than turns by the position.

@@ -1,0 +1,57 @@
+"""Records what is computed of heads outside of attention: products by head, and rotations."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.device.gpu_kernels import kernel_text
+from quire.executor.graphs import kernels
+from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
+from quire.executor.graphs.places import ValueRecording
+from quire.executor.graphs.source import C_TYPES, source_text
+from quire.program.values import Node
+
+_THREADS = 128
+
+
+class HeadRecording(ValueRecording):
+    """Records nodes that compute something of each head."""
+
+    def _by_head(self, node: Node) -> None:
+        """Record products of each head with a matrix of its own."""
+        recorder, weight = self._recorder, ProductMatrix.of(node.weight("matrices").weight)
+        heads, outputs = weight.experts, weight.outputs
+        x = self._rows_of(node.inputs[0])
+        if x.dtype != mx.bfloat16 or x.buffer is None:
+            raise UnsupportedNode(f"products by head of {x.dtype}")
+        gemm = self._fitting(recorder.gemm(weight.first, outputs))
+        y = self._written(node.outputs[0], [x.buffer])
+        arguments = [recorder.inputs.rows, x.address, *recorder.matrix(weight), y.address]
+        grid = -(-outputs // gemm.width), gemm.blocks, heads
+        source = kernels.by_head(gemm, heads, x.row, x.head)
+        recorder.add(source, grid, gemm.threads, arguments, [x.buffer], [y], gemm.shared)
+
+    def _rotate(self, node: Node) -> None:
+        """Record the rotation of heads by positions."""
+        recorder, value = self._recorder, self._program.values[node.outputs[0]]
+        x, cosines, sines = (self._rows_of(each) for each in node.inputs)
+        heads, dim = self._width(node.outputs[0], 1), self._width(node.outputs[0], 2)
+        constants = {
+            "HEADS": heads,
+            "DIM": dim,
+            "PAIRS": cosines.row,
+            "NEIGHBOURS": int(node.attributes["neighbours"]),
+            "X_ROW": x.row,
+            "X_HEAD": x.head,
+            "THREADS": _THREADS,
+        }
+        parameters = [x.parameter("x"), cosines.parameter("cosines"), sines.parameter("sines")]
+        parameters += [f"{C_TYPES[value.dtype]}* y"]
+        body = [kernel_text("quire.executor.graphs", "rotate.cuh")]
+        text = source_text(parameters, body, _THREADS, constants)
+        operands = x, cosines, sines
+        reads = list(dict.fromkeys(each.buffer for each in operands if each.buffer is not None))
+        y = self._written(node.outputs[0], reads)
+        arguments = [recorder.inputs.rows, *(each.address for each in operands), y.address]
+        grid = -(-heads * dim // 2 // _THREADS), recorder.max_rows, 1
+        recorder.add(text, grid, _THREADS, arguments, reads, [y])

@@ -1,0 +1,156 @@
+"""Records recurrent nodes: kernels that advance the states of a step's sequences row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+
+from quire.cache.specs import KVLayout
+from quire.device.gpu_kernels import kernel_text
+from quire.device.recurrence import UNIT_EPS
+from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.places import Operand, ValueRecording
+from quire.executor.graphs.source import C_TYPES, ROUNDED, literal, source_text
+from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
+from quire.program.values import Node
+
+_THREADS = 128
+_OWN_VALUES = 4
+"""Rows of a delta rule's state that a warp has."""
+_MOST_KEYS = 256
+
+
+class StateRecording(ValueRecording):
+    """Records the nodes that read and write recurrent states.
+
+    Attributes:
+        _layout: which group each layer's states belong to.
+        _states: where they are, by layer.
+    """
+
+    _layout: KVLayout
+    _states: Mapping[int, LayerStates]
+
+    def _convolve(self, node: Node) -> None:
+        state = self._state(node, "conv")
+        x, taps = self._operand(node, "x"), self._operand(node, "taps")
+        bias = self._operand(node, "bias")
+        dtype, channels = self._program.values[node.outputs[0]].dtype, state.shape[1]
+        constants = {
+            "CHANNELS": channels,
+            "TAPS": state.shape[0] + 1,
+            "THREADS": _THREADS,
+            "X_ROW": x.row,
+            "BIASED": int(bias.address != 0),
+            "SILU": int(node.attributes["silu"]),
+        }
+        lines = [f"#define ROUNDED {ROUNDED[dtype]}"]
+        operands = {"x": x, "taps": taps, "bias": bias}
+        self._advance(node, "convolve", state, operands, constants, lines, -(-channels // _THREADS))
+
+    def _delta_rule(self, node: Node) -> None:
+        state, own = self._state(node, "delta"), node.attributes
+        heads, values, keys = state.shape
+        names = ("mixed", "steps", "betas", "log_rates", "step_biases")
+        operands = {name: self._operand(node, name) for name in names}
+        if values % _OWN_VALUES or keys > _MOST_KEYS:
+            raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
+        warps = _THREADS // 32
+        parts = -(-values // (warps * _OWN_VALUES))
+        forgotten = own.get("most_forgotten")
+        constants = {
+            "HEADS": heads,
+            "KEY_HEADS": own["key_heads"],
+            "VALUE_DIM": values,
+            "KEY_DIM": keys,
+            "WARPS": warps,
+            "OWN": _OWN_VALUES,
+            "PARTS": parts,
+            "MIXED_ROW": operands["mixed"].row,
+            "STEPS_ROW": operands["steps"].row,
+            "BETAS_ROW": operands["betas"].row,
+            "BY_CHANNEL": int(self._rank(node, "steps") == 3),
+            "BOUNDED": int(forgotten is not None),
+        }
+        numbers = {
+            "MOST_FORGOTTEN": forgotten or 0.0,
+            "MOST_CORRECTION": own["most_correction"],
+            "UNIT_EPS": UNIT_EPS,
+        }
+        lines = [f"#define {name} {literal(x, mx.float32)}" for name, x in numbers.items()]
+        self._advance(node, "delta_rule", state, operands, constants, lines, heads * parts)
+
+    def _state_space(self, node: Node) -> None:
+        state = self._state(node, "state")
+        names = ("values", "keys", "queries", "steps", "rates")
+        operands = {name: self._operand(node, name) for name in names}
+        heads = self._width(node.input("values"), 1)
+        dim, groups = self._width(node.input("values"), 2), self._width(node.input("keys"), 1)
+        size = state.shape[-1]
+        lanes = min(32, 1 << (size - 1).bit_length())
+        constants = {
+            "HEADS": heads,
+            "HEAD_DIM": dim,
+            "GROUPS": groups,
+            "STATE": size,
+            "LANES": lanes,
+            "THREADS": _THREADS,
+            "BY_CHANNEL": int(self._rank(node, "rates") == 2),
+            **{f"{name.upper()}_ROW": operands[name].row for name in names[:-1]},
+        }
+        blocks = -(-heads * dim * lanes // _THREADS)
+        self._advance(node, "state_space", state, operands, constants, [], blocks)
+
+    def _advance(
+        self,
+        node: Node,
+        name: str,
+        state: StateArray,
+        operands: Mapping[str, Operand],
+        constants: Mapping[str, int],
+        lines: Sequence[str],
+        blocks: int,
+    ) -> None:
+        """Record a kernel that advances the states of a layer."""
+        recorder = self._recorder
+        at = recorder.inputs.states(self._layout.group[node.attributes["layer"]])
+        y = self._program.values[node.outputs[0]]
+        parameters = ["const int* counts", "const int* sources", "const int* targets"]
+        parameters += [f"{C_TYPES[state.dtype]}* state"]
+        parameters += [each.parameter(own) for own, each in operands.items()]
+        parameters += [f"{C_TYPES[y.dtype]}* y"]
+        text = source_text(
+            parameters,
+            [*lines, kernel_text("quire.executor.graphs", f"{name}.cuh")],
+            _THREADS,
+            {**constants, "TARGETS": MAX_TARGETS},
+        )
+        buffers = [each.buffer for each in operands.values()]
+        reads = list(dict.fromkeys(each for each in buffers if each is not None))
+        to = self._written(node.outputs[0], reads)
+        arguments = [recorder.inputs.rows, at.counts, at.sources, at.targets, state.address]
+        arguments += [*(each.address for each in operands.values()), to.address]
+        grid = blocks, recorder.max_rows, 1
+        recorder.add(text, grid, _THREADS, arguments, reads, [to])
+
+    # -- operands --------------------------------------------------------------------------------
+
+    def _state(self, node: Node, name: str) -> StateArray:
+        return self._states[node.attributes["layer"]][name]
+
+    def _operand(self, node: Node, role: str) -> Operand:
+        """Return where an operand lies: rows, perhaps a part of longer ones, or a weight."""
+        value = node.input(role)
+        if value is None:
+            weight = node.weight(role)
+            if weight is None:
+                return Operand(0, mx.float32, 0, 0, None)
+            return Operand(self._recorder.weight(weight), weight.dtype, 0, 0, None)
+        return self._rows_of(value)
+
+    def _rank(self, node: Node, role: str) -> int:
+        value = node.input(role)
+        if value is not None:
+            return len(self._program.values[value].shape)
+        return int(node.weight(role).ndim)

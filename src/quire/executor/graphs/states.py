@@ -1,0 +1,141 @@
+"""Recurrent states as graphs read and write them: where they are, and which rows advance which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
+from quire.cache.states import StatePool
+from quire.core.arrays import Ints
+from quire.core.kv_format import KVFormat
+from quire.device.dtypes import DTYPES
+from quire.scheduler.plan import ScheduledSequence
+
+MAX_TARGETS = 4
+"""Slots that a sequence's state may be written to in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateArray:
+    """Where a layer keeps one part of its states, `[slots, *shape]`."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+
+LayerStates = Mapping[str, StateArray]
+"""The states of a layer by the names of their parts."""
+
+
+def layer_states(
+    pools: Pools, layout: KVLayout, format: KVFormat, address: Callable[[mx.array], int]
+) -> dict[int, LayerStates]:
+    """Return where layers keep their states, by layer."""
+    return {
+        layer: {
+            name: StateArray(address(array), array.shape[1:], array.dtype)
+            for name, array in pools.states(group.index, format).parts(layer).items()
+        }
+        for group in layout.groups
+        if group.spec.recurrent is not None
+        for layer in group.layers
+    }
+
+
+def unplaced_states(layout: KVLayout, dtype: mx.Dtype) -> dict[int, LayerStates]:
+    """Return the same without addresses, for recordings that are not run.
+
+    Args:
+        dtype: the model's, for parts that declare none.
+    """
+    return {
+        layer: {
+            name: StateArray(0, shape, DTYPES[type] if type else dtype)
+            for name, shape, type in group.spec.recurrent.arrays
+        }
+        for group in layout.groups
+        if group.spec.recurrent is not None
+        for layer in group.layers
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StateInputs:
+    """A step's inputs for a group of recurrent states: addresses, or offsets among the inputs.
+
+    Attributes:
+        counts: of each row, how many rows a sequence has that begins with it; 0 for other rows.
+        sources: of each row that begins a sequence, the slot of the state before it; -1 is none.
+        targets: of each such row, `MAX_TARGETS` slots that get the state after its rows, or -1.
+    """
+
+    counts: int
+    sources: int
+    targets: int
+
+    @staticmethod
+    def of(start: int, each: int) -> StateInputs:
+        """Lay out the inputs from `start` on; one number for all rows takes `each`."""
+        return StateInputs(start, start + each, start + 2 * each)
+
+
+def write_states(
+    numbers: Ints, at: StateInputs, group: int, rows: Sequence[ScheduledSequence]
+) -> bool:
+    """Write which rows advance which states into a step's inputs.
+
+    Returns:
+        False if a state goes to more slots than there is room for.
+    """
+    first = 0
+    for each in rows:
+        slots = targets_of(each, group)
+        if len(slots) > MAX_TARGETS:
+            return False
+        numbers[at.counts + first] = each.count
+        numbers[at.sources + first] = each.block_ids(group)[0] if each.start else -1
+        own = numbers[at.targets + MAX_TARGETS * first :][:MAX_TARGETS]
+        own[:] = -1
+        own[: len(slots)] = slots
+        first += each.count
+    return True
+
+
+def targets_of(sequence: ScheduledSequence, group: int) -> list[int]:
+    """Return the slots that get a sequence's state after its rows."""
+    drafted = [slot for owner, slot in sequence.drafted_states if owner == group]
+    own = drafted or [sequence.block_ids(group)[0]]
+    return own + [slot for owner, slot in sequence.snapshots if owner == group]
+
+
+class KeptStates:
+    """Copies of the states of a step's sequences, which can be put back.
+
+    Args:
+        rows: the sequences of a step, all of one format.
+    """
+
+    def __init__(self, pools: Pools, layout: KVLayout, rows: Sequence[ScheduledSequence]) -> None:
+        self._kept: list[tuple[StatePool, Ints, list[mx.array]]] = []
+        for group in layout.groups:
+            if group.spec.recurrent is None:
+                continue
+            slots = {each.block_ids(group.index)[0] for each in rows}
+            slots |= {slot for each in rows for slot in targets_of(each, group.index)}
+            numbers = np.array(sorted(slots), np.int32)
+            pool = pools.states(group.index, rows[0].format)
+            contents = pool.export(numbers)
+            mx.eval(contents)
+            self._kept.append((pool, numbers, contents))
+
+    def restore(self) -> None:
+        """Mutates: puts the states back into their slots."""
+        for pool, numbers, contents in self._kept:
+            pool.restore(numbers, contents)
+            mx.eval(pool.export(numbers[:0]))

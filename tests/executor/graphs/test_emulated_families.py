@@ -1,0 +1,55 @@
+"""Recorded steps of more families, from requests to tokens, on an emulated card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quire.core.config import EngineConfig
+from tests.executor.graphs.recorded import (
+    Compared,
+    assert_the_same_bits_in_any_batch,
+    opened,
+    streams_of,
+)
+from tests.support.emulated_card import PreciseOperations, emulate_card
+from tests.support.emulated_metal import why_not
+from tests.support.grown import grown
+from tests.support.parity import prompts
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+PLAIN = EngineConfig("", kv_memory=64 << 20, prefix_cache=False)
+FAMILIES = [
+    "gpt_oss",
+    "glm4_moe-groups",
+    "phimoe",
+    "mixtral",
+    "falcon_h1",
+    "mamba",
+    "lfm2",
+    "qwen3_5",
+    "nemotron_h-experts",
+]
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_card(monkeypatch)
+
+
+@pytest.fixture
+def compared(compared: Compared) -> Compared:
+    return replace(compared, operations=PreciseOperations())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    compared.assert_agree(opened(grown(family)), PLAIN, rounds, ["2-r1", "again 2-r0"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
+    assert_the_same_bits_in_any_batch(opened(grown(family)), prompts(tokens=20))

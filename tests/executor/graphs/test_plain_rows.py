@@ -1,0 +1,86 @@
+"""Rows over plain blocks as recorded steps compute them, emulated: kinds of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+
+from quire.attention.backend import Scoring
+from quire.attention.metadata import build_metadata
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerShape
+from quire.cache.formats.registry import make_store
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.core.kv_format import KVFormat
+from tests.attention.rows import HandRows
+from tests.executor.graphs.layers import attended
+from tests.support.emulated_metal import why_not
+
+SCALE = 0.1
+TABLES = [(4, 0, 2), (1, 3)]
+STEPS = [(40, 20), (30, 34), (1, 3)]
+"""How many rows each sequence has, step by step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of attention."""
+
+    spec: AttentionSpec
+    heads: int
+    sinks: bool = False
+
+
+CASES = {
+    "sinks": Case(WindowKV(2, 64, 50), 4, sinks=True),
+    "short values": Case(FullKV(2, 192, value_dim=128), 4),
+    "latents": Case(FullKV(1, 576, value_dim=512, value_in_key=True), 20),
+}
+EVERYDAY = "sinks"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "name",
+    [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
+def test_rows_attend_as_the_reference_says(name: str) -> None:
+    case, format = CASES[name], KVFormat()
+    spec, heads = case.spec, case.heads
+    ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), format) for _ in range(2))
+    for store in (ours, theirs):
+        store.resize(5, ())
+    sinks = _normal((heads,), 99) if case.sinks else None
+    reached = [0] * len(TABLES)
+    for number, counts in enumerate(STEPS):
+        rows = [
+            HandRows(start, count, format, (table,))
+            for start, count, table in zip(reached, counts, TABLES, strict=True)
+        ]
+        metadata = build_metadata(0, spec, rows, 64)
+        total = sum(counts)
+        projected = {
+            "q": _normal((total, heads, spec.head_dim), 3 * number),
+            "k": _normal((total, spec.kv_heads, spec.head_dim), 3 * number + 1),
+            "v": _normal((total, spec.kv_heads, spec.value_dim), 3 * number + 2),
+        }
+        if spec.value_in_key:
+            projected["v"] = projected["k"][..., : spec.value_dim]
+        found = attended(ours, metadata, projected, SCALE, sinks=sinks)
+        written = theirs.write(projected["k"], projected["v"], metadata.slots)
+        prepared = ReferenceBackend().prepare(metadata)
+        wanted = prepared.forward(projected["q"], theirs, written, Scoring(SCALE, None, sinks))
+        errors = _norms(found - wanted) / _norms(wanted)
+        assert errors.max().item() < 1e-2
+        reached = [start + count for start, count in zip(reached, counts, strict=True)]
+
+
+def _norms(x: mx.array) -> mx.array:
+    """Of rows `[T, heads, dim]`."""
+    return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
+
+
+def _normal(shape: tuple[int, ...], seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)

@@ -1,0 +1,237 @@
+"""Recorded recurrent nodes, run in the CPU emulation beside what MLX computes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.cache.specs import KVLayout, RecurrentState
+from quire.core.kv_format import KVFormat
+from quire.device.recurrence import DeltaGates
+from quire.executor.graphs.layout import InputLayout, group_start, table_start
+from quire.executor.graphs.places import Place
+from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.recording import Recording
+from quire.executor.graphs.runner import MAX_ROWS
+from quire.executor.graphs.states import StateArray, StateInputs, write_states
+from quire.executor.recurrent_rows import RecurrentRows
+from quire.program.values import Form, Node, Program, Value, Weight
+from tests.device.cuda.cards import H200
+from tests.engine.rows import scheduled
+from tests.support.emulated_metal import why_not
+from tests.support.emulated_steps import EmulatedRunner, memory_of
+from tests.support.nvcc import assert_compiles
+
+STEP = [
+    scheduled("a", 7, 1, [[2]], KVFormat()),
+    scheduled("b", 0, 3, [[0]], KVFormat()),
+    scheduled("c", 9, 2, [[4]], KVFormat(), snapshots=((0, 5),)),
+    scheduled("d", 5, 2, [[1]], KVFormat(), drafted_states=((0, 3),)),
+]
+"""Sequences in slots 2, 0, 4 and 1; the second one begins."""
+SLOTS, ROWS = 6, 8
+WRITTEN = {0: 2, 1: 0, 2: 4, 3: 3}
+"""By the sequence's number, the slot that gets its state."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recurrent node.
+
+    Attributes:
+        rows: shapes of a row of what the step gives.
+        weights: shapes of weights.
+        state: the shape of a state, and its type.
+        out: the shape of a row of the result.
+    """
+
+    kind: str
+    rows: Mapping[str, tuple[int, ...]]
+    weights: Mapping[str, tuple[int, ...]]
+    state: tuple[str, tuple[int, ...], str]
+    out: tuple[int, ...]
+    dtype: mx.Dtype = mx.bfloat16
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "convolve": Case(
+        "convolve",
+        {"x": (40,)},
+        {"taps": (40, 4), "bias": (40,)},
+        ("conv", (3, 40), "bfloat16"),
+        (40,),
+        attributes={"silu": True},
+    ),
+    "delta_rule": Case(
+        "delta_rule",
+        {"mixed": (2 * 2 * 64 + 4 * 16,), "steps": (4,), "betas": (4,)},
+        {"log_rates": (4,), "step_biases": (4,)},
+        ("delta", (4, 16, 64), "float32"),
+        (4, 16),
+        attributes={"key_heads": 2, "most_correction": 1.0},
+    ),
+    "delta_rule by channel": Case(
+        "delta_rule",
+        {"mixed": (2 * 2 * 24 + 2 * 20,), "steps": (2, 24), "betas": (2,)},
+        {"log_rates": (2,), "step_biases": (48,)},
+        ("delta", (2, 20, 24), "float32"),
+        (2, 20),
+        mx.float32,
+        {"key_heads": 2, "most_correction": 2.0, "most_forgotten": -5.0},
+    ),
+    "state_space": Case(
+        "state_space",
+        {"values": (4, 16), "keys": (2, 48), "queries": (2, 48), "steps": (4,)},
+        {"rates": (4,)},
+        ("state", (4, 16, 48), "float32"),
+        (4, 16),
+        mx.float32,
+    ),
+    "state_space by channel": Case(
+        "state_space",
+        {"values": (36, 1), "keys": (1, 16), "queries": (1, 16), "steps": (36,)},
+        {"rates": (36, 16)},
+        ("state", (36, 16), "float32"),
+        (36, 1),
+        mx.float32,
+    ),
+}
+EVERYDAY = ("convolve", "delta_rule", "state_space")
+
+
+class _States:
+    """The states of one sequence, as `RecurrentRows` reads and writes them."""
+
+    def __init__(self, before: mx.array) -> None:
+        self.value = before[None]
+
+    def read(self, name: str) -> mx.array:
+        return self.value
+
+    def write(self, name: str, value: mx.array) -> None:
+        self.value = value
+
+
+def drawn(case: Case) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
+    """What the step gives, and weights; decays are no extremes."""
+    random = np.random.default_rng(5)
+
+    def array(shape: tuple[int, ...]) -> mx.array:
+        return mx.array(random.normal(size=shape).astype(np.float32)).astype(case.dtype)
+
+    given = {name: array((ROWS, *shape)) for name, shape in case.rows.items()}
+    weights = {name: array(shape) for name, shape in case.weights.items()}
+    if case.kind == "state_space":
+        given["steps"] = mx.abs(given["steps"])
+        weights["rates"] = -mx.abs(weights["rates"])
+    return given, weights
+
+
+def expected_of(
+    case: Case, given: dict[str, mx.array], weights: dict[str, mx.array], pool: mx.array
+) -> tuple[mx.array, list[mx.array]]:
+    """The result, and each sequence's state, by MLX's operations."""
+    spans, first = [], 0
+    for each in STEP:
+        spans.append(np.arange(first, first + each.count, dtype=np.int32)[None])
+        first += each.count
+    befores = [pool[each.block_ids(0)[0]] * (each.start > 0) for each in STEP]
+    states = list(map(_States, befores))
+    rows = RecurrentRows(spans, lambda layer: states)
+    operands = {**given, **weights}
+    if case.kind == "convolve":
+        y = rows.convolve(0, operands["x"], operands["taps"], operands["bias"], silu=True)
+    elif case.kind == "state_space":
+        y = rows.state_space(0, **operands)
+    else:
+        attributes = dict(case.attributes)
+        key_heads = attributes.pop("key_heads")
+        mixed = operands.pop("mixed")
+        y = rows.delta_rule(0, mixed, DeltaGates(**operands, **attributes), key_heads)
+    return y, [each.value[0] for each in states]
+
+
+def recorded(
+    case: Case, given: dict[str, mx.array], weights: dict[str, mx.array], pool: mx.array
+) -> tuple[EmulatedRunner, Recorder, mx.array]:
+    """The recorded kernel of a node, and where its result goes."""
+    runner, spec = EmulatedRunner(), RecurrentState((case.state,))
+    layout = KVLayout.of((spec,))
+    inputs = InputLayout(1, MAX_ROWS, 1, runner.address)
+    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
+    numbers[0] = ROWS
+    assert write_states(numbers, StateInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS), 0, STEP)
+    ctypes.memmove(inputs.numbers, numbers.ctypes.data, numbers.nbytes)
+    symbol = Form(0, (("T", 1),))
+    values = {n: Value((symbol, *shape), case.dtype) for n, shape in enumerate(case.rows.values())}
+    out = len(values)
+    values[out] = Value((symbol, *case.out), case.dtype)
+    attributes = {name: Weight(name, array) for name, array in weights.items()}
+    attributes |= {"layer": 0, "part": 0, **case.attributes}
+    node = Node(case.kind, tuple(range(out)), (out,), tuple(case.rows), (), attributes)
+    fields = {name: n for n, name in enumerate(case.rows)}
+    program = Program(("T",), fields, {}, values, (node,), (out,))
+    recorder = Recorder(ROWS, runner.address, inputs, H200)
+    name, shape, _ = case.state
+    states = {0: {name: StateArray(runner.address(pool), shape, pool.dtype)}}
+    places = {
+        name: Place(recorder.constant(array), Buffer(recorder.constant(array), array.nbytes))
+        for name, array in given.items()
+    }
+    result = mx.zeros((ROWS, *case.out), case.dtype)
+    to = Buffer(recorder.constant(result), result.nbytes)
+    Recording(recorder, {}, layout, states).record(program, places, [to])
+    return runner, recorder, result
+
+
+def pool_of(case: Case) -> mx.array:
+    _, shape, dtype = case.state
+    random = np.random.default_rng(6).normal(size=(SLOTS, *shape)).astype(np.float32)
+    return mx.array(random).astype(mx.bfloat16 if dtype == "bfloat16" else mx.float32)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "name",
+    [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
+def test_rows_advance_their_states(name: str) -> None:
+    case = CASES[name]
+    given, weights = drawn(case)
+    pool = pool_of(case)
+    before = mx.array(np.array(pool.astype(mx.float32)))
+    y, after = expected_of(case, given, weights, before.astype(pool.dtype))
+    mx.eval(y, after, pool)
+    runner, recorder, result = recorded(case, given, weights, pool)
+    for kernel in recorder.kernels:
+        runner.run(kernel)
+    found, states = (
+        mx.array(memory_of(each)).view(each.dtype).reshape(each.shape).astype(mx.float32)
+        for each in (result, pool)
+    )
+    near = (
+        {"rtol": 2e-2, "atol": 3e-2} if case.dtype == mx.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    )
+    np.testing.assert_allclose(np.array(found), np.array(y.astype(mx.float32)), **near)
+    for number, slot in WRITTEN.items():
+        expected = np.array(after[number].astype(mx.float32))
+        np.testing.assert_allclose(np.array(states[slot]), expected, **near)
+    np.testing.assert_array_equal(np.array(states[5]), np.array(states[4]), "the snapshot")
+    np.testing.assert_array_equal(np.array(states[1]), np.array(before[1]), "drafts leave it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    _, recorder, _ = recorded(case, *drawn(case), pool_of(case))
+    for kernel in recorder.kernels:
+        assert_compiles(kernel.source, tmp_path)

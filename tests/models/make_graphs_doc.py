@@ -1,0 +1,144 @@
+"""Writes docs/graphs.md: by family, what part of a step CUDA graphs compute.
+
+Run it after a family or a kernel came: `python -m tests.models.make_graphs_doc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+
+from quire.attention.backend import AttentionCase
+from quire.cache.specs import AttentionSpec, KVLayout
+from quire.core.kv_format import KVFormat
+from quire.executor.graphs.coverage import Survey
+from quire.executor.graphs.head import served_head
+from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.operands import attention_heads
+from quire.executor.graphs.places import Place
+from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.runner import MAX_ROWS
+from quire.executor.graphs.states import unplaced_states
+from quire.program.passes import recordable
+from quire.program.trace import trace
+from quire.program.values import Program
+from tests.device.cuda.cards import H200
+from tests.executor.graphs.test_recording import packed_model, pools_of
+from tests.program.programs import CONFIGS
+from tests.support.grown import grown
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "graphs.md"
+BLOCK = 64
+FORMATS = {
+    "plain": KVFormat(),
+    "page": KVFormat("page", 4, 4),
+    "uniform": KVFormat("uniform", 4, 4),
+    "turbo": KVFormat("turbo", 4, 4),
+}
+
+INTRODUCTION = f"""\
+# What CUDA graphs compute
+
+Written by `python -m tests.models.make_graphs_doc`; do not edit.
+
+On CUDA a step of up to {MAX_ROWS} rows is one graph, recorded from the program of the step
+([architecture](../ARCHITECTURE.md)). A family whose steps have a node without a kernel is served
+eagerly, and so is a request whose KV format has no kernels for the family's attention.
+
+The table is of the test configurations, with the head sizes of published models and weights of
+4 bits in groups of 64. "Nodes" counts those of a step that compute something, by how many of them
+have kernels. "Head" says whether logits are computed in the graph, too; else MLX computes them
+behind it. "-" in the KV formats means that the model keeps no keys.
+
+| `model_type` | Nodes | Head | KV formats | Without kernels |
+| --- | --- | --- | --- | --- |
+"""
+
+
+@dataclass
+class Line:
+    """What is graphed of the configurations of a family."""
+
+    recorded: int = 0
+    nodes: int = 0
+    heads: set[bool] = field(default_factory=set)
+    formats: list[set[str]] = field(default_factory=list)
+    refused: dict[str, None] = field(default_factory=dict)
+
+    def add(self, name: str) -> None:
+        """Mutates: add a configuration."""
+        model = packed_model(grown(name))
+        layout, programs = KVLayout.of(model.layout), trace(model)
+        body, head = recordable(programs.body), recordable(programs.head)
+        inputs = InputLayout(len(layout.groups), MAX_ROWS, 1, id)
+        states = unplaced_states(layout, mx.bfloat16)
+        survey = Survey(Recorder(8, id, inputs, H200), pools_of(layout), layout, states)
+        given = {
+            "tokens.0": Place(inputs.tokens, None),
+            "positions.0": Place(inputs.positions, None),
+        }
+        survey.record(body, given, [Buffer(0, 0)])
+        self.recorded += survey.nodes - survey.refused.total()
+        self.nodes += survey.nodes
+        self.heads.add(served_head(head, H200) is not None or _is_recorded(head, layout))
+        cases = []
+        for layer, heads in attention_heads(body).items():
+            spec = layout.groups[layout.group[layer]].spec.attention
+            assert spec is not None, "layers that attend keep keys"
+            cases.append((spec, heads))
+        if cases:
+            self.formats.append(set(_served(cases)))
+        for kind, reason in survey.refused:
+            whole = reason.startswith(("%", f"{kind}("))  # the node as it prints
+            self.refused |= {f"`{kind}`" if whole else reason: None}
+
+    def __str__(self) -> str:
+        nodes = "all" if self.recorded == self.nodes else f"{self.recorded} of {self.nodes}"
+        head = " or ".join("yes" if each else "no" for each in sorted(self.heads, reverse=True))
+        served = [name for name in FORMATS if all(name in each for each in self.formats)]
+        formats = ", ".join(served) if self.formats else "-"
+        return f"{nodes} | {head} | {formats} | {'; '.join(self.refused)} |"
+
+
+def _is_recorded(head: Program, layout: KVLayout) -> bool:
+    inputs = InputLayout(1, MAX_ROWS, 1, id)
+    survey = Survey(Recorder(8, id, inputs, H200), {}, layout, {})
+    survey.record(head, {"hidden": Place(0, Buffer(0, 0))}, [Buffer(0, 0)])
+    return not survey.refused
+
+
+def _served(cases: Iterable[tuple[AttentionSpec, int]]) -> Iterator[str]:
+    for name, format in FORMATS.items():
+        found = [
+            AttentionCase(format, spec, BLOCK, heads, 1, mx.bfloat16, softcap=False, sinks=False)
+            for spec, heads in cases
+        ]
+        if all(kind_of(format).serves(each) for each in found):
+            yield name
+
+
+def row(model_type: str) -> str:
+    """One line of the table."""
+    line = Line()
+    for name, config in CONFIGS.items():
+        if config["model_type"] == model_type:
+            line.add(name)
+    return f"| `{model_type}` | {line}"
+
+
+def model_types() -> list[str]:
+    """Of all configurations, in order."""
+    return sorted({config["model_type"] for config in CONFIGS.values()})
+
+
+def document() -> str:
+    """The whole page."""
+    return INTRODUCTION + "\n".join(map(row, model_types())) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

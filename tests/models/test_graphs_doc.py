@@ -1,0 +1,17 @@
+"""docs/graphs.md says what graphs compute today."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.make_graphs_doc import DOCUMENT, document, row
+
+
+@pytest.mark.parametrize("model_type", ["llama", "lfm2"])
+def test_page_has_the_rows_of_today(model_type: str) -> None:
+    assert row(model_type) in DOCUMENT.read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_page_is_the_one_of_today() -> None:
+    assert DOCUMENT.read_text() == document()
