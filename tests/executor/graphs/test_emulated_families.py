@@ -31,6 +31,9 @@ FAMILIES = [
     "lfm2",
     "qwen3_5",
     "nemotron_h-experts",
+    "glm4_moe_lite",
+    "kimi_linear",
+    "mamba2",
 ]
 
 

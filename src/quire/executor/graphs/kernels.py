@@ -166,7 +166,7 @@ def experts_first(
     return _experts(parameters, gemm, experts, more, head)
 
 
-def experts_down(gemm: Gemm, experts: int, *, offsets: bool) -> str:
+def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
     """x, weight, offsets if there are any, order, tiles, y."""
     parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
     parameters += ["const int* order", "const int* tiles", "T* y"]
