@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from openai import APIStatusError, OpenAI
 
+import quire
 from quire.api.routes import OPERATIONS
 from quire.api.shared.auth import check_exposure
 from quire.core.config import ServerConfig
@@ -428,3 +429,25 @@ def test_a_slash_at_the_end_of_a_path_changes_nothing(
     plain, slashed = (HTTP.request(method, url + end, json=body) for end in ("", "/"))
     assert slashed.status_code == plain.status_code == 200
     assert slashed.json().keys() == plain.json().keys()
+
+
+def test_messages_become_the_text_of_a_prompt(serve: Serve) -> None:
+    served = serve()
+    body = {"messages": [{"role": "user", "content": "Hi."}]}
+    prompt = HTTP.post(f"{served.url}/apply-template", json=body).json()["prompt"]
+    assert "Hi." in prompt
+    tokens = HTTP.post(f"{served.url}/tokenize", json=body).json()["tokens"]
+    assert served.tokenizer.decode(tokens) == prompt
+    answer = HTTP.post(f"{served.url}/apply-template", json={"prompt": "x"})
+    assert answer.json()["error"]["param"] == "messages"
+
+
+def test_what_other_servers_tell(serve: Serve) -> None:
+    url = serve().url
+    assert HTTP.get(f"{url}/version").json() == {"version": quire.__version__}
+    assert HTTP.get(f"{url}/ping").content == b""
+    props = HTTP.get(f"{url}/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert "messages" in props["chat_template"]
+    assert HTTP.get(f"{url}/props", params={"model": "other"}).status_code == 404

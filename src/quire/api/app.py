@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from quire.api.audio.endpoint import Transcriptions
 from quire.api.batches.endpoint import Batches, Files, Offered
 from quire.api.batches.messages import MessageBatches
 from quire.api.batches.runner import BatchRunner
@@ -94,6 +95,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Rerank(server),
         Ollama(server),
         Utilities(server),
+        Transcriptions(server),
         Files(offered),
         Batches(server, offered),
         MessageBatches(server, offered),
@@ -121,7 +123,7 @@ def _routes(endpoints: Endpoints, slotted: list[Middleware]) -> list[Route]:
             each.path,
             each.endpoint(endpoints),
             methods=[each.method],
-            middleware=slotted if each.body is not None else None,
+            middleware=slotted if each.body is not None or each.form else None,
         )
         for each in OPERATIONS
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.audio.endpoint import Transcriptions
 from quire.api.batches.endpoint import (
     Batches,
     Files,
@@ -50,6 +51,7 @@ class Endpoints:
     rerank: Rerank
     ollama: Ollama
     utilities: Utilities
+    transcriptions: Transcriptions
     files: Files
     batches: Batches
     message_batches: MessageBatches
@@ -72,6 +74,7 @@ class Operation:
         statuses: of answers that are not good, beside those that every operation may give.
         listed: whether `/openapi.json` has it.
         query: the model of the URL's parameters; None if it has none.
+        form: whether the body is a form with a file, whose requests take a slot and hold a model.
     """
 
     endpoint: Callable[[Endpoints], Endpoint]
@@ -84,6 +87,7 @@ class Operation:
     statuses: tuple[int, ...] = ()
     listed: bool = True
     query: type[Wire] | None = None
+    form: bool = False
 
     @property
     def template(self) -> str:

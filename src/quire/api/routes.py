@@ -16,7 +16,7 @@ from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.kept_streams import StreamQuery
-from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest
+from quire.api.utilities import DetokenizeRequest, ModelRequest, TemplateRequest, TokenizeRequest
 
 _GENERATING = (404, 408, 429, 501, 503)
 
@@ -166,6 +166,31 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(404,),
     ),
     Operation(
+        lambda e: e.utilities.apply_template,
+        "post",
+        "/apply-template",
+        summary="Messages to the prompt that a model reads, as text",
+        body=TemplateRequest,
+        statuses=(404,),
+    ),
+    Operation(lambda e: e.utilities.version, "get", "/version", "The version of this server"),
+    Operation(
+        lambda e: e.utilities.ping,
+        "get",
+        "/ping",
+        "Whether the engine can go on, without a body",
+        answers=(),
+        open=True,
+        statuses=(503,),
+    ),
+    Operation(
+        lambda e: e.utilities.props,
+        "get",
+        "/props",
+        "What a model is, at llama.cpp's path",
+        statuses=(404,),
+    ),
+    Operation(
         lambda e: e.utilities.detokenize,
         "post",
         "/detokenize",
@@ -245,6 +270,15 @@ OPERATIONS: tuple[Operation, ...] = (
         "Calls a tool of an MCP server",
         McpCall,
         statuses=(404, 429, 502),
+    ),
+    Operation(
+        lambda e: e.transcriptions.create,
+        "post",
+        "/v1/audio/transcriptions",
+        "Speech to text, sent as a form with file",
+        answers=(JSON, TEXT),
+        statuses=(404, 408, 413, 415, 429, 501, 503),
+        form=True,
     ),
     *FILES,
     Operation(lambda e: e.utilities.root, "get", "/", summary="Who answers here"),

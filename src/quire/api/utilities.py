@@ -71,6 +71,12 @@ class ModelRequest(Wire):
     model: str
 
 
+class TemplateRequest(TokenizeRequest):
+    """A conversation to render."""
+
+    messages: list[Message] = Field(min_length=1)
+
+
 class DetokenizeRequest(Wire):
     """Token ids of this model."""
 
@@ -129,6 +135,15 @@ def _conversation(
         continue_final=continues,
         or_anew=fields.continue_final_message is None,
     )
+
+
+async def _template(context: Context, request: Request, body: bytes) -> bytes:
+    """Return the rendered answer: the prompt that the chat endpoint would read, as text."""
+    fields = context.parse(request, body, TemplateRequest)
+    context.check_model(fields.model)
+    assert fields.messages is not None, "the schema asks for them"
+    (ids,) = await context.tokens(_conversation(context, request, fields, messages=fields.messages))
+    return compact({"prompt": context.service.tokenizer.decode(ids)})
 
 
 async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
@@ -294,6 +309,35 @@ class Utilities:
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
         return _json((await self._server.read(request, _tokenize))[1])
+
+    async def apply_template(self, request: Request) -> Response:
+        """`POST /apply-template`."""
+        return _json((await self._server.read(request, _template))[1])
+
+    async def version(self, request: Request) -> Response:
+        """`GET /version`, as vLLM has it."""
+        return JSONResponse({"version": quire.__version__})
+
+    async def ping(self, request: Request) -> Response:
+        """`GET /ping`: an empty answer with the status of `/health`, as SageMaker asks."""
+        return Response(status_code=(await self.health(request)).status_code)
+
+    async def props(self, request: Request) -> Response:
+        """`GET /props`, as llama.cpp has it, of the model named by `model`, else of the first."""
+        model = self._server.models.find(request.query_params.get("model"))
+        info, loaded = model.info, model.loaded
+        modalities = () if info is None else info.modalities
+        return JSONResponse(
+            {
+                "model_alias": model.name,
+                "build_info": f"quire {quire.__version__}",
+                "default_generation_settings": {
+                    "n_ctx": None if info is None else info.context_length
+                },
+                "modalities": {"vision": "image" in modalities, "audio": "audio" in modalities},
+                "chat_template": "" if loaded is None else loaded.service.template.source,
+            }
+        )
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""

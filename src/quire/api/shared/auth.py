@@ -13,7 +13,7 @@ from quire.api.shared.errors import error_response, failure_of
 from quire.core.config import ServerConfig
 from quire.core.errors import AuthenticationError, QuireError
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ping"})
 METRICS_PATH = "/metrics"
 EVERYONE = ""
 """The caller on a server without several API keys."""
@@ -50,7 +50,7 @@ def as_caller(app: ASGIApp, caller: str) -> ASGIApp:
 
 
 class ApiKeys:
-    """Middleware that lets only requests with a known key pass, on every path but `/health`.
+    """Middleware that lets only requests with a known key pass, on every path but `OPEN_PATHS`.
 
     The key comes as `Authorization: Bearer KEY` (OpenAI) or `x-api-key: KEY` (Anthropic).
 
