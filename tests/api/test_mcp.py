@@ -12,7 +12,7 @@ from quire.core.config import ServerConfig
 from quire.core.mcp import McpServer
 from quire.core.request import Request
 from quire.text.tokenizer import Tokenizer
-from tests.api.conftest import HTTP, Served, start
+from tests.api.conftest import HTTP, NAME, Served, openai_client, start
 from tests.api.page_helpers import ask, opened, prompt_of
 from tests.serving.test_mcp import PROGRAM
 from tests.support.scripted_engine import Script
@@ -23,7 +23,7 @@ from tests.support.waiting import HANG_S
 def served(tokenizer: Tokenizer) -> Iterator[Served]:
     with ExitStack() as stack:
         child = McpServer("small", PROGRAM, timeout_s=HANG_S)
-        served = start(stack, tokenizer, ServerConfig(mcp_servers=(child,)))
+        served = start(stack, tokenizer, ServerConfig(mcp_servers=(child,), mcp=True))
         HTTP.get(f"{served.url}/mcp/tools")  # which starts the child
         yield served
 
@@ -78,3 +78,73 @@ def test_each_call_is_confirmed_unless_it_was_allowed(page: Any, served: Served)
     page.reload()
     page.wait_for_selector(".assistant .text:has-text('Done.')")
     assert page.locator(".results").count() == 0
+
+
+SMALL = {"type": "mcp", "server_label": "small", "require_approval": "never"}
+ASKED = {"messages": [{"role": "user", "content": "Add"}]}
+
+
+def test_the_server_makes_calls_that_were_allowed_beforehand(served: Served) -> None:
+    calls(served, 1, 2)
+    client = openai_client(served.url).chat.completions
+    answer = client.create(model=NAME, **ASKED, tools=[SMALL])  # type: ignore[call-overload]
+    message = answer.choices[0].message
+    assert (message.content, message.tool_calls) == ("Done.", None)
+    assert [each["output"] for each in message.mcp_calls] == ["2", "3"]
+    assert message.mcp_calls[0]["arguments"] == '{"a": 1, "b": 1}'
+    lengths = [len(each.prompt) for each in served.engine.requests]
+    assert len(lengths) == 3
+    assert answer.usage.prompt_tokens == sum(lengths)
+
+
+def test_a_stream_goes_on_behind_calls(served: Served) -> None:
+    calls(served, 1)
+    client = openai_client(served.url).chat.completions
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    events = list(client.create(model=NAME, **ASKED, tools=[SMALL], **options))
+    assert len({each.id for each in events}) == 1
+    deltas = [each.choices[0].delta for each in events if each.choices]
+    assert "".join(each.content or "" for each in deltas) == "Done."
+    assert not any(each.tool_calls for each in deltas)
+    (made,) = [each.mcp_calls for each in deltas if hasattr(each, "mcp_calls")]
+    assert (made[0]["tool"], made[0]["output"]) == ("add", "2")
+    ends = [each.choices[0].finish_reason for each in events if each.choices]
+    assert [each for each in ends if each] == ["stop"]
+    assert events[-1].usage.prompt_tokens == sum(len(r.prompt) for r in served.engine.requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_were_not_allowed_go_to_the_client(served: Served, stream: bool) -> None:
+    calls(served, 1)
+    asked: Any = {**SMALL, "require_approval": "always"}
+    client = openai_client(served.url).chat.completions
+    answer: Any = client.create(model=NAME, **ASKED, tools=[asked], stream=stream)
+    if stream:
+        choices = [each.choices[0] for each in answer]
+        (name,) = [
+            each.delta.tool_calls[0].function.name for each in choices if each.delta.tool_calls
+        ][:1]
+        assert choices[-1].finish_reason == "tool_calls"
+    else:
+        name = answer.choices[0].message.tool_calls[0].function.name
+    assert name == "small__add"
+    assert len(served.engine.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({**SMALL, "server_label": "large"}, "tools[0].server_label"),
+        ({**SMALL, "allowed_tools": ["none"]}, "tools[0].allowed_tools"),
+        ({**SMALL, "server_url": "http://evil.test"}, "tools[0].server_url"),
+    ],
+)
+def test_what_is_not_there_is_named(served: Served, tool: Any, param: str) -> None:
+    body = {**ASKED, "tools": [tool]}
+    answer = HTTP.post(f"{served.url}/v1/chat/completions", json=body)
+    assert answer.json()["error"]["param"] == param
+
+
+def test_without_the_option_no_call_is_made(shared: Served) -> None:
+    answer = HTTP.post(f"{shared.url}/v1/chat/completions", json={**ASKED, "tools": [SMALL]})
+    assert answer.status_code == 400

@@ -22,6 +22,7 @@ from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
 from quire.api.mcp.endpoint import Mcp
+from quire.api.mcp.rounds import RunsTools
 from quire.api.messages.endpoint import Messages
 from quire.api.ollama.endpoint import Ollama
 from quire.api.openapi import OpenApi
@@ -79,12 +80,8 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     files, runner = _batches(config)
     offered = Offered(files, runner)
     streams = CallerStreams(known, config.keep_streams_s)
-    slotted = [
-        Middleware(KeepsStream, streams=streams),
-        Middleware(Slotted, slots=slots),
-        Middleware(HoldsModel),
-    ]
     tools = McpServers(config.mcp_servers)
+    slotted = _slotted(server, streams, tools)
     names = [name for model in models for name in model.config.names]
     endpoints = Endpoints(
         Chat(server),
@@ -114,6 +111,18 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         },
         lifespan=_closing(models, tools, tracer, runner),
     )
+
+
+def _slotted(server: ServerContext, streams: CallerStreams, tools: McpServers) -> list[Middleware]:
+    """Return the middleware of routes whose requests have a body, outermost first."""
+    limit = server.config.max_body_bytes
+    rounds = Middleware(RunsTools, servers=tools, slots=server.slots, max_body=limit)
+    return [
+        Middleware(KeepsStream, streams=streams),
+        Middleware(Slotted, slots=server.slots),
+        *([rounds] if server.config.mcp else []),
+        Middleware(HoldsModel),
+    ]
 
 
 def _routes(endpoints: Endpoints, slotted: list[Middleware]) -> list[Route]:

@@ -45,11 +45,11 @@ class ServeCommand(ServerOptions, Command):
         # Here, because every command loads this module and no other needs a web server.
         from quire.api.server import serve
         from quire.api.shared.auth import check_exposure
-        from quire.serving.mcp import check_installed
+        from quire.serving.mcp import check_usable
         from quire.text.dialects import named
 
         check_exposure(server, allow_anyone=self.allow_anyone)
-        check_installed(server.mcp_servers)
+        check_usable(server.mcp_servers, asked=server.mcp)
         for dialect in filter(None, (each.serving.dialect for each in configs)):
             named(dialect)  # a wrong name is known before the weights are loaded
         opener = None if self.replicas is None else self._replicated(len(configs))

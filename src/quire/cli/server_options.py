@@ -173,6 +173,11 @@ class ServerOptions(
         description="MCP servers, as desktop clients write them (mcp.json), whose tools the page "
         "offers to models; every client can call them; needs the extra [mcp]; default: none",
     )
+    mcp: bool = Field(
+        False,
+        description="with --mcp-servers: chat requests may name these servers as tools, and have "
+        "the calls made here",
+    )
     no_page: bool = Field(False, description="no page for browsers at /, no /docs")
 
     def server_config(self) -> ServerConfig:
@@ -210,4 +215,5 @@ class ServerOptions(
             log_level=self.log_level,
             log_format=self.log_format,
             mcp_servers=mcp_servers(self.mcp_servers),
+            mcp=self.mcp,
         )

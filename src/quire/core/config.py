@@ -166,6 +166,7 @@ class ServerConfig:
         log_level: by the name that `logging` has for it, in lower case.
         log_format: lines for people, or one JSON object a line.
         mcp_servers: whose tools the page, and whoever has a key, may call.
+        mcp: whether chat requests may name these servers as tools, whose calls are made here.
     """
 
     host: str = "127.0.0.1"
@@ -209,6 +210,7 @@ class ServerConfig:
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     mcp_servers: tuple[McpServer, ...] = ()
+    mcp: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,8 +235,12 @@ def _part(block: Any) -> str:
             return f"[{kind} that is not given to the model]"
 
 
-def check_installed(servers: Sequence[McpServer]) -> None:
-    """Raise `QuireError` if servers are named and the SDK is not installed."""
+def check_usable(servers: Sequence[McpServer], *, asked: bool) -> None:
+    """Raise `QuireError` if servers are named and the SDK is not installed, or asked for and none
+    is named.
+    """
+    if not servers and asked:
+        raise QuireError("--mcp needs --mcp-servers FILE, which names the servers")
     if not servers:
         return
     try:
