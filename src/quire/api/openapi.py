@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -151,11 +152,17 @@ def _content(media: str) -> dict[str, Any]:
 
 
 class OpenApi:
-    """The endpoint."""
+    """The endpoint. Makes the document when it is first asked for, which takes 0.1 s."""
 
     def __init__(self, operations: Sequence[Operation], names: Sequence[str]) -> None:
-        self._document = document(operations, names)
+        self._operations, self._names = operations, names
+        self._document: dict[str, Any] | None = None
+        self._one_making = asyncio.Lock()
 
     async def get(self, request: Request) -> Response:
         """`GET /openapi.json`."""
+        async with self._one_making:
+            if self._document is None:  # in a thread, for the streams
+                making = asyncio.to_thread(document, self._operations, self._names)
+                self._document = await making
         return JSONResponse(self._document)
