@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from openai.types.completion_create_params import (
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
 from quire.api.responses.schema import ResponsesRequest
+from quire.api.routes import OPERATIONS
 from quire.api.shared.schema import Wire, parse
 from quire.core.errors import RequestError
 from tests.api.conftest import HTTP, Serve
@@ -493,3 +495,22 @@ def test_the_engine_learns_a_requests_session(
     assert served.engine.requests[-1].session.split()[-1] == "s"
     post(served.url)
     assert served.engine.requests[-1].session == ""
+
+
+def _lists(schema: Any) -> Iterator[dict[str, Any]]:
+    """All lists within a core schema."""
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            yield from _lists(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            yield schema
+        for each in schema.values():
+            yield from _lists(each)
+
+
+@pytest.mark.parametrize("model", [each.body for each in OPERATIONS if each.body is not None])
+def test_every_list_of_a_body_is_read_up_to_its_first_error(model: type[Wire]) -> None:
+    """Those of models within it, too."""
+    for each in _lists(model.__pydantic_core_schema__):
+        assert each["fail_fast"] is True

@@ -46,16 +46,18 @@ from quire.core.speculation import Speculation
 Parsed = TypeVar("Parsed", bound="Wire")
 
 
-def _end_at_first_error(schema: Any) -> None:
-    """Marks all lists within a core schema."""
+def _end_at_first_error(schema: Any, model: type[Wire]) -> None:
+    """Mark all lists within a model's core schema. Models within it have marked their own."""
     if isinstance(schema, list | tuple):
         for each in schema:
-            _end_at_first_error(each)
+            _end_at_first_error(each, model)
     elif isinstance(schema, dict):
-        if schema.get("type") == "list":
+        kind = schema.get("type")
+        if kind == "list":
             schema["fail_fast"] = True
-        for each in schema.values():
-            _end_at_first_error(each)
+        if kind != "model" or schema["cls"] is model:
+            for each in schema.values():
+                _end_at_first_error(each, model)
 
 
 class Wire(BaseModel):
@@ -86,7 +88,7 @@ class Wire(BaseModel):
         A body can hold a million faults, and building an error takes far more memory than a fault.
         """
         schema = handler(source)
-        _end_at_first_error(schema)
+        _end_at_first_error(schema, cls)
         return schema
 
 
