@@ -79,7 +79,11 @@ def test_what_has_the_wrong_type_is_told_all_right_ones(
     ("schema", "fields", "said"),
     [
         (ChatRequest, {"messages": []}, "'messages': list should have at least 1 item, not 0."),
-        (ResponsesRequest, {"background": True}, "'background': input should be false."),
+        (
+            ResponsesRequest,
+            {"tools": [{"type": "function", "name": "f", "async": True}]},
+            "'tools[0].async': input should be false.",
+        ),
         (
             ResponsesRequest,
             {"metadata": {str(each): "x" for each in range(17)}},
