@@ -99,7 +99,7 @@ def test_a_long_prompt_holds_nobody_up(engine: Engine) -> None:
     assert len(rest) > len(first), "the short request came too late to see the reading"
 
 
-@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("bound", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_token_waits_as_long_for_a_chunk_whether_a_grammar_binds_it_or_not(
     engine: Engine, bound: bool
 ) -> None:

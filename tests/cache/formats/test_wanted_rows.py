@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from quire.executor.inputs import StepInputs
 from quire.models.base import ForwardContext
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.cache.formats.harness import TOLERANCE, Bench, difference, requests
+from tests.support.everyday import everyday
 from tests.support.tiny_models import tiny_model
 
 # Prompts that end within a page, with its last token, and with the first of the next.
@@ -24,11 +26,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return open_model(str(tiny_model(tmp_path_factory.mktemp("ple"), "gemma4_ple")))
 
 
-@pytest.mark.parametrize("most", [2048, 50])
+FORMATS = (
+    KVFormat(),
+    KVFormat("page", 4, 4),
+    KVFormat("uniform", 8, 8, 64),
+    KVFormat("turbo", 4, 4),
+)
+
+
 @pytest.mark.parametrize(
-    "format",
-    [KVFormat(), KVFormat("page", 4, 4), KVFormat("uniform", 8, 8, 64), KVFormat("turbo", 4, 4)],
-    ids=lambda each: each.name,
+    ("format", "most"),
+    everyday(
+        product(FORMATS, (2048, 50)), lambda format, most: (format in FORMATS[:2]) == (most == 50)
+    ),
+    ids=lambda each: getattr(each, "name", each),
 )
 def test_the_same_as_with_all_rows(
     shared: LoadedModel, format: KVFormat, most: int, monkeypatch: pytest.MonkeyPatch
