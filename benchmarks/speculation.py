@@ -136,6 +136,8 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--ways", nargs="+", default=["off", "auto"], help="off is the first")
+    parser.add_argument("--loads", nargs="+", help="names of some loads; default: all")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--requests", type=int, default=24, help="in a round, at one stream")
     parser.add_argument(
@@ -147,6 +149,8 @@ def main() -> None:
     threads = 1 if options.cpu_time else 0
     engine = open_engine(EngineConfig(str(MODEL_DIR), max_context=2048, threads=threads))
     for name, requests in _loads().items():
+        if options.loads and name not in options.loads:
+            continue
         print(name)
         for streams in options.streams:
             count = max(options.requests, 2 * streams)
@@ -155,7 +159,7 @@ def main() -> None:
                 list(islice(cycle(requests), count)),
                 streams,
                 options.rounds,
-                ("off", "auto"),
+                options.ways,
                 cpu_time=options.cpu_time,
             )
     engine.close()

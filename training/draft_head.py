@@ -1,6 +1,6 @@
 """Trains the head that drafts the demonstration model's tokens, on one core in some minutes.
 
-python -m training.draft_head [--items 2000] [--epochs 4]
+python -m training.draft_head [--items 1400] [--epochs 6] [--positions FILE]
 
 The head guesses the token after the next one from the model's last hidden state and the next
 token, and so on from its own output: DeepSeek-V3's multi-token prediction (arXiv:2412.19437)
@@ -22,14 +22,29 @@ from torch.nn import functional
 from transformers import AutoModelForImageTextToText
 
 from training.chat import MODEL_DIR
-from training.data.item import draw
-from training.data.mixture import TEXT_MIXTURE
+from training.data import text, tools
+from training.data.item import Generator, draw
 from training.packing import encode
 
+MIXTURE: dict[Generator, float] = {
+    text.json_object: 4,
+    text.repeat: 4,
+    text.thinking: 4,
+    text.counting: 3,
+    tools.one_call: 3,
+    tools.several_calls: 3,
+    text.arithmetic: 1,
+    text.facts: 1,
+    text.memory: 1,
+    text.persona: 1,
+    tools.answer_from_result: 1,
+}
+"""Skills, by how often they are drawn: those whose answers are long."""
 DEPTH = 3
 """Tokens that are guessed one after the other in training."""
-_BATCH = 1024
+_BATCH = 512
 _ITEMS_AT_ONCE = 16
+_RATE = 3e-3
 _FEATURES = 0.1
 """Weight of the distance between the head's output and the model's next hidden state."""
 
@@ -68,7 +83,7 @@ def collect(items: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     model = AutoModelForImageTextToText.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
     rng = random.Random(seed)
-    chosen = rng.choices(list(TEXT_MIXTURE), weights=list(TEXT_MIXTURE.values()), k=items)
+    chosen = rng.choices(list(MIXTURE), weights=list(MIXTURE.values()), k=items)
     encoded = [encode(draw(each, rng, "train")) for each in chosen]
     waiting = iter(sorted(encoded, key=lambda each: len(each.tokens)))
     states, tokens = [], []
@@ -90,55 +105,71 @@ def collect(items: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_of(
-    head: DraftHead, states: Tensor, tokens: Tensor, table: Tensor
+    head: DraftHead, states: Tensor, tokens: Tensor, said: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, and the share of right guesses by how far they look ahead `[DEPTH]`."""
+    """Return the loss, and the share of right guesses by how far they look ahead `[DEPTH]`.
+
+    Args:
+        said: what the model itself says after each token, `[N, DEPTH + 1]`.
+    """
     state, total = states[:, 0], states.new_zeros(())
     right, all_right = [], torch.ones(len(states), dtype=torch.bool)
     for ahead in range(DEPTH):
         state = head(state, table[tokens[:, ahead]])
-        logits = state @ table.T
-        said = (states[:, ahead + 1] @ table.T).argmax(-1)  # the cap changes no order
-        total = total + functional.cross_entropy(logits, said) * 0.8**ahead
+        logits = state @ table.T  # the model caps them, which changes no order
+        wanted = said[:, ahead + 1]
+        total = total + functional.cross_entropy(logits, wanted) * 0.8**ahead
         total = total + _FEATURES * functional.smooth_l1_loss(state, states[:, ahead + 1])
-        all_right = all_right & (logits.argmax(-1) == said)
+        all_right = all_right & (logits.argmax(-1) == wanted)
         right.append(all_right.float().mean())
     return total, torch.stack(right)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--items", type=int, default=2000)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--out", type=Path, default=MODEL_DIR / "draft_head" / "model.safetensors")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def train(data: tuple[Tensor, Tensor, Tensor], epochs: int, width: int) -> DraftHead:
+    """Train a head, and print its share of right guesses on a twentieth of the data."""
+    states, tokens, table = data
     started = time.perf_counter()
-    states, tokens, table = collect(options.items, seed=0)
-    print(f"{len(states)} positions in {time.perf_counter() - started:.0f} s", flush=True)
+    with torch.inference_mode():
+        said = torch.cat([(each @ table.T).argmax(-1) for each in states.split(_BATCH)])
+    said = said.clone()
     order = torch.randperm(len(states))
     kept, held_out = order[len(order) // 20 :], order[: len(order) // 20]
-    head = DraftHead(table.shape[1], options.width)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.01)
-    steps = options.epochs * (len(kept) // _BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps + 1)
-    for epoch in range(options.epochs):
+    head = DraftHead(table.shape[1], width)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=_RATE, weight_decay=0.01)
+    steps = epochs * (len(kept) // _BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps + 1)
+    for epoch in range(epochs):
         for rows in kept[torch.randperm(len(kept))].split(_BATCH)[: len(kept) // _BATCH]:
-            loss, _ = loss_of(head, states[rows], tokens[rows], table)
+            loss, _ = loss_of(head, states[rows], tokens[rows], said[rows], table)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()
             schedule.step()
         with torch.inference_mode():
-            _, right = loss_of(head, states[held_out], tokens[held_out], table)
-        took = time.perf_counter() - started
-        print(
-            f"epoch {epoch + 1}: {[f'{x:.3f}' for x in right.tolist()]} right, {took:.0f} s",
-            flush=True,
-        )
+            own = states[held_out], tokens[held_out], said[held_out]
+            _, right = loss_of(head, *own, table)
+        shares = ", ".join(f"{share:.3f}" for share in right.tolist())
+        seconds = time.perf_counter() - started
+        print(f"epoch {epoch + 1}: {shares} right, {seconds:.0f} s", flush=True)
+    return head
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--items", type=int, default=1400)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--positions", type=Path, help="where the model's states are kept")
+    parser.add_argument("--out", type=Path, default=MODEL_DIR / "draft_head" / "model.safetensors")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    kept: Path | None = options.positions
+    data = torch.load(kept) if kept and kept.exists() else collect(options.items, seed=0)
+    if kept and not kept.exists():
+        torch.save(data, kept)
+    print(f"{len(data[0])} positions", flush=True)
+    head = train(data, options.epochs, options.width)
     weights = {name: each.detach().to(torch.bfloat16) for name, each in head.state_dict().items()}
     options.out.parent.mkdir(exist_ok=True)
     save_file(weights, options.out)

@@ -11,7 +11,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
 from quire.core.request import Request
-from quire.models.draft_head import FILE, DraftHead, open_draft_head
+from quire.models.draft_head import FILE, DraftHead, Guesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.speculation.drafters import allowed
@@ -33,7 +33,8 @@ def test_a_head_that_guesses_at_random_changes_no_answer(tiny: LoadedModel) -> N
     wanted = prompts((3, 20), tokens=20)
     plain = Company(tiny, config).run(wanted)
     width = tiny.model.model.embed_tokens.weight.shape[-1]
-    served = Company(tiny, config, (HeadDrafter(DraftHead(width, 8), tiny.model),), EveryDraft())
+    guesser = Guesser(tiny.model, DraftHead(width, 8))
+    served = Company(tiny, config, (HeadDrafter(),), EveryDraft(), guesser)
     assert_same(served.run(wanted), plain, [request.id for request in wanted])
     assert dict(served.engine.stats().drafts)["mtp"] > 40
 

@@ -19,6 +19,7 @@ from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from quire.engine.engine import Engine
 from quire.engine.runner import SampledRow
+from quire.models.draft_head import Guesser
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import DraftLengths
 from quire.scheduler.drafts import Drafter
@@ -50,10 +51,13 @@ class Company:
         config: EngineConfig,
         drafters: Sequence[Drafter] = (),
         draft_lengths: DraftLengths | None = None,
+        guesser: Guesser | None = None,
     ) -> None:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
-        self.engine = Engine(loaded, untimed, self._observe, drafters, draft_lengths)
+        self.engine = Engine(
+            loaded, untimed, self._observe, drafters, draft_lengths, guesser=guesser
+        )
         self.answers: dict[str, Generated] = {}
 
     def _observe(self, rows: list[SampledRow], logits: mx.array) -> None:

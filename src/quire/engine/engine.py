@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import mlx.core as mx
+import numpy as np
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.disk_prefetch import DiskPrefetch
@@ -34,6 +35,7 @@ from quire.engine.invariance import check_format, limited
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.engine.validate import check_default, check_request
+from quire.models.draft_head import Guesser
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
 from quire.scheduler.admission import SchedulerConfig
@@ -67,6 +69,7 @@ class Engine:
         drafters: guess tokens of requests that allow them.
         draft_lengths: None drafts what is worth its time, by measured step times.
         step_times: measured at warm-up; updated by every step.
+        guesser: the model's head; what it guesses is drafted by a `HeadDrafter`.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Engine:
         drafters: Sequence[Drafter] = (),
         draft_lengths: DraftLengths | None = None,
         step_times: MeasuredSteps | None = None,
+        guesser: Guesser | None = None,
     ) -> None:
         self.step_times = step_times or MeasuredSteps()
         self.config = config = limited(config)
@@ -93,7 +97,8 @@ class Engine:
         """`Runner.rehearse`; call it only while there is no work."""
         self._drafters = frozenset(each.name for each in drafters)
         read_adapters(self._runner.adapters, loaded, config)
-        self._heads = [each for each in drafters if isinstance(each, HeadDrafter)]
+        self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
+        self._runner.guesser = guesser
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes + self._runner.adapters.nbytes)
         skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
@@ -117,11 +122,9 @@ class Engine:
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._names.format(None)), context)
+        limited_runs = config.stop_on_loop != 0
         self.constraints = ConstraintFactory(
-            loaded.path,
-            loaded.model.vocab_size,
-            loaded.eos_ids,
-            limited=config.stop_on_loop != 0,
+            loaded.path, loaded.model.vocab_size, loaded.eos_ids, limited=limited_runs
         )
         self._grammars = GrammarQueue(self.constraints.make)
         self._running: LaunchedStep | None = None
@@ -237,8 +240,9 @@ class Engine:
         for request, make in self._grammars.take():
             self._admit(request, make)
         read_at = self._read_early()
-        plan = self._scheduler.schedule()
-        before, self._running = self._running, self._runner.launch(plan)
+        plan, drafting = self._scheduler.schedule(), self._scheduler.drafting
+        guess = drafting.worth_guessing(self._head, self._scheduler.running) if self._head else 0
+        before, self._running = self._running, self._runner.launch(plan, guess)
         if read_at is not None and plan is not None:
             self._worthwhile.observe_wait(self._runner.started_at - read_at)
         if before is None:
@@ -270,8 +274,9 @@ class Engine:
         result = self._runner.collect(step)
         _observe_duration(self._scheduler, step)
         outputs = self._scheduler.update(step.plan, result)
-        for head in self._heads:
-            head.observe(step.hidden, step.drawn_from)
+        if self._head is not None:
+            guesses = None if step.guesses is None else np.array(step.guesses)
+            self._head.observe(guesses, step.drawn_from)
         self._faults = 0
         return outputs
 

@@ -14,7 +14,7 @@ from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
-from quire.models.draft_head import open_draft_head
+from quire.models.draft_head import Guesser, open_draft_head
 from quire.models.weights.loader import open_model
 from quire.speculation.drafters import lookup_drafters
 from quire.speculation.heads import HeadDrafter
@@ -49,12 +49,14 @@ def open_engine(
     config = room.config
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
-    drafters = lookup_drafters()
+    drafters, guesser = lookup_drafters(), None
     if (head := open_draft_head(loaded.path, loaded.model)) is not None:
-        drafters.append(HeadDrafter(head, loaded.model))
+        drafters.append(HeadDrafter())
+        guesser = Guesser(loaded.model, head)
     elif config.speculate == HEAD:
         raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
-    engine = Engine(loaded, config, drafters=drafters, step_times=measure_steps(loaded, config))
+    times = measure_steps(loaded, config)
+    engine = Engine(loaded, config, drafters=drafters, step_times=times, guesser=guesser)
     engine.constraints.open()
     info = engine.info
     log.info(

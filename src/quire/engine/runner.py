@@ -27,6 +27,7 @@ from quire.executor.adapters import Adapters
 from quire.executor.graphs.runner import Computed, open_cuda_graphs
 from quire.executor.inputs import StepInputs
 from quire.models.base import CrossRows, LanguageModel
+from quire.models.draft_head import Guesser
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
@@ -66,6 +67,8 @@ class LaunchedStep:
         seconds: how long it ran, once it is done.
         hidden: `[R, hidden]` final hidden states of the sampled rows; None where a CUDA graph gives
             logits.
+        guess: tokens to guess behind each sampled one.
+        guesses: int32 `[R, guess]` of the model's head, if any are wanted.
     """
 
     plan: StepPlan
@@ -80,6 +83,8 @@ class LaunchedStep:
     to_eval: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
     hidden: mx.array | None = None
+    guess: int = 0
+    guesses: mx.array | None = None
 
     @property
     def drawn_from(self) -> dict[int, tuple[int, int]]:
@@ -137,6 +142,8 @@ class Runner:
         )
         self._vectors = VectorStage(model)
         self.adapters = Adapters(model)
+        self.guesser: Guesser | None = None
+        """Guesses tokens ahead, if the model has a head for that."""
         self._observe = observe
         self._running: LaunchedStep | None = None
         self._flushed = True
@@ -155,13 +162,17 @@ class Runner:
 
     # -- one step after the other --------------------------------------------------------------
 
-    def launch(self, plan: StepPlan | None) -> LaunchedStep | None:
-        """Build the plan's step while another runs, wait for that one, and start the new one."""
+    def launch(self, plan: StepPlan | None, guess: int = 0) -> LaunchedStep | None:
+        """Build the plan's step while another runs, wait for that one, and start the new one.
+
+        Args:
+            guess: tokens that the model's head is to guess behind each sampled one.
+        """
         before, self._running = self._running, None
         resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
         if before is not None and resizes:
             _let_go_of_pools(before)
-        step = self._build(plan, before) if plan is not None else None
+        step = self._build(plan, before, guess) if plan is not None else None
         started, early = self.started_at, step is not None and step.graphed
         if step is not None and early:
             self._start(step)
@@ -190,7 +201,7 @@ class Runner:
             if (mask := masks.get(each.number)) is not None:
                 place = step.row_of[each.number]
                 rows[place] = replace(rows[place], mask=mask)
-        drawn = _drawn(step, logits, rows)
+        drawn = _drawn(step, logits, rows, self.guesser)
         if self._flushed:
             mx.async_eval(drawn)
 
@@ -241,7 +252,7 @@ class Runner:
 
     # -- the graph of a step -------------------------------------------------------------------
 
-    def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
+    def _build(self, plan: StepPlan, before: LaunchedStep | None, guess: int) -> LaunchedStep:
         """Build a step's graph. Only moves of pools are computed already.
 
         Args:
@@ -251,7 +262,7 @@ class Runner:
         self._vectors.forget(plan.ended)
         if plan.copies:
             self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
-        step = LaunchedStep(plan)
+        step = LaunchedStep(plan, guess=guess)
         self.media.forget(plan.forgotten)
         step.to_eval += self.media.advance(plan.encoding)
         step.features = self.media.sizes(plan.encoding)
@@ -344,7 +355,7 @@ class Runner:
             step.pending_logits = PendingLogits(logits, rows)
             step.to_eval.insert(0, logits)
         else:
-            _drawn(step, logits, rows)
+            _drawn(step, logits, rows, self.guesser)
 
 
 def _let_go_of_pools(step: LaunchedStep) -> None:
@@ -357,10 +368,17 @@ def _let_go_of_pools(step: LaunchedStep) -> None:
     step.first.clear()
 
 
-def _drawn(step: LaunchedStep, logits: mx.array, rows: list[RowSampling]) -> list[mx.array]:
-    """Draw the tokens, and put them first in the step's `to_eval`."""
+def _drawn(
+    step: LaunchedStep, logits: mx.array, rows: list[RowSampling], guesser: Guesser | None
+) -> list[mx.array]:
+    """Draw the tokens, guess what follows, and put both first in the step's `to_eval`."""
     step.sampled = sampled = sample(logits, rows)
-    parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+    if step.guess and guesser is not None and step.hidden is not None:
+        step.guesses = guesser(step.hidden, sampled.tokens, step.guess)
+    parts = (
+        *(sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs),
+        step.guesses,
+    )
     drawn = [part for part in parts if part is not None]
     step.to_eval = drawn + step.to_eval
     return drawn

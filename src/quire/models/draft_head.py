@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.models.base import LanguageModel, Module, named_parameters
+from quire.models.layers.common import embed
 from quire.models.layers.norm import RMSNorm, UnweightedNorm
 
 FILE = Path("draft_head") / "model.safetensors"
@@ -51,6 +52,28 @@ class DraftHead(Module):
         y = self._unit(x)
         after: mx.array = self.norm(x + self.down(nn.silu(self.gate(y)) * self.up(y)))
         return after
+
+
+class Guesser:
+    """A model with its head: guesses tokens in the step that draws the ones before them."""
+
+    def __init__(self, model: LanguageModel, head: DraftHead) -> None:
+        self._model = model
+        self._head = head
+
+    def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
+        """Return the tokens expected after `tokens`, int32 `[R, count]`.
+
+        Args:
+            state: `[R, hidden]`, normalised, from which `tokens` were drawn, `[R]`.
+        """
+        table = self._model.model.embed_tokens
+        guesses: list[mx.array] = []
+        for _ in range(count):
+            state = self._head(state, embed(table, tokens, state.dtype))
+            tokens = mx.argmax(self._model.logits(state), axis=-1).astype(mx.int32)
+            guesses.append(tokens)
+        return mx.stack(guesses, axis=1)
 
 
 def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from statistics import median_low
 from typing import Protocol
 
 _MAX_DRAFTS = 16
@@ -14,6 +16,12 @@ _LEAST_CHANCE = 0.02
 """Least probability of a draft that is worth a look."""
 _MARGIN = 1.05
 """Drafts must promise this many times the tokens per second: step times are never exact."""
+
+
+_WAITS = 5
+"""Waits that are remembered."""
+_FORGOTTEN = 1 - 1 / 512
+"""Factor of the wait in each step without drafts, in which none is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +68,13 @@ class WorthwhileDrafts:
 
     def __init__(self, seconds: Callable[[int], float | None]) -> None:
         self._seconds = seconds
+        self._waits: deque[float] = deque(maxlen=_WAITS)
         self._wait_s = 0.0
 
     def observe_wait(self, seconds: float) -> None:
         """Enter how long the device waited for the plan of a step."""
-        self._wait_s += (seconds - self._wait_s) / 8 if self._wait_s else seconds
+        self._waits.append(seconds)
+        self._wait_s = median_low(self._waits)
 
     def choose(self, candidates: Seq[Candidate], rows: int) -> list[int]:
         lengths = [0] * len(candidates)
@@ -88,4 +98,6 @@ class WorthwhileDrafts:
                 best_rate, lengths = rate, list(taken)
             if taken[number] < min(candidates[number].most, _MAX_DRAFTS):
                 heappush(heap, (chance * candidates[number].rate, number))
+        if not any(lengths):
+            self._wait_s *= _FORGOTTEN
         return lengths

@@ -16,7 +16,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths
-from quire.scheduler.drafts import Draft, Drafter, DraftQuery, DraftState, Foreseen, Grade
+from quire.scheduler.drafts import (
+    Draft,
+    Drafter,
+    DraftQuery,
+    DraftState,
+    Foreseen,
+    Grade,
+    GuessingDrafter,
+)
 from quire.scheduler.sequence import Sequence
 
 _OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
@@ -78,6 +86,16 @@ class Drafting:
         found = self._propose(asked, rows, ahead=True).values()
         ahead = [Candidate(each.rate, each.most - 1) for each in found if each.most > 1]
         return bool(ahead) and any(self._lengths.choose(ahead, rows))
+
+    def worth_guessing(self, drafter: GuessingDrafter, running: Seq[Sequence]) -> int:
+        """Return how many tokens the next step should guess for the step after it."""
+        rates = [
+            self._rate(state, (drafter.name, 0))
+            for each in running
+            if (state := each.drafting) is not None and drafter.name in state.drafters
+        ]
+        candidates = [Candidate(rate, drafter.most) for rate in rates]
+        return max(self._lengths.choose(candidates, len(running)), default=0) if rates else 0
 
     def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int) -> dict[int, Draft]:
         """Return the drafts that the next step should verify, by sequence number.

@@ -71,6 +71,15 @@ class Drafter(Protocol):
         ...
 
 
+class GuessingDrafter(Drafter, Protocol):
+    """A drafter whose tokens are guessed within steps, by a head of the model."""
+
+    @property
+    def most(self) -> int:
+        """Tokens that it guesses in a row."""
+        ...
+
+
 class Foreseen(NamedTuple):
     """A guess to compare with the tokens that come.
 
