@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from quire.cli.conversation import Chat, ChatError, Message
+from quire.cli.pictures import picture, shows_pictures
 from quire.cli.settings import said
 from quire.core.errors import QuireError
 
@@ -242,6 +243,8 @@ class Terminal:
         self._names[url] = file.name
         self._files.append({"type": part, part: {"url": url}})
         self._note(f"{file.name} goes along with the next message")
+        if kind == "image" and self._console.is_terminal and shows_pictures():
+            print(picture(file.read_bytes()), file=self._console.file)
 
     def _save(self, path: str) -> None:
         """Writes what was said."""
