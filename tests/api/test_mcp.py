@@ -72,9 +72,15 @@ def test_each_call_is_confirmed_unless_it_was_allowed(page: Any, served: Served)
     page.get_by_role("button", name="Allow once").click()
     page.wait_for_selector(".message.tool .text:text-is('2')")
     assert "small__add" in prompt_of(served, served.engine.requests[0])
+    other = page.context.new_page()
+    opened(other, served.url)
+    other.get_by_role("button", name="Allow once").wait_for()
     page.get_by_role("button", name="Allow in this conversation").click()
     page.wait_for_selector(".assistant .text:has-text('Done.')")  # the third was not asked about
-    assert page.locator(".message.tool .text").all_inner_texts() == ["2", "3", "4"]
+    other.wait_for_selector(".assistant .text:has-text('Done.')")
+    for tab in (page, other):
+        assert tab.locator(".message.tool .text").all_inner_texts() == ["2", "3", "4"]
+    assert len(served.engine.requests) == 4
     page.reload()
     page.wait_for_selector(".assistant .text:has-text('Done.')")
     assert page.locator(".results").count() == 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 class McpServer:
     """One server of the Model Context Protocol, whose tools may be called.
 
+    Values of `env` and `headers` may be secrets, so they are not shown.
+
     Attributes:
         name: by which requests and the page name it.
         command: a program and its arguments, run as a child that is spoken to over its standard
@@ -23,8 +25,8 @@ class McpServer:
 
     name: str
     command: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     folder: str = ""
     url: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 60.0

@@ -21,6 +21,7 @@ export class Chat {
   constructor(root, side, leaveDrawer, turn) {
     this.turn = turn;
     this.runs = new Map(); // by the ids of the messages that are written
+    this.asked = new Set(); // ids of the answers that this tab asked for, and no other tab
     this.parameters = new Parameters(() => this.conversations.includes(this.current) && this.keep(this.current));
     this.composer = new Composer((text, files) => this.send(text, files), () => this.stop(), () => this.editLast(), (submit) => this.askSeveral(submit));
     this.sidebar = new Sidebar(side, {
@@ -206,7 +207,7 @@ export class Chat {
       edit: (text, files) => this.rewrite(message, text, files),
       again: () => this.again(message),
       more: () => this.answer(message),
-      calls: () => this.callsOf(this.current),
+      calls: () => this.callsOf(this.current, message),
       turn: (step) => this.turnTo(message, step),
       compare: () => this.compare(tree.versions(this.current, message)),
     });
@@ -246,12 +247,12 @@ export class Chat {
     this.redraw = compare(answers);
   }
 
-  /** How the calls of a conversation's last answer are made, and where their results go. */
-  callsOf(conversation) {
+  /** How the calls of an answer are made, and where their results go. Only the tab that asked makes calls unasked. */
+  callsOf(conversation, { id }) {
     const messages = tree.path(conversation);
     const asked = messages.findLastIndex(({ role }) => role === "user");
     return {
-      allowed: (name) => conversation.allowed?.includes(name),
+      allowed: (name) => this.asked.has(id) && conversation.allowed?.includes(name),
       allow: (name) => { conversation.allowed = [...(conversation.allowed ?? []), name]; },
       keep: (message) => this.keep(conversation, [message]),
       rounds: messages.slice(asked).filter(({ role }) => role === "assistant").length,
@@ -319,6 +320,7 @@ export class Chat {
       this.composer.conversation = conversation.id;
       store.opened.write(conversation.id);
     }
+    this.asked.add(message.id);
     conversation.updated = Date.now();
     const kept = this.keep(conversation, [...added, message], { fresh });
     this.order();

@@ -3,8 +3,9 @@
 import { h } from "./dom.js";
 import { Markdown } from "./markdown.js";
 import { figures, whose } from "./message.js";
+import { isEmpty, isUnfinished } from "./run.js";
 
-/** Shows answers in columns. Gives a function that draws one of them anew, which is none of these when it is not shown. */
+/** Shows answers in columns. Returns a function that draws a column anew, given its message; others are passed over. */
 export function compare(answers) {
   const columns = new Map(answers.map((message, at) => [message, new Column(message, `${whose(message)}, version ${at + 1}`)]));
   const dialog = h("dialog", { class: "wide", "aria-label": "Versions side by side", onclose: () => { dialog.remove(); columns.clear(); } },
@@ -35,7 +36,8 @@ class Column {
 
   draw() {
     this.markdown.show(this.message.content || this.message.error || "");
-    this.figures.textContent = figures(this.message);
+    const waits = isUnfinished(this.message) && isEmpty(this.message);
+    this.figures.textContent = figures(this.message) || (waits ? "Waiting for the answer…" : "");
   }
 }
 

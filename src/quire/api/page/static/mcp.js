@@ -3,7 +3,7 @@
 import { ask, get } from "./api.js";
 import { h } from "./dom.js";
 
-const MOST_ROUNDS = 20; // of calls that are made unasked behind one question
+const MOST_ROUNDS = 20; // of answers to one question whose calls are made unasked
 const forms = new WeakMap(); // by the message whose calls they make
 let listing = null;
 
@@ -120,7 +120,7 @@ function confirmed(part, call, { found, allowed, allow, rounds, keep, take }) {
     run();
     return;
   }
-  const question = call.begun ? "This call was begun before the page was left. Make it again?" : `Call ${found.tool} of ${found.server}?`;
+  const question = call.begun ? "This call was begun before, here or in another tab. Make it again?" : `Call ${found.tool} of ${found.server}?`;
   const button = (label, act, more = {}) => h("button", { type: "button", onclick: act, ...more }, label);
   part.replaceChildren(h("p", { class: "note" }, question), h("div", { class: "row" },
     button("Allow once", run, { class: "main" }),
