@@ -21,6 +21,7 @@ from quire.engine import runner
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel
+from quire.models.weights.low_rank import LowRank
 from tests.executor.graphs.test_recording import FAMILIES, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
 
@@ -56,7 +57,18 @@ def opened(config: dict[str, Any]) -> LoadedModel:
     mx.random.seed(0)
     model = packed_model(config)
     size = sum(each.nbytes for each in named_parameters(model).values())
-    return LoadedModel(model, config, Path(), frozenset(), "random", size, 1024, 1024, "bfloat16")
+    return LoadedModel(
+        model,
+        config,
+        Path(),
+        frozenset(),
+        "random",
+        size,
+        1024,
+        1024,
+        "bfloat16",
+        read_adapter=lambda place: LowRank({}, place),
+    )
 
 
 def assert_the_same_bits_in_any_batch(
