@@ -29,9 +29,8 @@ from tests.support.waiting import HANG_S
 
 CONFIG = ServerConfig(served_name="demo", log_level="warning")
 MODEL = ModelConfig(EngineConfig(str(MODEL_DIR), max_context=8192, kv_memory=8 << 20), CONFIG)
-_EVERY = 4
-"""Beyond the first awaits, every so many is tried: a stream's later ones are alike."""
-_FIRST = 16
+_SOME, _ALL = (10, 6), (1 << 30, 1)
+"""Awaits that are all tried, and of the later ones every so many: a stream's are alike."""
 
 
 def _said(text: str = "Hello", **more: Any) -> dict[str, Any]:
@@ -147,7 +146,11 @@ async def running(*, loaded: bool = True) -> AsyncIterator[Running]:
 
 
 async def cut_everywhere(
-    made: Running, way: Way, request: Callable[[int], tuple[str, str, object]]
+    made: Running,
+    way: Way,
+    request: Callable[[int], tuple[str, str, object]],
+    first: int,
+    every: int,
 ) -> int:
     """Cuts a request off at each await until it is over before that; how often it was cut."""
     tasks = asyncio.all_tasks()
@@ -163,15 +166,18 @@ async def cut_everywhere(
             assert asked.status == 200, asked.text
             return cuts
         cuts += 1
-        at += 1 if at < _FIRST else _EVERY
+        at += 1 if at < first else every
 
 
+@pytest.mark.parametrize("awaits", [_SOME, pytest.param(_ALL, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["cancelled", "left"])
-def test_nothing_is_left_of_a_request_that_is_cut_off_at_any_await(way: Way) -> None:
+def test_nothing_is_left_of_a_request_that_is_cut_off_at_any_await(
+    way: Way, awaits: tuple[int, int]
+) -> None:
     async def check() -> None:
         async with running() as made:
             for name, request in REQUESTS.items():
-                cuts = await cut_everywhere(made, way, request)
+                cuts = await cut_everywhere(made, way, request, *awaits)
                 assert cuts > 0 or name in ("health", "models"), name
 
     asyncio.run(check())
