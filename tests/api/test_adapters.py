@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import httpx
+import mlx.core as mx
 import pytest
 
 from quire.core.config import ServerConfig
+from quire.core.messages import ChangeAdapter
+from quire.demo import MODEL_DIR
 from tests.api.conftest import HTTP, Serve
+from tests.support.child import quire_serve
 
 ASK = [{"role": "user", "content": "Hi."}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -36,3 +43,77 @@ def test_adapters_are_listed(serve: Serve) -> None:
     assert [each["id"] for each in listed] == ["quire-demo", "a", "b"]
     assert [each.get("parent") for each in listed] == [None, "quire-demo", "quire-demo"]
     assert HTTP.get(f"{url}/v1/models/b").json()["id"] == "b"
+
+
+def test_adapters_come_and_go(serve: Serve, tmp_path: Path) -> None:
+    served = serve(config=ServerConfig(adapters=("a",), adapter_folder=str(tmp_path)))
+    url = served.url
+
+    def post(path: str, **body: str) -> httpx.Response:
+        return HTTP.post(f"{url}/v1/{path}", json=body)
+
+    assert post("completions", prompt="x", model="late").status_code == 404
+    loaded = post("load_lora_adapter", lora_name="late", lora_path="lora")
+    assert loaded.status_code == 200, loaded.text
+    assert served.engine.questions == [ChangeAdapter(0, "late", str(tmp_path / "lora"))]
+    assert post("completions", prompt="x", model="late").json()["model"] == "late"
+    assert served.engine.requests[-1].adapter == "late"
+    names = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
+    assert names == ["quire-demo", "a", "late"]
+    taken = post("load_lora_adapter", lora_name="a", lora_path="lora")
+    assert "name of a model already" in taken.json()["error"]["message"]
+    assert post("unload_lora_adapter", lora_name="late").status_code == 200
+    assert post("unload_lora_adapter", lora_name="late").status_code == 400
+    assert post("completions", prompt="x", model="late").status_code == 404
+    for outside in ("..", "../other", "/etc", "."):
+        refused = post("load_lora_adapter", lora_name="x", lora_path=outside)
+        assert refused.status_code == 403
+
+
+def test_adapters_stay_where_the_operator_says_nothing(serve: Serve) -> None:
+    answer = HTTP.post(f"{serve().url}/v1/unload_lora_adapter", json={"lora_name": "a"})
+    assert answer.status_code == 501
+    assert "--adapter-folder" in answer.text
+
+
+@pytest.mark.slow
+def test_an_engine_reads_an_adapter_while_it_serves(tmp_path: Path) -> None:
+    """The real command: a large body, which a job reads, names an adapter that came later."""
+    folder = tmp_path / "adapters" / "lora"
+    folder.mkdir(parents=True)
+    targets = {"target_modules": ["q_proj"]}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, **targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    weights = mx.load(str(MODEL_DIR / "model.safetensors"))
+    assert isinstance(weights, dict)
+    tensors = {}
+    for name, array in weights.items():
+        if name.endswith("self_attn.q_proj.weight") and "language_model" in name:
+            path = "base_model.model." + name.removesuffix(".weight")
+            outputs, inputs = array.shape
+            tensors[f"{path}.lora_A.weight"] = mx.random.normal((2, inputs))
+            tensors[f"{path}.lora_B.weight"] = mx.random.normal((outputs, 2))
+    assert tensors
+    mx.save_safetensors(str(folder / "adapter_model.safetensors"), tensors)
+    with quire_serve(tmp_path, "--adapter-folder", str(folder.parent)) as server:
+
+        def post(path: str, **body: Any) -> httpx.Response:
+            return HTTP.post(f"{server.url}/v1/{path}", json=body)
+
+        asked: dict[str, Any] = {
+            "prompt": "1 2 3",
+            "max_tokens": 8,
+            "logprobs": 1,
+            "user": "x" * 20_000,
+        }
+        plain = post("completions", **asked).json()["choices"][0]["logprobs"]["token_logprobs"]
+        answer = post("load_lora_adapter", lora_name="late", lora_path="lora")
+        assert answer.status_code == 200, answer.text
+        late = post("completions", **asked, model="late").json()
+        assert late["model"] == "late"
+        assert late["choices"][0]["logprobs"]["token_logprobs"] != plain
+        missing = post("load_lora_adapter", lora_name="none", lora_path="nothing")
+        assert missing.status_code == 400
+        assert post("unload_lora_adapter", lora_name="late").status_code == 200
+        again = post("completions", **asked).json()["choices"][0]["logprobs"]["token_logprobs"]
+        assert again == plain

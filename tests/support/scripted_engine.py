@@ -6,8 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.core.info import EngineStats, ModelInfo
+from quire.core.messages import ToEngine
 from quire.core.request import Failure, FinishReason, Output, Request, Score, TokenLogprobs
 from quire.serving.ticket import Ticket
 
@@ -66,6 +68,7 @@ class ScriptedEngine:
         self.script = script
         self.failure: str | None = None
         self.requests: list[Request] = []
+        self.questions: list[ToEngine] = []
         self.tickets: list[ScriptedTicket] = []
 
     def submit(self, requests: Sequence[Request]) -> list[ScriptedTicket]:
@@ -125,6 +128,10 @@ class ScriptedEngine:
         elif script.error is not None:
             ticket.put(output(finish=FinishReason.ERROR, error=script.error))
         ticket.over = True
+
+    async def ask(self, question: Callable[[int], ToEngine]) -> Any:
+        self.questions.append(question(0))
+        return ""
 
     async def stats(self) -> EngineStats:
         return EngineStats(

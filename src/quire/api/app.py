@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from quire.api.adapters.endpoint import Adapters
 from quire.api.audio.endpoint import Transcriptions
 from quire.api.batches.endpoint import Batches, Files, Offered
 from quire.api.batches.messages import MessageBatches
@@ -93,6 +94,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Ollama(server),
         Utilities(server),
         Transcriptions(server),
+        Adapters(server),
         Files(offered),
         Batches(server, offered),
         MessageBatches(server, offered),

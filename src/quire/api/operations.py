@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.adapters.endpoint import Adapters
 from quire.api.audio.endpoint import Transcriptions
 from quire.api.batches.endpoint import (
     Batches,
@@ -52,6 +53,7 @@ class Endpoints:
     ollama: Ollama
     utilities: Utilities
     transcriptions: Transcriptions
+    adapters: Adapters
     files: Files
     batches: Batches
     message_batches: MessageBatches

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.context import Context
 from quire.api.shared.signing import Signer
 from quire.core.config import ServerConfig
 from quire.core.info import EngineStats, ModelInfo
+from quire.core.messages import ToEngine
 from quire.core.request import Request
 from quire.media.processors.base import FileKey, Parts
 from quire.serving.assembly import assemble
@@ -64,6 +65,9 @@ class _NoEngine:
         self._refuse()
 
     async def stats(self) -> EngineStats:
+        self._refuse()
+
+    async def ask(self, question: Callable[[int], ToEngine]) -> Any:
         self._refuse()
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.api.adapters.endpoint import LoadAdapter, UnloadAdapter
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
 from quire.api.embeddings.endpoint import EmbeddingRequest
@@ -279,6 +280,22 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=(JSON, TEXT),
         statuses=(404, 408, 413, 415, 429, 501, 503),
         form=True,
+    ),
+    Operation(
+        lambda e: e.adapters.load,
+        "post",
+        "/v1/load_lora_adapter",
+        "Loads a LoRA adapter that requests may name then",
+        LoadAdapter,
+        statuses=(404, 429, 501, 503),
+    ),
+    Operation(
+        lambda e: e.adapters.unload,
+        "post",
+        "/v1/unload_lora_adapter",
+        "Forgets a LoRA adapter",
+        UnloadAdapter,
+        statuses=(404, 429, 501, 503),
     ),
     *FILES,
     Operation(lambda e: e.utilities.root, "get", "/", summary="Who answers here"),

@@ -122,6 +122,11 @@ class LimitOptions(Options):
     files_bytes: Bytes = Field(
         _SERVER.files_bytes, description="of all such files, shared evenly among API keys"
     )
+    adapter_folder: Folder | None = Field(
+        None,
+        description="LoRA adapters below it may be loaded and forgotten while the server runs "
+        "(/v1/load_lora_adapter); default: none",
+    )
     keep_streams: Annotated[float, Flag("SECONDS")] = Field(
         _SERVER.keep_streams_s,
         ge=0,
@@ -207,6 +212,7 @@ class ServerOptions(
             metrics_key=key_in(self.metrics_key_file, "--metrics-key-file"),
             signing_key=key_in(self.signing_key_file, "--signing-key-file"),
             stored_responses=self.stored_responses,
+            adapter_folder=None if self.adapter_folder is None else str(self.adapter_folder),
             files=None if self.files is None else str(self.files),
             files_bytes=self.files_bytes,
             keep_streams_s=self.keep_streams,

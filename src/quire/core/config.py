@@ -6,7 +6,7 @@ Below the CLI only `device/` reads the environment: where kernels and their comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from quire.core.kv_format import KVFormat
@@ -123,6 +123,7 @@ class ServerConfig:
         also_named: further names by which clients may ask for it, such as those that an agent has
             built in.
         adapters: names of LoRA adapters, by which clients may ask for the model, too.
+        adapter_folder: where adapters lie that may be loaded later; None is nowhere.
         api_keys: any of them opens all routes; empty asks for none. Several stand for users who
             see nothing of each other.
         key_limits: of keys that have limits of their own.
@@ -174,6 +175,7 @@ class ServerConfig:
     served_name: str | None = None
     also_named: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    adapter_folder: str | None = None
     api_keys: tuple[str, ...] = ()
     key_limits: Mapping[str, KeyLimits] = field(default_factory=dict)
     default_limits: KeyLimits = KeyLimits()
@@ -238,3 +240,15 @@ class ModelConfig:
     def names(self) -> tuple[str, ...]:
         """All by which clients may ask for it."""
         return (self.name, *self.serving.also_named, *self.serving.adapters)
+
+    def with_adapter(self, name: str, place: str | None) -> ModelConfig:
+        """Return the same with an adapter that requests may name; without it if `place` is None."""
+        adapters = tuple(each for each in self.engine.adapters if each[0] != name)
+        names = tuple(each for each in self.serving.adapters if each != name)
+        if place is not None:
+            adapters, names = (*adapters, (name, place)), (*names, name)
+        return replace(
+            self,
+            engine=replace(self.engine, adapters=adapters),
+            serving=replace(self.serving, adapters=names),
+        )

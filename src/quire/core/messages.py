@@ -53,6 +53,19 @@ class AskCached:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeAdapter:
+    """To the engine: read a LoRA adapter that requests may name then, or forget one.
+
+    Attributes:
+        place: a folder or hub id; None forgets it.
+    """
+
+    number: int
+    name: str
+    place: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """To the engine: the answer to `NeedsRoom`, once other models have been unloaded.
 
@@ -141,6 +154,18 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterChanged:
+    """From the engine: the answer to the `ChangeAdapter` of this number.
+
+    Attributes:
+        problem: why nothing was changed; empty where all went well.
+    """
+
+    number: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cached:
     """From the engine: the answer to the `AskCached` of this number; see `Engine.cached`."""
 
@@ -155,5 +180,6 @@ class Broken:
     message: str
 
 
-ToEngine = Open | Room | Submit | Abort | AskStats | AskCached
-FromEngine = Progress | NeedsRoom | Ready | Refused | StepOutputs | Stats | Cached | Broken
+ToEngine = Open | Room | Submit | Abort | AskStats | AskCached | ChangeAdapter
+Answer = Stats | Cached | AdapterChanged
+FromEngine = Progress | NeedsRoom | Ready | Refused | StepOutputs | Answer | Broken

@@ -1,4 +1,4 @@
-"""The adapters that requests name: read at the start, and part of the identity of blocks."""
+"""The adapters that requests name: read and forgotten, and part of the identity of blocks."""
 
 from __future__ import annotations
 
@@ -13,29 +13,64 @@ from quire.executor.adapters import Adapters
 from quire.models.weights.loader import LoadedModel
 
 
-def read_adapters(adapters: Adapters, loaded: LoadedModel, config: EngineConfig) -> None:
-    """Mutates: read the adapters of the configuration into memory.
+class RequestAdapters:
+    """The adapters that requests of an engine may name.
+
+    Args:
+        adapters: those in memory.
 
     Raises:
-        ModelError: one cannot be used by requests.
+        ModelError: one of the configuration cannot be used by requests.
     """
-    if config.adapters and config.batch_invariant and current_device().kernel_language:
-        raise ModelError("adapters of requests are not offered with batch-invariant on a GPU")
-    for name, place in config.adapters:
-        adapters.add(name, loaded.read_adapter(place))
 
+    def __init__(
+        self,
+        adapters: Adapters,
+        loaded: LoadedModel,
+        config: EngineConfig,
+    ) -> None:
+        self._adapters = adapters
+        self._loaded = loaded
+        self._offered = not (config.batch_invariant and current_device().kernel_language)
+        for name, place in config.adapters:
+            self._add(name, place)
 
-def with_adapter(request: Request, adapters: Adapters) -> Request:
-    """Return the request with its adapter in the identity of its blocks.
+    def change(self, name: str, place: str | None, users: int) -> str:
+        """Mutates: read an adapter, or forget it if `place` is None.
 
-    Raises:
-        RequestError: there is no adapter of this name.
-    """
-    if not request.adapter:
-        return request
-    if request.adapter not in adapters:
-        raise RequestError(
-            f"There is no adapter {request.adapter!r} here.", param="model", code="no_adapter"
-        )
-    salt = json.dumps([adapters.identity(request.adapter), request.cache_salt])
-    return replace(request, cache_salt=salt)
+        Args:
+            users: how many requests in flight name it.
+
+        Returns:
+            Why nothing was changed; empty where all went well.
+        """
+        try:
+            if place is not None:
+                self._add(name, place)
+            elif users:
+                return f"{users} requests use the adapter {name!r}; try again when they have ended"
+            elif name in self._adapters:
+                self._adapters.remove(name)
+        except ModelError as error:
+            return str(error)
+        return ""
+
+    def _add(self, name: str, place: str) -> None:
+        if not self._offered:
+            raise ModelError("adapters of requests are not offered with batch-invariant on a GPU")
+        self._adapters.add(name, self._loaded.read_adapter(place))
+
+    def named(self, request: Request) -> Request:
+        """Return the request with its adapter in the identity of its blocks.
+
+        Raises:
+            RequestError: there is no adapter of this name.
+        """
+        if not request.adapter:
+            return request
+        if request.adapter not in self._adapters:
+            raise RequestError(
+                f"There is no adapter {request.adapter!r} here.", param="model", code="no_adapter"
+            )
+        salt = json.dumps([self._adapters.identity(request.adapter), request.cache_salt])
+        return replace(request, cache_salt=salt)

@@ -28,7 +28,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
-from quire.engine.adapters import read_adapters, with_adapter
+from quire.engine.adapters import RequestAdapters
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format, limited
@@ -96,19 +96,18 @@ class Engine:
         self.rehearse = self._runner.rehearse
         """`Runner.rehearse`; call it only while there is no work."""
         self._drafters = frozenset(each.name for each in drafters)
-        read_adapters(self._runner.adapters, loaded, config)
+        self.adapters = RequestAdapters(self._runner.adapters, loaded, config)
         self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
         self._runner.guesser = guesser
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes + self._runner.adapters.nbytes)
         skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         self._names = BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)
-        manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(
             SchedulerConfig(config.block_size, config.max_sequences, context, config.prefix_cache),
             self._runner.groups,
-            manager,
+            BlockManager(budget, self._runner.pools.block_bytes),
             PrefillBudget(
                 config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
             ),
@@ -116,6 +115,7 @@ class Engine:
             max_graph_rows=self._runner.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, loaded.model.vocab_size),
         )
+        self.users_of = self._scheduler.users_of
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
         check_format(config, self._names.format(None), self._runner.graphs_serve)
@@ -148,7 +148,7 @@ class Engine:
             check_request(
                 request, config=self.config, model=model, media=media, formats=self._offered
             )
-            request = with_adapter(media.intern(request), self._runner.adapters)
+            request = self.adapters.named(media.intern(request))
             format, repeats = self._names.format(request.kv_format), request.stop_on_loop
             repeats = self.config.stop_on_loop if repeats is None else repeats
             bound = request.grammar is not None and not request.grammar.lazy

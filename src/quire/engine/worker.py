@@ -18,10 +18,12 @@ from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
 from quire.core.messages import (
     Abort,
+    AdapterChanged,
     AskCached,
     AskStats,
     Broken,
     Cached,
+    ChangeAdapter,
     FromEngine,
     NeedsRoom,
     NextTokens,
@@ -151,6 +153,10 @@ class _Worker:
                         self._send(Stats(number, self._engine.stats()))
                     case AskCached(number):
                         self._send(Cached(number, self._engine.cached()))
+                    case ChangeAdapter(number, name, place):
+                        users = self._engine.users_of(name)
+                        problem = self._engine.adapters.change(name, place, users)
+                        self._send(AdapterChanged(number, problem))
         return True
 
     def _pack(self, outputs: list[Output]) -> StepOutputs:

@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from quire.core.block_keys import BlockNames
-from quire.core.errors import EngineFailure
+from quire.core.errors import EngineFailure, NotOffered
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.messages import NextTokens
+from quire.core.messages import NextTokens, ToEngine
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.scale.routing import Route
 from quire.serving.tasks import cancel_and_wait
@@ -149,6 +149,14 @@ class ReplicatedEngine:
         except Exception as error:
             raise EngineFailure(f"no replica says how it is: {error}") from error
         return total([each for each in found if isinstance(each, EngineStats)])
+
+    async def ask(self, question: Callable[[int], ToEngine]) -> Any:
+        """Refuse: what is changed in one engine would be changed in one of several.
+
+        Raises:
+            NotOffered: always.
+        """
+        raise NotOffered("Replicas load their adapters when they start.", code="not_offered")
 
     async def close(self) -> None:
         """Let go of the replicas; what is in flight fails. May be called again."""

@@ -98,6 +98,10 @@ class Scheduler:
         """The sequences that hold no blocks; those of each API key in the order of their turns."""
         return self._admission.waiting
 
+    def users_of(self, adapter: str) -> int:
+        """Return how many requests name an adapter."""
+        return sum(each.request.adapter == adapter for each in self._by_id.values())
+
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished, or its end not yet taken."""

@@ -23,6 +23,7 @@ from quire.core.frames import Frames, encode
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import (
     Abort,
+    AdapterChanged,
     AskCached,
     AskStats,
     Broken,
@@ -177,10 +178,18 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
+        stats: EngineStats = await self.ask(AskStats)
+        return stats
+
+    async def ask(self, question: Callable[[int], ToEngine]) -> Any:
+        """Ask the engine something between two steps, by a message that has a number.
+
+        Raises:
+            EngineFailure: the engine is gone.
+        """
         if self.failure is not None:
             raise EngineFailure(self.failure)
-        stats: EngineStats = await self._questions.ask(lambda number: self._send(AskStats(number)))
-        return stats
+        return await self._questions.ask(lambda number: self._send(question(number)))
 
     async def cached(self) -> bytes:
         """Return the short keys of the blocks that a prompt may reuse; see `Engine.cached`.
@@ -188,14 +197,8 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
-        if self.failure is not None:
-            raise EngineFailure(self.failure)
-        keys: bytes = await self._questions.ask(lambda number: self._send(AskCached(number)))
+        keys: bytes = await self.ask(AskCached)
         return keys
-
-    def give_up(self, reason: str) -> None:
-        """Fail what is in flight and take nothing new, since the model cannot be served."""
-        self._break(reason)
 
     async def close(self) -> None:
         """Ends the process; what is in flight fails. May be called again.
@@ -207,7 +210,7 @@ class ProcessEngine:
             self._loop.remove_reader(self._pipe)
             self._loop.remove_writer(self._pipe)
             self._pipe.close()
-            self._break("the server is shutting down")
+            self.give_up("the server is shutting down")
             await cancel_and_wait(self._watch, *filter(None, [self._ending]))
         if self._opened.exception() is not None:
             self._process.kill()
@@ -268,7 +271,7 @@ class ProcessEngine:
         match message:
             case StepOutputs():
                 _deliver(self._tickets, message)
-            case Stats(number, value) | Cached(number, value):
+            case Stats(number, value) | Cached(number, value) | AdapterChanged(number, value):
                 self._questions.answer(number, value)
             case NeedsRoom(reason):
                 self._lacking.set_result(NoRoom(reason))
@@ -280,7 +283,7 @@ class ProcessEngine:
                 self._failure = reason  # so that its end is no news
                 self._opened.set_exception((NoRoom if no_room else ModelError)(reason))
             case Broken(reason):
-                self._break(reason)
+                self.give_up(reason)
 
     async def _end(self) -> None:
         """Says how the process ended, which the system tells a moment after its pipe has closed."""
@@ -290,9 +293,9 @@ class ProcessEngine:
                 while (code := self._process.poll()) is None:
                     await asyncio.sleep(_EXIT_POLL_S)
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._break(f"the engine's process ended ({how})")
+        self.give_up(f"the engine's process ended ({how})")
 
-    def _break(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Every request in flight ends with an error; nothing new is taken."""
         if self._failure is not None:
             return
@@ -320,7 +323,7 @@ class ProcessEngine:
             quiet = 0 if busy else quiet + 1
             if quiet >= _MISSED_HEARTBEATS:
                 silent_s = timeout_s * _OPENING_QUIET
-                self._break(
+                self.give_up(
                     f"the engine hung while it opened the model: no work for {silent_s:g} s"
                 )
         quiet = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from quire.core.info import EngineStats, ModelInfo
+from quire.core.messages import ToEngine
 from quire.core.request import Request
 from quire.serving.ticket import Ticket
 
@@ -29,5 +30,9 @@ class EngineClient(Protocol):
         ...
 
     async def stats(self) -> EngineStats: ...
+
+    async def ask(self, question: Callable[[int], ToEngine]) -> Any:
+        """Ask the engine something between two steps, by a message that has a number."""
+        ...
 
     async def close(self) -> None: ...

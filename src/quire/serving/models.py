@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 
 from quire.core.config import ModelConfig
-from quire.core.errors import EngineFailure, LoadingStopped, ModelError, NoRoom, NotFound
+from quire.core.errors import (
+    EngineFailure,
+    LoadingStopped,
+    ModelError,
+    NoRoom,
+    NotFound,
+)
 from quire.core.info import EngineStats
 from quire.core.messages import Progress
 from quire.serving.engine_client import MakeRoom
@@ -49,7 +55,6 @@ class Models:
         self, model_configs: Sequence[ModelConfig], opener: Opener, *, memory: int | None = None
     ) -> None:
         self._models = [Model(config) for config in model_configs]
-        self._by_name = {name: model for model in self._models for name in model.config.names}
         self._opener = opener
         self._memory = memory
         self._changing = asyncio.Lock()
@@ -87,9 +92,10 @@ class Models:
         """
         if not isinstance(name, str):
             return self.default
-        if (model := self._by_name.get(name)) is None:
-            raise unknown_model(name, [each.name for each in self._models])
-        return model
+        for model in self._models:
+            if name in model.config.names:
+                return model
+        raise unknown_model(name, [each.name for each in self._models])
 
     async def open(self) -> None:
         """Loads what is to be there from the start: what is pinned, and a model that is alone.

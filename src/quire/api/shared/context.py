@@ -57,6 +57,7 @@ Reader = Callable[["Context", Request, bytes], Awaitable[Result]]
 """Reads a request and its body. A function of a module's top level, since it may run in another
 process, where the request has its headers and its notes."""
 
+_ADAPTERS = "quire.adapters"
 _SMALL = 16 << 10
 """Bytes of a body up to which reading it holds up no stream."""
 
@@ -234,7 +235,7 @@ class Context:
         work = self.jobs.run(
             _read_in_job,
             reader,
-            _job_scope(request),
+            {**_job_scope(request), _ADAPTERS: self.config.adapters},
             body,
             key=caller_of(request.scope),
             answers=known,
@@ -310,6 +311,7 @@ async def _read_in_job(
     context: Context, reader: Reader[Result], scope: Scope, body: bytes
 ) -> tuple[Result, dict[str, Any]]:
     """Run the reader in a job. Return its result and the notes for the access log."""
+    context = replace(context, config=replace(context.config, adapters=scope[_ADAPTERS]))
     return await reader(context, Request(scope), body), notes(scope)
 
 
