@@ -41,6 +41,10 @@ docs:
     {{ python }} -m tests.models.make_models_doc
     {{ python }} -m pytest tests/test_docs.py
 
+# Build the documents as a site in site/; needs the extra [site]. A dead link ends it.
+site:
+    {{ venv }}/bin/mkdocs build --strict
+
 # Load a running server, or measure this machine: just bench --url http://127.0.0.1:8000
 bench *arguments:
     {{ venv }}/bin/quire bench {{ arguments }}
