@@ -18,6 +18,7 @@ FILES = {
     "tokenizer_config.json",
     "chat_template.jinja",
     "README.md",
+    "draft_head",
 }
 
 

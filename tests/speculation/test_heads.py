@@ -10,12 +10,16 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
-from quire.core.request import Request
+from quire.core.request import Request, SamplingParams
+from quire.demo import MODEL_DIR
+from quire.demo.skills import load
 from quire.models.draft_head import FILE, DraftHead, Guesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.speculation.drafters import allowed
 from quire.speculation.heads import HeadDrafter
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
 from tests.support.parity import Company, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
@@ -37,6 +41,37 @@ def test_a_head_that_guesses_at_random_changes_no_answer(tiny: LoadedModel) -> N
     served = Company(tiny, config, (HeadDrafter(),), EveryDraft(), guesser)
     assert_same(served.run(wanted), plain, [request.id for request in wanted])
     assert dict(served.engine.stats().drafts)["mtp"] > 40
+
+
+def test_the_shipped_head_is_right_more_often_than_not() -> None:
+    loaded = open_model(str(MODEL_DIR), dtype="float32")
+    head = open_draft_head(loaded.path, loaded.model)
+    assert head is not None
+    assert (MODEL_DIR / FILE).stat().st_size < 1e6
+    config = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20)
+    wanted = questions(loaded.eos_ids)
+    off = Company(loaded, config)
+    plain = off.run(wanted)
+    guesser = Guesser(loaded.model, head)
+    served = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
+    for name, answer in served.run(wanted).items():
+        assert answer.tokens == plain[name].tokens
+    assert served.engine.stats().steps < 0.6 * off.engine.stats().steps
+
+
+def questions(ends: frozenset[int]) -> list[Request]:
+    """One question of each of some skills, as the demonstration model reads it."""
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
+    asked = []
+    for skill in ("counting", "json"):
+        item = load(SKILLS / f"{skill}.jsonl")[0]
+        kinds = {"tools": item.tools, "enable_thinking": item.enable_thinking}
+        text = template.render(item.messages, **kinds)
+        prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
+        sampling = SamplingParams(temperature=0)
+        asked.append(Request(skill, prompt, sampling, max_tokens=32, stop_token_ids=ends))
+    return asked
 
 
 def test_a_head_that_does_not_fit_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:

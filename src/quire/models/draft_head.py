@@ -16,6 +16,7 @@ import mlx.nn as nn
 from quire.core.errors import ModelError
 from quire.models.base import LanguageModel, Module, named_parameters
 from quire.models.layers.common import embed
+from quire.models.layers.linear import use_device_products
 from quire.models.layers.norm import RMSNorm, UnweightedNorm
 
 FILE = Path("draft_head") / "model.safetensors"
@@ -90,6 +91,7 @@ def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
     try:
         width, hidden = weights["gate.weight"].shape
         head = DraftHead(hidden, width)
+        use_device_products(head)
         head.load_weights(list(weights.items()))
     except (KeyError, ValueError) as error:
         raise ModelError(f"{path}: no draft head, or another kind: {error}") from error
