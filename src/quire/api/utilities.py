@@ -215,7 +215,9 @@ class Utilities:
             body = await read_body(request, server.config.max_body_bytes, counted)
         if caller_of(request.scope) != EVERYONE:
             raise Forbidden(
-                "One of several API keys cannot unload what others use.", code="not_allowed"
+                "This server has several API keys, so none of them can unload a model that others "
+                "may use. The operator sets how long models stay loaded (--idle-unload).",
+                code="not_allowed",
             )
         strict = server.config.strict_fields
         fields, _ = parse(ModelRequest, parse_json(body), strict_fields=strict)

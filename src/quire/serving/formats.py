@@ -42,8 +42,8 @@ def body_rule(format: AnswerFormat) -> str:
             return "body: " + " | ".join(map(literal, json.loads(format.source)))
         case "grammar":
             raise RequestError(
-                f"'{format.field}' is not offered here: this model's answers, and those beside "
-                "'tools', have a grammar of their own. Use a regular expression or a schema.",
+                f"'{format.field}' cannot be used with this model, or together with 'tools': its "
+                "answers need a grammar of the server's. Use a regular expression or a schema.",
                 param=format.field,
                 code="unsupported_parameter",
             )

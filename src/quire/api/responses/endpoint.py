@@ -298,7 +298,8 @@ def _previous(
     if conversation is None:
         raise RequestError(
             f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
-            "which is not kept here; those used last are.",
+            "which is not kept here: send the whole conversation as 'input'. Only the most "
+            "recently used responses are kept (--stored-responses).",
             param="previous_response_id",
             code="previous_response_not_found",
         )

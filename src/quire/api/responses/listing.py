@@ -67,7 +67,8 @@ def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:
 def missing(what: str, missing_id: str, param: str) -> NotFound:
     """Return the error for a response or an item that is not kept."""
     return NotFound(
-        f"There is no {what} '{missing_id[:80]}' here; those used last are kept.",
+        f"There is no {what} '{missing_id[:80]}' here. Only the most recently used responses are "
+        "kept (--stored-responses).",
         param=param,
         code=f"{what}_not_found",
     )

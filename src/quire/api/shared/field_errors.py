@@ -63,8 +63,8 @@ def unknown_field(
 def binding_field(path: str) -> RequestError:
     """Return the refusal of a field of other servers that an answer may not ignore."""
     return RequestError(
-        f"'{path}' is not offered by this server, and an answer without it would not be what was "
-        "asked for: leave it out.",
+        f"'{path}' is not offered by this server, and ignoring it would change the answer: leave "
+        "it out.",
         param=path,
         code="unsupported_parameter",
     )
