@@ -49,10 +49,14 @@ On CUDA a step of up to {MAX_ROWS} rows is one graph, recorded from the program 
 ([architecture](../ARCHITECTURE.md)). A family whose steps have a node without a kernel is served
 eagerly, and so is a request whose KV format has no kernels for the family's attention.
 
-The table is of the test configurations, with the head sizes of published models and weights of
-4 bits in groups of 64. "Nodes" counts those of a step that compute something, by how many of them
-have kernels. "Head" says whether logits are computed in the graph, too; else MLX computes them
-behind it. "-" in the KV formats means that the model keeps no keys.
+The table is of the test configurations with wider matrices, in affine codes of 4 bits in groups of
+64. Codes of 8 bits, groups of 128 and bfloat16 have kernels, too; other codes (MXFP4, 3 bits) have
+none. Values have 64, 128, 256 or 512 elements, keys a multiple of 64: other heads (80, 96) go
+eagerly.
+
+"Nodes" counts those of a step that compute something, by how many of them have kernels. "Head" says
+whether logits are computed in the graph, too; else MLX computes them behind it. "-" in the KV
+formats means that the model keeps no keys.
 
 | `model_type` | Nodes | Head | KV formats | Without kernels |
 | --- | --- | --- | --- | --- |

@@ -292,7 +292,7 @@ class CUDAGraphs:
             # Written so that a NaN is too much.
             fine = float(error) <= kind_of(format).tolerance
             difference = None if fine else f"relative error {float(error):.2g}"
-        except (DriverError, RuntimeError) as problem:
+        except (DriverError, RuntimeError, UnsupportedNode) as problem:
             difference = str(problem)
         # The graph computes the step again where rows are batch-invariant.
         (before if self._batch_invariant else after).restore()
