@@ -122,7 +122,7 @@ class KeptStates:
     """
 
     def __init__(self, pools: Pools, layout: KVLayout, rows: Sequence[ScheduledSequence]) -> None:
-        self._kept: list[tuple[StatePool, Ints, list[mx.array]]] = []
+        self._kept: list[tuple[StatePool, tuple[int, ...], Ints, list[mx.array]]] = []
         for group in layout.groups:
             if group.spec.recurrent is None:
                 continue
@@ -132,10 +132,10 @@ class KeptStates:
             pool = pools.states(group.index, rows[0].format)
             contents = pool.export(numbers)
             mx.eval(contents)
-            self._kept.append((pool, numbers, contents))
+            self._kept.append((pool, group.layers, numbers, contents))
 
     def restore(self) -> None:
         """Mutates: puts the states back into their slots."""
-        for pool, numbers, contents in self._kept:
+        for pool, layers, numbers, contents in self._kept:
             pool.restore(numbers, contents)
-            mx.eval(pool.export(numbers[:0]))
+            mx.eval(pool.arrays(layers))
