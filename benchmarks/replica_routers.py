@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+# `ray.serve.llm` exports it, and needs packages that nothing here does.
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import (
+    PrefixCacheAffinityRouter,
+)
 from ray.serve.experimental.round_robin_router import RoundRobinRouter
-from ray.serve.llm.request_router import PrefixCacheAffinityRouter
 
 from quire.scale.router import Addressed
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quire.cli.commands import COMMANDS
 from quire.cli.commands import parse as parse_command
@@ -53,3 +54,20 @@ def test_the_formula_is_ruby_and_calls_commands_that_exist() -> None:
         assert name in COMMANDS
     if ruby := shutil.which("ruby"):
         subprocess.run([ruby, "-c", str(formula)], check=True, capture_output=True)
+
+
+def test_the_manifest_of_kubernetes_serves_and_its_pool_finds_the_servers() -> None:
+    parts = list(yaml.safe_load_all((CONTRIB / "kubernetes" / "quire.yaml").read_text()))
+    deployment, service, pool = parts
+    template = deployment["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    arguments = container["args"]
+    files = {at for at, each in enumerate(arguments) if each.endswith("-file")}
+    kept = [each for at, each in enumerate(arguments) if not {at, at - 1} & files]
+    command = parse_command(kept)
+    settings = command.model_dump()
+    (port,) = container["ports"]
+    assert settings["port"] == port["containerPort"] == pool["spec"]["targetPorts"][0]["number"]
+    assert template["spec"]["terminationGracePeriodSeconds"] > settings["stop_grace"]
+    labels = template["metadata"]["labels"]
+    assert labels == service["spec"]["selector"] == pool["spec"]["selector"]["matchLabels"]

@@ -114,6 +114,6 @@ def test_no_page_turns_it_off(tokenizer: Tokenizer) -> None:
 def test_metrics_as_json_equal_those_for_prometheus(shared: Served) -> None:
     get(shared.url, "/v1/models")
     text = get(shared.url, "/metrics").text
-    names = set(re.findall(r"^(quire_\w+)", text, re.MULTILINE))
+    names = set(re.findall(r"^((?:quire_|vllm:)\w+)", text, re.MULTILINE))
     view = get(shared.url, "/metrics", accept="application/json").json()["metrics"]
     assert names == set(view)

@@ -156,6 +156,23 @@ def test_cors_is_off_unless_an_origin_is_named(serve: Serve) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_metrics_carry_what_gateways_route_by(serve: Serve) -> None:
+    served = serve(lambda _: Script((5, 6, 7)), config=ServerConfig())
+    HTTP.post(served.url + CHAT, json=ASK)
+    served.settle()
+    text = HTTP.get(f"{served.url}/metrics").text
+    name = "quire-demo"
+    for line in (
+        rf'vllm:num_requests_waiting{{model_name="{name}"}} \d',
+        rf'vllm:num_requests_running{{model_name="{name}"}} \d',
+        rf'vllm:kv_cache_usage_perc{{model_name="{name}"}} 0',
+        rf'vllm:prefix_cache_hits_total{{model_name="{name}"}} \d',
+        rf'vllm:cache_config_info{{block_size="64",model_name="{name}",num_gpu_blocks="\d+"}} 1',
+        rf'vllm:lora_requests_info{{max_lora="0",model_name="{name}",running_lora_adapters=""',
+    ):
+        assert re.search(line, text), line
+
+
 def test_metrics_count_requests_tokens_and_times(serve: Serve) -> None:
     served = serve(lambda _: Script((5, 6, 7)), config=ServerConfig())
     for _ in range(3):

@@ -19,6 +19,7 @@ from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.content import Message, continues_last, to_template
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.engine_metrics import engine_families
+from quire.api.shared.gateway_metrics import gateway_families
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import check_headers, read_body
 from quire.api.shared.pieces import compact
@@ -300,7 +301,10 @@ class Utilities:
         if caller == EVERYONE:
             states = {model.name: model.state for model in server.models}
             stats = await server.models.stats()
-            engines = [*engine_families(stats, states, server.slots.taken)]
+            engines = [
+                *engine_families(stats, states, server.slots.taken),
+                *gateway_families(server.models, stats),
+            ]
         metrics = server.metrics.of(caller)
         headers = {"vary": "accept"}
         if "application/json" in request.headers.get("accept", ""):

@@ -93,6 +93,12 @@ class EngineOptions(ProcessorOptions):
         description="what multiplies on a CPU: auto is our own kernels where they were built (a "
         "row's bits are the same in any company), else OpenBLAS; mlx is MLX's own, slow",
     )
+    tensor_parallel: Count = Field(
+        1,
+        le=64,
+        description="processes that the model is split over, by heads and by columns; on CPUs so "
+        "far",
+    )
     max_context: Count | None = Field(
         None, description="tokens of prompt and answer together; default: the model's own limit"
     )
@@ -245,6 +251,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             kv_memory=self.kv_memory,
             kv_format=self.kv_format(),
             kv_skip_layers=self.kv_skip_layers,
+            ranks=self.tensor_parallel,
             max_sequences=self.max_sequences,
             max_context=self.max_context,
             step_ms=self.step_ms,

@@ -68,6 +68,7 @@ class EngineConfig:
         speculate: what may guess the tokens of requests that do not choose.
         memory: bytes for weights and KV blocks together; None is what the machine has.
         reserved: bytes of free memory that other engines of this server were promised.
+        ranks: processes that the model is split over.
         sharers: engines of this server that may yet be opened, this one included; what is free for
             KV blocks is split among them.
     """
@@ -95,6 +96,7 @@ class EngineConfig:
     speculate: Speculation = "auto"
     memory: int | None = None
     reserved: int = 0
+    ranks: int = 1
     sharers: int = 1
 
 

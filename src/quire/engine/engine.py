@@ -70,6 +70,7 @@ class Engine:
         draft_lengths: None drafts what is worth its time, by measured step times.
         step_times: measured at warm-up; updated by every step.
         guesser: the model's head; what it guesses is drafted by a `HeadDrafter`.
+        make_runner: makes what runs steps, with the arguments of `Runner`.
     """
 
     def __init__(
@@ -81,11 +82,12 @@ class Engine:
         draft_lengths: DraftLengths | None = None,
         step_times: MeasuredSteps | None = None,
         guesser: Guesser | None = None,
+        make_runner: Callable[..., Runner] = Runner,
     ) -> None:
         self.step_times = step_times or MeasuredSteps()
         self.config = config = limited(config)
         self._loaded = loaded
-        self._runner = Runner(
+        self._runner = make_runner(
             loaded.model,
             config.block_size,
             DTYPES[loaded.dtype],

@@ -11,11 +11,13 @@ from quire.core.figures import size
 from quire.core.messages import Progress
 from quire.core.speculation import HEAD
 from quire.device.device import current_device, open_device
+from quire.device.ranks import WHOLE
+from quire.engine import ranks
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.draft_head import Guesser, open_draft_head
-from quire.models.weights.loader import open_model
+from quire.models.weights.loader import LoadedModel, open_model
 from quire.speculation.drafters import lookup_drafters
 from quire.speculation.heads import HeadDrafter
 
@@ -36,27 +38,25 @@ def open_engine(
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
+    config = config if config.ranks == 1 else ranks.shared(config)
     open_device(config.blas, config.kernels, config.threads)
+    followers = None if config.ranks == 1 else ranks.Followers(config)
     room = RoomCheck(config, make_room)
     loaded = open_model(
         config.model,
         dtype=config.dtype,
         adapter=config.adapter,
         max_context=config.max_context,
+        part=WHOLE if followers is None else followers.part,
         check_room=room.check,
         on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
     )
     config = room.config
-    if current_device().compiles:
-        warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
-    drafters, guesser = lookup_drafters(), None
-    if (head := open_draft_head(loaded.path, loaded.model)) is not None:
-        drafters.append(HeadDrafter())
-        guesser = Guesser(loaded.model, head)
-    elif config.speculate == HEAD:
-        raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
-    times = measure_steps(loaded, config)
-    engine = Engine(loaded, config, drafters=drafters, step_times=times, guesser=guesser)
+    if followers is None:
+        engine = _measured(loaded, config, on_progress)
+    else:
+        drafters = lookup_drafters()
+        engine = Engine(loaded, config, drafters=drafters, make_runner=followers.runner)
     engine.constraints.open()
     info = engine.info
     log.info(
@@ -72,3 +72,19 @@ def open_engine(
     for line in info.kv_table:
         log.info("%s", line)
     return engine
+
+
+def _measured(
+    loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[Progress], None]
+) -> Engine:
+    """Return an engine that knows how long steps take, with kernels compiled."""
+    if current_device().compiles:
+        warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
+    drafters, guesser = lookup_drafters(), None
+    if (head := open_draft_head(loaded.path, loaded.model)) is not None:
+        drafters.append(HeadDrafter())
+        guesser = Guesser(loaded.model, head)
+    elif config.speculate == HEAD:
+        raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
+    times = measure_steps(loaded, config)
+    return Engine(loaded, config, drafters=drafters, step_times=times, guesser=guesser)

@@ -244,11 +244,15 @@ class Runner:
         carry_out(changes, self.pools, self.spill)
 
     def _start(self, step: LaunchedStep) -> None:
-        waits = current_device().begins_with_first_layer and self._launch_s > _LONG_S
+        waits = self._holds_back()
         self._flushed = not waits
         self.started_at = time.perf_counter()
         mx.async_eval(step.first if waits else step.to_eval)
         self._launch_s = time.perf_counter() - self.started_at
+
+    def _holds_back(self) -> bool:
+        """Return whether a step begins with its first layer, and `flush` launches the rest."""
+        return current_device().begins_with_first_layer and self._launch_s > _LONG_S
 
     # -- the graph of a step -------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
+from quire.device.ranks import gathered, summed
 from quire.models.base import ForwardContext, LanguageModel, Module, named_parameters
 from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.common import embed, project_logits
@@ -32,6 +33,7 @@ class DecoderLayer(Module):
         super().__init__()
         self._multiplier = whole.residual_multiplier
         self._by_token = layer.by_token
+        self._split = whole.ranks > 1
         self._mixers = tuple((mixer.attribute, mixer.rotation) for mixer in layer.mixers)
         for number, mixer in enumerate(layer.mixers):
             self[mixer.attribute] = mixer.module(whole.hidden_size, first + number)
@@ -59,11 +61,11 @@ class DecoderLayer(Module):
         y: mx.array = self[name](x, step, None if kind is None else rotate[kind])
         for name, kind in others:
             y = y + self[name](x, step, None if kind is None else rotate[kind])
-        return y
+        return summed(y) if self._split else y
 
     def _feed(self, x: mx.array, step: ForwardContext) -> mx.array:
         y: mx.array = self.mlp(x, step.tokens) if self._by_token else self.mlp(x)
-        return y
+        return summed(y) if self._split else y
 
     def _add(self, x: mx.array, block: mx.array) -> mx.array:
         return x + (block if self._multiplier == 1 else block * self._multiplier)
@@ -197,8 +199,9 @@ class DecoderModel(LanguageModel):
         self.names = names
         hidden, vocab = description.hidden_size, description.vocab_size
         self.model = Decoder(description)
+        rows = description.head_rows or vocab
         self.lm_head = (
-            None if description.tied_head else nn.Linear(hidden, vocab, bias=description.head_bias)
+            None if description.tied_head else nn.Linear(hidden, rows, bias=description.head_bias)
         )
         self._layout = tuple(mixer.spec for mixer in description.mixers)
 
@@ -221,7 +224,9 @@ class DecoderModel(LanguageModel):
         whole = self.description
         if whole.head_multiplier != 1:
             hidden = hidden * whole.head_multiplier
-        return project_logits(hidden, self.model.embed_tokens, self.lm_head, whole.logit_softcap)
+        table, head = self.model.embed_tokens, self.lm_head
+        logits = project_logits(hidden, table, head, whole.logit_softcap)
+        return logits if whole.ranks == 1 else gathered(logits)[:, : whole.vocab_size]
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         ready = translate(weights, self.names)

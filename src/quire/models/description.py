@@ -120,6 +120,8 @@ class Description:
         logit_softcap: bounds the logits by a hyperbolic tangent.
         tied_head: the head is the embedding table.
         marks: rows of the embedding table behind the vocabulary's, of marks that nobody generates.
+        ranks: processes that the model is split over; what each of their blocks adds is summed.
+        head_rows: rows of the head that this process has, where the model is split.
     """
 
     vocab_size: int
@@ -135,6 +137,8 @@ class Description:
     tied_head: bool = False
     head_bias: bool = False
     marks: int = 0
+    ranks: int = 1
+    head_rows: int = 0
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

@@ -20,8 +20,8 @@ TRUST_S = 15.0
 """Seconds for which a prompt counts as cached where it was sent, whatever the replica reports."""
 _SESSIONS = 100_000
 """Sessions whose replicas a router remembers; those used last."""
-_LEARNING = 0.05
-"""Share of the newest request in the mean work of a request."""
+SPARE = 4
+"""See `PrefixTable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,15 @@ class PrefixTable:
     """Chooses replicas by what they have cached, and by their load. Belongs to one thread.
 
     A conversation that begins goes where the fewest requests run, and the fewest conversations
-    began: each replica computes a common system prompt once. One that goes on goes where the least
-    is to be computed before its first token: its own missing blocks, and those of the requests that
-    run there, each of which counts as the mean of recent ones.
+    began: each replica computes a common system prompt once. One that goes on goes to the replica
+    that has most of it, unless that one is loaded: it has `SPARE` requests more than twice as many
+    as the least busy one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._mean_work = 1.0
-        """Blocks that a request computes, itself counted as one."""
 
     def keep(self, names: Collection[str]) -> None:
         """Learn which replicas there are; forget all others."""
@@ -122,12 +120,13 @@ class PrefixTable:
         if route.session:
             begins = home not in matched
 
+        most = 2 * min((loads.get(name, 0) for name in matched), default=0) + SPARE
+
         def cost(name: str) -> tuple[float, ...]:
             load = loads.get(name, 0)
             if begins:
                 return load, self._replicas[name].placed, -matched[name], random.random()
-            missing = len(keys) - matched[name]
-            return missing + load * self._mean_work, load, random.random()
+            return load > most, -matched[name], load, random.random()
 
         return sorted(matched, key=cost)
 
@@ -137,7 +136,6 @@ class PrefixTable:
             return
         keys, now = route.keys(), self._clock()
         matched = replica.matched(keys, now)
-        self._mean_work += _LEARNING * (len(keys) - matched + 1 - self._mean_work)
         begins = _begins(len(keys), matched)
         if route.session:
             begins = self._sessions.get(route.session) != name

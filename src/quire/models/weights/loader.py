@@ -17,6 +17,7 @@ from quire.core.errors import ModelError
 from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
+from quire.device.ranks import WHOLE, Part
 from quire.device.weights import TILE, Packing, in_tiles
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.layers.linear import (
@@ -29,6 +30,7 @@ from quire.models.layers.linear import (
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
 from quire.models.registry import FAMILIES, build
 from quire.models.settings import Settings
+from quire.models.split import cut, split_model
 from quire.models.tokenizers.conversion import with_tokenizer
 from quire.models.weights import quantization
 from quire.models.weights.adapter import Adapter
@@ -85,6 +87,7 @@ def open_model(
     dtype: str = "",
     adapter: str | None = None,
     max_context: int | None = None,
+    part: Part = WHOLE,
     check_room: CheckRoom = lambda model, dtype, nbytes: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
@@ -96,6 +99,7 @@ def open_model(
         adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
+        part: this process's of a model that is split over several.
         check_room: called before the weights are read, with the bytes that they will take.
         on_progress: called with the bytes of weights that are read, and with those of all.
 
@@ -113,7 +117,7 @@ def open_model(
     files = find_weights(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
     with WeightIdentity([*files.paths, *([added.file] if added else [])]) as identity:
-        _load_weights(model, files, config, folder, target, added, check_room)
+        model = _load_weights(model, part, files, config, folder, target, added, check_room)
         model.eval()
         parameter_bytes = sum(array.nbytes for array in named_parameters(model).values())
         _evaluate(model, on_progress)
@@ -149,14 +153,19 @@ def _beside(
 
 def _load_weights(
     model: LanguageModel,
+    part: Part,
     files: WeightFiles,
     config: dict[str, Any],
     folder: Path,
     target: mx.Dtype | None,
     adapter: Adapter | None,
     check_room: CheckRoom,
-) -> None:
-    """Gives a model its weights, which stay lazy. `target`: their type; None leaves it."""
+) -> LanguageModel:
+    """Give a model, or this process's part of it, its weights, which stay lazy; return it.
+
+    Args:
+        target: type of the weights; None leaves it.
+    """
     try:
         # What sanitize computes, it computes in the type that the weights are used in.
         read = files.read(config, target)
@@ -164,9 +173,13 @@ def _load_weights(
         if adapter is not None:
             read = adapter.merged(read, model, target)
         weights = model.sanitize(_cast(read, target))
+        if part.size > 1:
+            own = split_model(model, part)
+            weights, model = cut(weights, model, part), own
         dtype = weights[_FINAL_NORM].dtype if _FINAL_NORM in weights else mx.float32
         check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
         _attach(model, weights, folder)
+        return model
     except ModelError as error:
         method = unsupported_method(config)
         if method is None:

@@ -1,0 +1,156 @@
+"""The processes of a split model: one leads, and tells the others each step's plan.
+
+The leading process has the engine: it schedules, and makes each plan once. A follower has a runner
+with its part of the model and of the KV cache. It carries out the calls of the leading runner in
+their order, and draws the same tokens from the same logits, so no token travels. If a process dies,
+all end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import Any
+
+from quire.constraints.masks import TokenMask
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
+from quire.core.frames import Frames, encode
+from quire.device.device import current_device
+from quire.device.ranks import Part, join
+from quire.engine.runner import LaunchedStep, Runner
+from quire.scheduler.plan import StepPlan
+
+log = logging.getLogger("quire.ranks")
+
+HERE = "here"
+"""A follower's word that it is about to join."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """First message to a follower: its part, and where all ranks meet."""
+
+    config: EngineConfig
+    part: Part
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the leading runner, which followers repeat."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Followers:
+    """Owns the other processes of a split model."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the followers, and join them.
+
+        Raises:
+            ModelError: the model cannot be split here, or a process does not come.
+        """
+        check_split(config)
+        addresses = _free_addresses(config.ranks)
+        self._pipes: list[socket.socket] = []
+        for rank in range(1, config.ranks):
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", "quire.engine.follower", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
+            theirs.close()
+            ours.sendall(encode(Follow(config, Part(rank, config.ranks), addresses)))
+            self._pipes.append(ours)
+            Thread(target=_end_with, args=(process, rank), daemon=True).start()
+        for pipe in self._pipes:
+            _await_here(pipe)
+        self.part = Part(0, config.ranks)
+        join(self.part, addresses)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Have the followers' runners carry out a call."""
+        frame = encode(Call(method, arguments))
+        for pipe in self._pipes:
+            pipe.sendall(frame)
+
+    def runner(self, *arguments: Any, **keywords: Any) -> LeadingRunner:
+        """Return the runner of the leading process."""
+        return LeadingRunner(self, *arguments, **keywords)
+
+
+class SplitRunner(Runner):
+    """A runner of a part of a model. It launches steps whole: the others wait for its sums."""
+
+    def _holds_back(self) -> bool:
+        return False
+
+
+class LeadingRunner(SplitRunner):
+    """A runner whose calls followers repeat."""
+
+    def __init__(self, followers: Followers, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._followers = followers
+
+    def launch(self, plan: StepPlan | None) -> LaunchedStep | None:
+        self._followers.tell("launch", plan)
+        return super().launch(plan)
+
+    def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
+        self._followers.tell("draw", masks)
+        super().draw(masks)
+
+    def flush(self) -> None:
+        self._followers.tell("flush")
+        super().flush()
+
+    def clear(self) -> None:
+        self._followers.tell("clear")
+        super().clear()
+
+
+def check_split(config: EngineConfig) -> None:
+    """Raise `ModelError` if a setting does not go with a split model."""
+    if not current_device().begins_with_first_layer:
+        raise ModelError("--tensor-parallel: models are split on CPUs only so far")
+    if config.adapters:
+        raise ModelError("--tensor-parallel: split models have no adapters for requests yet")
+    if config.disk is not None:
+        raise ModelError("--tensor-parallel: split models have no disk tier yet")
+
+
+def shared(config: EngineConfig) -> EngineConfig:
+    """Return the settings of each of several processes that share this machine."""
+    threads = config.threads or max(1, (os.cpu_count() or 1) // config.ranks)
+    return replace(config, threads=threads, sharers=max(config.sharers, config.ranks))
+
+
+def _await_here(pipe: socket.socket) -> None:
+    """Wait until a follower is about to join: who joins waits for all, and for ever."""
+    try:
+        Frames(pipe).next()
+    except EOFError:
+        raise ModelError("a process of the split model ended before it had begun") from None
+
+
+def _end_with(process: subprocess.Popen[bytes], rank: int) -> None:
+    """Wait for a follower; when it ends first, the model cannot go on."""
+    code = process.wait()
+    log.error("process %d of the split model ended (exit code %d); the engine ends", rank, code)
+    os._exit(1)
+
+
+def _free_addresses(count: int) -> tuple[str, ...]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
+    for each in sockets:
+        each.close()
+    return addresses
