@@ -103,8 +103,7 @@ class Engine:
         self._runner.guesser = guesser
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes + self._runner.adapters.nbytes)
-        skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
-        self._names = BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)
+        self._names = _block_names(loaded, config)
         context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(
             SchedulerConfig(config.block_size, config.max_sequences, context, config.prefix_cache),
@@ -408,3 +407,8 @@ def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
         scheduler.encodings.cost.observe(plan.encoding, seconds)
     elif plan.sequences:
         budget.observe(*shape, step.seconds, recorded=step.graphed)
+
+
+def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:
+    skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
+    return BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)
