@@ -100,9 +100,9 @@ class LeadingRunner(SplitRunner):
         super().__init__(*arguments, **keywords)
         self._followers = followers
 
-    def launch(self, plan: StepPlan | None) -> LaunchedStep | None:
-        self._followers.tell("launch", plan)
-        return super().launch(plan)
+    def launch(self, plan: StepPlan | None, guess: int = 0) -> LaunchedStep | None:
+        self._followers.tell("launch", plan, guess)
+        return super().launch(plan, guess)
 
     def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
         self._followers.tell("draw", masks)

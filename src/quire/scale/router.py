@@ -6,6 +6,8 @@ where a request went and when it ended, and shares what replicas report of thems
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from ray.serve.request_router import RequestRouter
@@ -45,6 +47,8 @@ class _ByPrefix(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """Begin with nothing known; Ray calls it once."""
         self._table = PrefixTable()
+        self._running: dict[str, str] = {}
+        """Replicas of the requests that this router sent and that run, by Ray's ids of these."""
 
     def update_replicas(self, replicas: list[Any]) -> None:
         """Learn which replicas there are, and what they report."""
@@ -59,19 +63,31 @@ class _ByPrefix(RequestRouter):
     ) -> list[list[Any]]:
         """Return the replicas one by one, the best first."""
         by_name = {_name(each): each for each in candidate_replicas}
-        lengths = {name: self._queue_length(each) for name, each in by_name.items()}
-        ranked = self._table.ranked(route_of(pending_request), lengths)
+        loads = self._loads(by_name)
+        ranked = self._table.ranked(route_of(pending_request), loads)
         return [[by_name[name]] for name in ranked if name in by_name]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
         """Learn where a request went."""
         route = route_of(pending_request)
         if not route.replica:
+            self._running[pending_request.metadata.internal_request_id] = replica_id.unique_id
             self._table.routed(route, replica_id.unique_id)
 
-    def _queue_length(self, replica: Any) -> int:
-        """Return the requests that a replica works on, as far as Ray knows."""
-        return self.replica_queue_len_cache.get(replica.replica_id) or 0
+    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
+        """Learn that a request ended."""
+        self._running.pop(internal_request_id, None)
+
+    def _loads(self, by_name: Mapping[str, Any]) -> dict[str, int]:
+        """Return the requests that replicas work on: this router's own, or what Ray has heard of.
+
+        Ray forgets what it heard after ten seconds without news.
+        """
+        own = Counter(self._running.values())
+        heard = self.replica_queue_len_cache
+        return {
+            name: max(own[name], heard.get(each.replica_id) or 0) for name, each in by_name.items()
+        }
 
 
 class PrefixRouter(Addressed, _ByPrefix):
