@@ -65,7 +65,7 @@ def test_adapters_come_and_go(serve: Serve, tmp_path: Path) -> None:
     assert post("unload_lora_adapter", lora_name="late").status_code == 200
     assert post("unload_lora_adapter", lora_name="late").status_code == 400
     assert post("completions", prompt="x", model="late").status_code == 404
-    for outside in ("..", "../other", "/etc", "."):
+    for outside in ("..", "../other", "/etc", ".", "a\0b"):
         refused = post("load_lora_adapter", lora_name="x", lora_path=outside)
         assert refused.status_code == 403
 

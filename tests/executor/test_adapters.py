@@ -120,7 +120,13 @@ def asked(name: str, prompt: int, adapter: str = "", count: int = 4, **more: Any
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("gemma4", "qwen3_moe") else ())
+        for name in FAMILIES
+    ],
+)
 def test_rows_of_a_batch_have_their_own_adapters(name: str, tmp_path: Path) -> None:
     config, modules = FAMILIES[name]
     base = tmp_path / "base"

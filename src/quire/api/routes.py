@@ -180,7 +180,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "get",
         "/ping",
         "Whether the engine can go on, without a body",
-        answers=(),
+        answers=(TEXT,),
         open=True,
         statuses=(503,),
     ),

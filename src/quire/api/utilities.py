@@ -326,7 +326,8 @@ class Utilities:
 
     async def ping(self, request: Request) -> Response:
         """`GET /ping`: an empty answer with the status of `/health`, as SageMaker asks."""
-        return Response(status_code=(await self.health(request)).status_code)
+        status = (await self.health(request)).status_code
+        return Response(status_code=status, media_type="text/plain")
 
     async def props(self, request: Request) -> Response:
         """`GET /props`, as llama.cpp has it, of the model named by `model`, else of the first."""

@@ -86,8 +86,11 @@ class Adapters:
             Forbidden: it lies elsewhere than the operator allows.
         """
         allowed = Path(self._server.config.adapter_folder or "").resolve()
-        folder = (allowed / path).resolve()
-        if "\0" in path or not folder.is_relative_to(allowed) or folder == allowed:
+        try:
+            folder = (allowed / path).resolve()
+        except (OSError, ValueError):  # no path at all
+            folder = allowed
+        if folder == allowed or not folder.is_relative_to(allowed):
             raise Forbidden(
                 "'lora_path' names a folder below that of --adapter-folder.",
                 param="lora_path",
