@@ -90,9 +90,9 @@ async def asked_tools(tools: Sequence[Any], servers: McpServers) -> AskedTools |
             shown.append(tool)
             continue
         asked = _parsed(tool, f"tools[{index}]")
-        for each in _functions(asked, listings, f"tools[{index}]"):
-            shown.append(each[0])
-            targets[each[0]["function"]["name"]] = each[1]
+        for function, target in _functions(asked, listings, f"tools[{index}]"):
+            shown.append({"type": "function", "function": function})
+            targets[function["name"]] = target
     return AskedTools(shown, targets)
 
 
@@ -112,6 +112,11 @@ def _parsed(tool: dict[str, Any], where: str) -> AskedServer:
 def _functions(
     asked: AskedServer, listings: Mapping[str, McpListing], where: str
 ) -> list[tuple[dict[str, Any], Target]]:
+    """Return the functions for a server's tools, each with what a call of it means.
+
+    Raises:
+        NotFound: the server is not there, cannot be reached, or lacks a tool that is named.
+    """
     label = asked.server_label
     listing = listings.get(label)
     if listing is None or listing.problem:
@@ -133,5 +138,5 @@ def _functions(
             "parameters": offered[name].parameters,
         }
         target = Target(label, name, approved=asked.require_approval == "never")
-        found.append(({"type": "function", "function": function}, target))
+        found.append((function, target))
     return found
