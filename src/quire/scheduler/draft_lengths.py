@@ -14,7 +14,7 @@ _MAX_DRAFTS = 16
 """Drafts of one sequence in a step."""
 _LEAST_CHANCE = 0.02
 """Least probability of a draft that is worth a look."""
-_MARGIN = 1.05
+_MARGIN = 1.15
 """Drafts must promise this many times the tokens per second: step times are never exact."""
 
 
