@@ -36,6 +36,11 @@ class Scaling:
     cpus: float = 1
     router: str = ROUTER
 
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas that there may be at once."""
+        return self.most if self.replicas == "auto" else self.replicas
+
 
 def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> Any:
     """Return the deployment of replicas, bound to their settings."""
@@ -57,5 +62,5 @@ def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> A
             },
             **number,
         )
-        .bind(engine, serving)
+        .bind(engine, serving, scaling.most_replicas)
     )

@@ -45,7 +45,7 @@ def local_opener(scaling: Scaling) -> Opener:
 
 def _start(config: ModelConfig, scaling: Scaling) -> Any:
     """Start Ray and the replicas; return their handle once all are ready."""
-    shared = scaling.most if scaling.replicas == "auto" else scaling.replicas
+    shared = scaling.most_replicas
     cores = os.cpu_count() or 1
     ray.init(
         num_cpus=max(cores, shared),

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from ray import serve
 
@@ -15,6 +16,7 @@ from quire.core.errors import EngineFailure
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.scale.client import LOST
+from quire.scale.disk import OwnFolder
 from quire.scale.routing import Route
 from quire.serving.engine_client import ProcessEngine
 from quire.serving.tasks import cancel_and_wait
@@ -35,7 +37,12 @@ class Replica:
     """
 
     # Ray awaits the constructor.
-    async def __init__(self, engine: EngineConfig, serving: ServerConfig) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, engine: EngineConfig, serving: ServerConfig, most: int = 1
+    ) -> None:
+        if engine.disk is not None:
+            self._folder = OwnFolder(engine.disk, most)
+            engine = replace(engine, disk=self._folder.disk)
         self._tickets: dict[str, Ticket] = {}
         self._name = serve.get_replica_context().replica_id.unique_id
         self._client = await ProcessEngine.start(

@@ -1,0 +1,40 @@
+"""Folders of the disk tier for replicas that share a machine: an engine has one for itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from quire.core.config import DiskConfig
+
+
+class OwnFolder:
+    """The first folder in the tier's that no other replica of this machine has.
+
+    A replica that is started anew finds the blocks of one that ended. The folder is given back with
+    the process, or with `close`.
+
+    Args:
+        replicas: that may share the tier's bytes.
+    """
+
+    def __init__(self, disk: DiskConfig, replicas: int) -> None:
+        whole = Path(disk.path)
+        whole.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in count():
+            lock = os.open(whole / f"replica-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                os.close(lock)
+        self._lock = lock
+        path = str(whole / f"replica-{number}")
+        self.disk = replace(disk, path=path, max_bytes=disk.max_bytes // max(1, replicas))
+
+    def close(self) -> None:
+        """Give the folder back."""
+        os.close(self._lock)
