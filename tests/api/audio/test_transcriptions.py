@@ -99,3 +99,10 @@ def test_pieces_are_files() -> None:
     limits = limits_of(ServerConfig().media_limits)["audio"].each
     read = decode(written, param="file", rate=RATE, limits=limits)
     assert np.abs(read - samples).max() < 1e-3
+
+
+def test_sound_has_a_limit(serve: Serve) -> None:
+    url = serve(config=ServerConfig(max_body_bytes=1 << 20)).url
+    for size in (1 << 20, 3 << 20):
+        answer = HTTP.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", b"x" * size)})
+        assert answer.status_code == 413, answer.text

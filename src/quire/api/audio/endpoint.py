@@ -22,6 +22,7 @@ from starlette.types import Message
 from quire.api.audio.pieces import RATE, as_url, pieces
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import collect
+from quire.api.shared.limits import form_of
 from quire.api.shared.render import NoLogprobs
 from quire.api.shared.schema import DecodingFields
 from quire.core.errors import NotOffered, RequestError
@@ -145,7 +146,7 @@ async def _as_json(request: Request, limit: int) -> Request:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("Sound comes as multipart/form-data.", code="invalid_type")
     fields: dict[str, Any] = {}
-    async with request.form(max_files=1, max_fields=64) as form:
+    async with form_of(request, limit).form(max_files=1, max_fields=64) as form:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name != "file":

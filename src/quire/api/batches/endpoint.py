@@ -14,7 +14,6 @@ from pydantic import Field
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.types import Message
 
 from quire.api.batches.lines import ROUTES
 from quire.api.batches.runner import BatchRunner
@@ -30,9 +29,9 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import caller_of
 from quire.api.shared.context import ServerContext
 from quire.api.shared.json_text import parse_json
-from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.limits import check_headers, form_of, read_body
 from quire.api.shared.schema import Wire, parse
-from quire.core.errors import NotFound, NotOffered, RequestError, TooLarge
+from quire.core.errors import NotFound, NotOffered, RequestError
 
 _PIECE = 1 << 20
 _MOST_FILE_BYTES = 200 << 20
@@ -138,7 +137,7 @@ class Files:
         form_type = request.headers.get("content-type", "")
         if not form_type.startswith("multipart/form-data"):
             raise RequestError("A file comes as multipart/form-data.", code="invalid_type")
-        limited = Request(request.scope, _limited(request, _MOST_FILE_BYTES + _PIECE))
+        limited = form_of(request, _MOST_FILE_BYTES)
         async with limited.form(max_files=1, max_fields=16) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
@@ -277,18 +276,3 @@ def _expiry(seconds: object) -> int | None:
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     while piece := file.read(_PIECE):
         yield piece
-
-
-def _limited(request: Request, limit: int) -> Any:
-    """Return a `receive` that ends with an error behind so many bytes."""
-    left = limit
-
-    async def receive() -> Message:
-        nonlocal left
-        message = await request.receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise TooLarge(f"A file has at most {_MOST_FILE_BYTES} bytes.", code="file_too_large")
-        return message
-
-    return receive

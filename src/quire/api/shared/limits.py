@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.compression import check_coding, unpacked
 from quire.core.errors import Overloaded, RequestError, TooLarge
@@ -15,6 +15,8 @@ MAX_HEADER_BYTES = 32 << 10
 
 _BODIES = 16
 """Bodies of the largest size that may be held at once."""
+_FIELDS = 1 << 20
+"""Bytes of a form beside its files."""
 _SLOT = "quire.slot"
 _HELD_BYTES = 512 << 20
 """Bytes of unstreamed answers held at once. Log-probabilities take many times their text."""
@@ -58,6 +60,24 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"The body is larger than {limit} bytes.", code="request_too_large")
+
+
+def form_of(request: Request, limit: int) -> Request:
+    """Return a request whose form holds files of at most so many bytes together.
+
+    Reading it raises `TooLarge` for more; files go to disk meanwhile, not to memory.
+    """
+    left = limit + _FIELDS
+
+    async def receive() -> Message:
+        nonlocal left
+        message = await request.receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise TooLarge(f"A file has at most {limit} bytes.", code="file_too_large")
+        return message
+
+    return Request(request.scope, receive)
 
 
 def check_headers(request: Request) -> None:
