@@ -62,5 +62,6 @@ def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> A
             },
             **number,
         )
-        .bind(engine, serving, scaling.most_replicas)
+        # An argument that follows the number of replicas restarts all of them when that changes.
+        .bind(engine, serving, scaling.most_replicas if engine.disk else 1)
     )
