@@ -401,6 +401,8 @@ def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
     """Enter how long a finished step took into the tables that plans are made by."""
     plan, budget = step.plan, scheduler.prefill_budget
     shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+    if step.guess and not any(each.sampled > 1 for each in plan.sequences):
+        return  # it guessed for drafts to come, and does not show what a step takes without them
     if plan.encoding:
         rest = budget.known_seconds(*shape)
         seconds = max(step.seconds - rest, step.seconds * 0.1)
