@@ -75,13 +75,13 @@ ALL = frozenset({"prediction", "cached", "ngram", "mtp"})
 @pytest.mark.parametrize(
     ("own", "default", "expects", "names"),
     [
-        (None, "auto", False, {"cached", "ngram", "mtp"}),
-        (None, "auto", True, ALL),
+        (None, "auto", False, {"cached", "ngram"}),
+        (None, "auto", True, ALL - {"mtp"}),
         (None, "off", False, set()),
         (None, "off", True, {"prediction"}),
         ("off", "auto", True, set()),
         ("ngram", "off", False, {"cached", "ngram"}),
-        ("auto", "off", True, ALL),
+        ("mtp", "off", True, ALL),
     ],
 )
 def test_a_request_chooses_what_guesses_its_tokens(

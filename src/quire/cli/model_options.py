@@ -114,8 +114,8 @@ class EngineOptions(ProcessorOptions):
     speculate: Speculation = Field(
         _ENGINE.speculate,
         description="what guesses tokens, several of which a step verifies; the answers stay the "
-        "same: auto is all that there is, ngram what stood behind the same tokens before, mtp a "
-        "head of the model",
+        "same: ngram is what stood behind the same tokens before, mtp a head of the model, too; "
+        "auto is ngram",
     )
     stop_on_loop: Annotated[int, AfterValidator(check_repeats), Flag("N")] | None = Field(
         None,

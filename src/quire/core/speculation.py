@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 Speculation = Literal["auto", "off", "ngram", "mtp"]
-"""`auto` is every drafter that there is, `ngram` those without a model, `mtp` the model's head."""
+"""`ngram` is the drafters without a model, `mtp` the model's head as well; `auto` is what never
+costs: `ngram` so far, since a head does not pay beside many streams."""
 
 LOOKUPS = frozenset({"cached", "ngram"})
 """Drafters that look for what followed the same tokens before."""

@@ -40,6 +40,6 @@ def allowed(request: Request, default: Speculation, drafters: frozenset[str]) ->
         case "ngram":
             return drafters & (expected | LOOKUPS)
         case "mtp":
-            return drafters & (expected | {HEAD})
+            return drafters & (expected | LOOKUPS | {HEAD})
         case "auto":
-            return drafters - ({PREDICTION} - expected)
+            return drafters - {HEAD} - ({PREDICTION} - expected)
