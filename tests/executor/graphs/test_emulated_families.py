@@ -55,4 +55,6 @@ def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compa
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
-    assert_the_same_bits_in_any_batch(opened(grown(family)), prompts(tokens=20))
+    scenarios = ["batch of unequal lengths", "in chunks of 9"]
+    wanted = prompts((3, 20), tokens=4)
+    assert_the_same_bits_in_any_batch(opened(grown(family)), wanted, scenarios=scenarios)
