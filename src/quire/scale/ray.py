@@ -14,6 +14,7 @@ from ray import serve
 from quire.api.app import build_app
 from quire.api.opening import open_service
 from quire.core.config import ModelConfig, ServerConfig
+from quire.core.speculation import Speculation
 from quire.demo import NAME
 from quire.llm.settings import Settings, configured
 from quire.scale.client import ReplicatedEngine
@@ -56,6 +57,7 @@ class Arguments(BaseModel):
 
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapter: str | None = None
+    adapters: dict[str, str] | None = None
     kv_memory: int | None = None
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
@@ -70,6 +72,7 @@ class Arguments(BaseModel):
     blas: Literal["auto", "openblas", "mlx"] | None = None
     batch_invariant: bool | None = None
     stop_on_loop: int | None = None
+    speculate: Speculation | None = None
     dialect: str | None = None
     sampling_defaults: Literal["model", "openai"] | None = None
     allow_special_tokens: bool | None = None
