@@ -52,6 +52,7 @@ class SkinnyGemm:
     bits: int = 4
 
     source: ClassVar[str] = "skinny_gemm.cuh"
+    resident: ClassVar[int | None] = None
 
     @property
     def tiles(self) -> int:

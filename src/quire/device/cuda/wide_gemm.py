@@ -11,6 +11,8 @@ ROWS = 64
 """Rows of the left operand that a thread block multiplies."""
 _WARPS = 8
 _STAGES = (4, 3, 2)
+_RESERVED = 1024
+"""Bytes of shared memory that each thread block takes for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,15 @@ class WideGemm:
     @property
     def stages(self) -> int:
         """Steps that are copied ahead, one more than run at a time."""
-        return next(
-            (n for n in _STAGES if self._shared(self.columns, n) <= self.card.shared), _STAGES[-1]
-        )
+        shared = self.card.shared // self.resident - _RESERVED * (self.resident - 1)
+        return next((n for n in _STAGES if self._shared(self.columns, n) <= shared), _STAGES[-1])
+
+    @property
+    def resident(self) -> int:
+        """Thread blocks that a multiprocessor holds at a time: two, so that one multiplies while
+        the other one waits, unless their warps share columns or memory is short."""
+        two = self._shared(self.columns, _STAGES[-1]) <= self.card.shared // 2 - _RESERVED
+        return 2 if self.columns > 1 and two else 1
 
     @property
     def shared(self) -> int:

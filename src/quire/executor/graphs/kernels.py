@@ -211,7 +211,8 @@ def _product(
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, gemm.source)
     head += functions
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
-    return source_text(parameters, body, gemm.threads, defines, head, "\n".join(lines))
+    before = "\n".join(lines)
+    return source_text(parameters, body, gemm.threads, defines, head, before, gemm.resident)
 
 
 def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = False) -> str:

@@ -42,27 +42,31 @@
   const auto placed = [](int piece, int row) { return CODES < 8 ? piece : piece ^ row % 2; };
 
   // Copies of W: a thread has CODES pieces a step; of x: as many as it takes.
-  const uint4* w_from[CODES];
-  int w_to[CODES], w_split[CODES];
+  const auto w_row = [](int i) { return (i * THREADS_ALL + (int)threadIdx.x) % W_STEP / CODES; };
+  const uint4* const x_all = (const uint4*)x;
+  const uint4* const w_all = (const uint4*)w + expert * N * (words / 4);
+#if GATED
+  const uint4* const up_all = (const uint4*)w_up + expert * N * (words / 4);
+#endif
+  int w_from[CODES], w_to[CODES], w_split[CODES];  // in pieces: 32 bits, as registers are scarce
   #pragma unroll
   for (int i = 0; i < CODES; i++) {
-    const int at = i * THREADS_ALL + threadIdx.x, own = at % W_STEP, row = own / CODES, piece = own % CODES;
-    const int set = row / 16;
+    const int at = i * THREADS_ALL + threadIdx.x, row = w_row(i), piece = at % CODES, set = row / 16;
     w_split[i] = at / W_STEP;
     w_to[i] = w_split[i] * W_STEP + row * CODES + placed(piece, row);
-#if GATED
-    const unsigned* const matrix = set % 2 ? w_up : w;
-#else
-    const unsigned* const matrix = w;
-#endif
-    w_from[i] = (const uint4*)(matrix + (expert * N + begin_of(set) + row % 16) * words) + piece;
+    w_from[i] = (begin_of(set) + row % 16) * (words / 4) + piece;
   }
   constexpr int X_COPIES = SPLITS * X_STEP / THREADS_ALL;
   const auto copy_w = [&](int round) {
     #pragma unroll
     for (int i = 0; i < CODES; i++) {
       const int step = round * SPLITS + w_split[i];
-      if (step < steps) copy_of_line(memory + round % STAGES * STAGE + w_to[i], w_from[i] + (size_t)step * CODES);
+#if GATED
+      const uint4* const from = (w_row(i) / 16 % 2 ? up_all : w_all) + w_from[i];
+#else
+      const uint4* const from = w_all + w_from[i];
+#endif
+      if (step < steps) copy_of_line(memory + round % STAGES * STAGE + w_to[i], from + step * CODES);
     }
   };
   #pragma unroll
@@ -70,14 +74,14 @@
 #if !EXPERTS
   READY;
 #endif
-  const uint4* x_from[X_COPIES];
+  int x_from[X_COPIES];
   #pragma unroll
   for (int i = 0; i < X_COPIES; i++) {
     const int own = (i * THREADS_ALL + threadIdx.x) % X_STEP, row = own / X, place = first + min(row, count - 1);
 #if EXPERTS && FIRST
-    x_from[i] = (const uint4*)(x + (size_t)(order[place] / TOP) * X_ROW) + own % X;
+    x_from[i] = order[place] / TOP * (X_ROW / 8) + own % X;
 #else
-    x_from[i] = (const uint4*)(x + (size_t)place * X_ROW) + own % X;
+    x_from[i] = place * (X_ROW / 8) + own % X;
 #endif
   }
   const auto copy_x = [&](int round) {
@@ -86,7 +90,7 @@
       const int at = i * THREADS_ALL + threadIdx.x, own = at % X_STEP, row = own / X;
       const int step = round * SPLITS + at / X_STEP;
       uint4* const to = memory + round % STAGES * STAGE + SPLITS * W_STEP + at / X_STEP * X_STEP;
-      if (step < steps) copy_of_line(to + row * X + (own % X ^ row % 2), x_from[i] + (size_t)step * X);
+      if (step < steps) copy_of_line(to + row * X + (own % X ^ row % 2), x_all + x_from[i] + step * X);
     }
   };
   #pragma unroll
@@ -96,23 +100,21 @@
   }
 
 #if BITS < 16
-  const T* scale_from[2][2];
-  const T* bias_from[2][2];
-  T next_scale[2][2], next_bias[2][2];
   const int groups = K / GROUP;
+  int scale_from[2][2];
+  T next_scale[2][2], next_bias[2][2];
+#if GATED
+  const T* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
+  const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
+#else
+  const T* const s_of[1] = {scales + expert * N * groups};
+  const T* const b_of[1] = {biases + expert * N * groups};
+#endif
   #pragma unroll
   for (int s = 0; s < 2; s++)
     #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const size_t at = (expert * N + begin_of(column * 2 + s) + r + half * 8) * groups;
-#if GATED
-      scale_from[s][half] = (s ? scales_up : scales) + at;
-      bias_from[s][half] = (s ? biases_up : biases) + at;
-#else
-      scale_from[s][half] = scales + at;
-      bias_from[s][half] = biases + at;
-#endif
-    }
+    for (int half = 0; half < 2; half++)
+      scale_from[s][half] = (begin_of(column * 2 + s) + r + half * 8) * groups;
   const auto load_scales = [&](int step) {
     if (step >= steps) return;
     const int at = (step * 64 + quad * 16) / GROUP;
@@ -120,8 +122,8 @@
     for (int s = 0; s < 2; s++)
       #pragma unroll
       for (int half = 0; half < 2; half++) {
-        next_scale[s][half] = scale_from[s][half][at];
-        next_bias[s][half] = bias_from[s][half][at];
+        next_scale[s][half] = s_of[GATED ? s : 0][scale_from[s][half] + at];
+        next_bias[s][half] = b_of[GATED ? s : 0][scale_from[s][half] + at];
       }
   };
   load_scales(split);
@@ -174,16 +176,21 @@
           a[s][half] = w_now[row * CODES + placed(quad * 2 + h, row)];
 #endif
         }
-      #pragma unroll
-      for (int t = 0; t < TILES; t++) {
-        if (t * 8 >= count) break;
-        const uint4 b = x_now[(t * 8 + r) * X + (quad * 2 + h ^ r % 2)];
+      const auto multiply = [&](int from, int to) {
         #pragma unroll
-        for (int s = 0; s < 2; s++) {
-          product(acc[s][t], a[s][0].x, a[s][1].x, a[s][0].y, a[s][1].y, b.x, b.y);
-          product(acc[s][t], a[s][0].z, a[s][1].z, a[s][0].w, a[s][1].w, b.z, b.w);
+        for (int t = from; t < to; t++) {
+          const uint4 b = x_now[(t * 8 + r) * X + (quad * 2 + h ^ r % 2)];
+          #pragma unroll
+          for (int s = 0; s < 2; s++) {
+            product(acc[s][t], a[s][0].x, a[s][1].x, a[s][0].y, a[s][1].y, b.x, b.y);
+            product(acc[s][t], a[s][0].z, a[s][1].z, a[s][0].w, a[s][1].w, b.z, b.w);
+          }
         }
-      }
+      };
+      // Few branches: loads and products of several tiles overlap.
+      multiply(0, 2);
+      if (count > 16) multiply(2, 4);
+      if (count > 32) multiply(4, 8);
     }
   }
   await_copies();
