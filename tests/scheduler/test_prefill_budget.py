@@ -404,12 +404,26 @@ def test_short_prompts_are_read_in_graphed_steps() -> None:
     budget = with_graphs()
     large = budget.prompt_budget(8)
     assert large > 500
-    assert [budget.graphed(large, 8, n, 64) for n in (20, 128, 280)] == [20, 56, 56]
+    # Beside 8 streams one prompt has 2.7 ms of a step: 32 tokens.
+    assert [budget.graphed(large, 8, n, 64) for n in (20, 128)] == [20, 32]
+    assert [budget.graphed(large, 8, n, 64, prompts=9) for n in (128, 280)] == [56, 56]
     assert budget.graphed(large, 8, 600, 64) == large
     assert budget.graphed(large, 8, 20_000, 64) == large
     assert budget.graphed(large, 8, 128, 0) == large
     assert budget.graphed(large, 60, 128, 64) == large  # hardly a row is left
     assert budget.graphed(0, 8, 128, 64) == 0  # those who generate are owed time
+
+
+def test_wide_graphs_read_what_fits_into_the_time_for_prompts() -> None:
+    """512 rows take 36 ms, so that many prompts fill each graph, and one takes its share of it."""
+    budget = with_graphs()
+    for rows in (128, 256, 512):
+        budget.observe(rows, 0, 0, 7e-5 * rows)
+    large = budget.prompt_budget(0)
+    assert budget.graphed(large, 0, 4096, 512, prompts=32) == 512
+    assert budget.graphed(large, 0, 300, 512) == 300
+    assert budget.graphed(budget.prompt_budget(8, 32), 8, 4096, 512, prompts=32) == 504
+    assert budget.graphed(budget.prompt_budget(8), 8, 128, 512) == 32
 
 
 def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
@@ -419,9 +433,10 @@ def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
 
 def test_graphed_steps_that_read_keep_to_the_allowance_of_prompts() -> None:
     budget = with_graphs()
-    reads = 0
+    read = 0
     for _ in range(100):
         rows = budget.graphed(budget.prompt_budget(8), 8, 100, 64)
-        reads += rows > 0
+        read += rows
         budget.start(8, 1, int(rows > 0), rows, recorded=True)
-    assert 30 <= reads <= 55
+    added_s = read * (0.008 - 0.0027) / 56  # a row takes that much of a graph
+    assert 0.9 <= added_s / (100 * 0.0027) <= 1.1

@@ -145,7 +145,7 @@ class Planner:
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
         most_recorded = 0 if format is None else self._max_graph_rows(format)
-        shares = self._shares(prompts, generating, budget, most_recorded)
+        shares = self._shares(prompts, generating, budget, most_recorded, count)
         for sequence, share in zip(prompts, shares, strict=True):
             if share and sequence.status is Status.RUNNING:
                 self._plan_chunk(sequence, share, plan)
@@ -156,7 +156,7 @@ class Planner:
         return encoding
 
     def _shares(
-        self, prompts: list[Sequence], generating: int, budget: int, most_recorded: int
+        self, prompts: list[Sequence], generating: int, budget: int, most_recorded: int, count: int
     ) -> list[int]:
         """Return the tokens that each of the prompts may read.
 
@@ -164,10 +164,13 @@ class Planner:
             generating: rows of the step so far.
             budget: tokens for all prompts, if the step is not recorded.
             most_recorded: rows of a recorded step; 0 if this one cannot be.
+            count: prompts that wait, begun or not.
         """
         remaining = [self._readable(sequence) for sequence in prompts]
         room = self._prefill_budget.room(generating)
-        budget = self._prefill_budget.graphed(budget, generating, sum(remaining), most_recorded)
+        budget = self._prefill_budget.graphed(
+            budget, generating, sum(remaining), most_recorded, count
+        )
         if generating + budget <= most_recorded:
             room = min(room, most_recorded - generating)
             if any(sequence.format.has_tail for sequence in prompts):

@@ -146,28 +146,43 @@ class PrefillBudget:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
         return min(room, max(least, reading.rows_within(max(seconds, worth_s))))
 
-    def graphed(self, tokens: int, decode_rows: int, waiting: int, max_graph_rows: int) -> int:
-        """Return the prompt tokens of the next step: what fits into a CUDA graph, or `tokens`.
+    def graphed(
+        self, tokens: int, decode_rows: int, waiting: int, max_graph_rows: int, prompts: int = 1
+    ) -> int:
+        """Return the prompt tokens of the next step: what a CUDA graph reads, or `tokens`.
 
-        Prompts go through graphs where these read all that waits in no more time than one step
-        that is launched layer by layer.
+        A graphed step reads as much as fits into the time for prompts. Prompts go through graphs
+        where these read all that waits in no more time than steps that are launched layer by layer.
 
         Args:
             tokens: that a step may read which is not graphed.
             waiting: prompt tokens that can be read now.
             max_graph_rows: of a graphed step; 0 if the next one cannot be.
+            prompts: how many wait, begun or not.
         """
         room = max_graph_rows - decode_rows
         if not tokens or not waiting or room < _LEAST_GRAPHED:
             return tokens
-        steps = -(-waiting // room)
-        graph_s = self.times.generating.known_seconds(max_graph_rows)
-        eager_s = self.times.prompts(decode_rows).known_seconds(waiting)
+        rows = min(room, waiting, self._graph_rows(decode_rows, prompts))
+        steps, chunk = -(-waiting // rows), min(tokens, waiting)
+        graph_s = self.times.generating.known_seconds(decode_rows + rows)
+        eager_s = self.times.prompts(decode_rows).known_seconds(chunk)
         if graph_s is None or eager_s is None:
             fits = steps <= _GRAPHED_STEPS
         else:
-            fits = steps * graph_s <= eager_s
-        return min(room, waiting) if fits else tokens
+            alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
+            fits = steps * graph_s <= -(-waiting // chunk) * (alone_s + eager_s)
+        return rows if fits else tokens
+
+    def _graph_rows(self, decode_rows: int, prompts: int) -> int:
+        """Return the prompt rows that a graphed step reads in the time for prompts."""
+        generating = self.times.generating
+        if not generating.largest:
+            return self._max_rows
+        seconds = self.seconds(decode_rows, prompts)
+        if decode_rows:
+            seconds += self._generating_s(decode_rows)
+        return max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
 
     def beside_encoders(self, tokens: int, spent_s: float) -> int:
         """Return how many of a step's prompt tokens fit beside encoders; half of them always do.
