@@ -116,6 +116,67 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "eos_token_id": 1,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": 12 * ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    },
+    "qwen3.5-35b-a3b": {
+        "model_type": "qwen3_5_moe_text",
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "vocab_size": 248_320,
+        "hidden_size": 2048,
+        "intermediate_size": 512,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "layer_types": 10 * [*3 * ["linear_attention"], "full_attention"],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    },
     "llama-3.1-8b": {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -134,6 +195,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "eos_token_id": 1,
     },
 }
+
+
+_EXPERTS = {"qwen3-": "mlp.switch_mlp", "gemma": "experts.switch_glu"}
+"""mlx-lm's names of experts, by a part of the shape's name."""
 
 
 def write(shape: str, folder: Path, layers: int | None = None, *, packed: bool = True) -> None:
@@ -162,9 +227,8 @@ def write(shape: str, folder: Path, layers: int | None = None, *, packed: bool =
         count += 1
 
     mx.random.seed(0)
-    experts = "mlp.switch_mlp" if "qwen3" in shape else "experts.switch_glu"
+    experts = next((name for kind, name in _EXPERTS.items() if kind in shape), "mlp.experts")
     for name, place in named_parameters(build(config)).items():
-        # mlx-lm's names of experts, which Quire reads too.
         name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
         shard |= _tensors(name, place.shape, packed=packed)
         mx.eval(list(shard.values()))
@@ -180,7 +244,7 @@ def write(shape: str, folder: Path, layers: int | None = None, *, packed: bool =
 
 def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx.array]:
     """A parameter as files have it; codes of matrices are drawn as such, so that it is quick."""
-    if len(shape) < 2:
+    if len(shape) < 2 or not name.endswith(".weight") or shape[-1] % GROUP:
         ones = mx.ones(shape) if "norm" in name or name.endswith(("scale", "scalar")) else None
         return {name: (mx.zeros(shape) if ones is None else ones).astype(mx.bfloat16)}
     *lead, width = shape
