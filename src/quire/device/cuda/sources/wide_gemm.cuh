@@ -1,4 +1,4 @@
-  // y = x W^T for tiles of 64 rows of x, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
+  // y = x W^T for tiles of 8 * TILES rows of x, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // COLUMNS * SPLITS warps. A warp makes two sets of 16 rows of W: of both matrices with GATED, else
   // neighbours. SPLITS warps share the columns of one set, 64 at a time, and add up at the end.
   // STAGES steps of SPLITS * 64 columns of W and x are copied ahead to shared memory.
@@ -10,7 +10,7 @@
 #ifndef READY
 #define READY
 #endif
-  constexpr int TILES = 8, WARPS = COLUMNS * SPLITS, THREADS_ALL = 32 * WARPS;
+  constexpr int WARPS = COLUMNS * SPLITS, THREADS_ALL = 32 * WARPS;
   // In pieces of 16 bytes: 64 columns of a row of W, and of x; of a step.
   constexpr int CODES = BITS / 2, X = 8, W_STEP = COLUMNS * 32 * CODES, X_STEP = TILES * 8 * X;
   constexpr int STAGE = SPLITS * (W_STEP + X_STEP);
@@ -188,9 +188,9 @@
         }
       };
       // Few branches: loads and products of several tiles overlap.
-      multiply(0, 2);
-      if (count > 16) multiply(2, 4);
-      if (count > 32) multiply(4, 8);
+      multiply(0, TILES / 4);
+      if (count > TILES * 2) multiply(TILES / 4, TILES / 2);
+      if (count > TILES * 4) multiply(TILES / 2, TILES);
     }
   }
   await_copies();
