@@ -41,13 +41,13 @@ def error(found: mx.array, expected: mx.array) -> float:
 
 
 @pytest.mark.parametrize("card", [H200, SMALL], ids=["split", "side by side"])
-@pytest.mark.parametrize(("bits", "group"), [(4, 64), (4, 32), (8, 64), (16, 0)])
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (4, 128), (8, 64), (16, 0)])
 def test_products_are_those_of_the_weights(bits: int, group: int, card: Card) -> None:
-    rows, inputs, outputs = 70, 192, 144
+    rows, inputs, outputs = 70, 384, 144
     *weight, numbers = matrix(outputs, inputs, bits, group, 0)
     x = mx.random.normal((rows, inputs), key=mx.random.key(1)).astype(mx.bfloat16)
     y, offsets = mx.zeros((rows, outputs), mx.bfloat16), mx.arange(outputs).astype(mx.bfloat16)
-    gemm = WideGemm(inputs, outputs, bits, group or 64, 2, card)
+    gemm = WideGemm(inputs, outputs, bits, group or 64, 128, card)
     assert (gemm.columns > 1) == (card is SMALL)
     source = kernels.linear(gemm, (outputs,), offsets=True)
     count = mx.array(np.array([rows], np.int32))
@@ -78,7 +78,7 @@ def test_gates_join_two_products(bits: int) -> None:
     (*gate, a), (*up, b) = (matrix(outputs, inputs, bits, 64, seed) for seed in (0, 1))
     x = mx.random.normal((rows, inputs), key=mx.random.key(2)).astype(mx.bfloat16)
     y = mx.zeros((rows, outputs), mx.bfloat16)
-    gemm = WideGemm(inputs, outputs, bits, 64, 1, SMALL, gated=True)
+    gemm = WideGemm(inputs, outputs, bits, 64, 64, SMALL, gated=True)
     grid = -(-outputs // gemm.width), gemm.blocks, 1
     count = mx.array(np.array([rows], np.int32))
     run(kernels.gated(gemm, "silu"), gemm, [count, x, *gate, *up, y], grid)
@@ -95,7 +95,7 @@ def test_experts_take_the_rows_that_chose_them() -> None:
     order = np.argsort(chosen.reshape(-1), kind="stable").astype(np.int32)
     tiles = np.array([[0, 0, 6], [2, 6, 6], [0, 0, 0]], np.int32)
     y = mx.zeros((rows * top, outputs), mx.bfloat16)
-    gemm = WideGemm(inputs, outputs, 4, 64, len(tiles), H200, experts=True)
+    gemm = WideGemm(inputs, outputs, 4, 64, 64 * len(tiles), H200, experts=True)
     grid = -(-outputs // gemm.width), len(tiles), 1
     arrays = [x, codes, scales, biases, mx.array(order), mx.array(tiles), y]
     run(kernels.experts_down(gemm, count), gemm, arrays, grid)
@@ -109,6 +109,6 @@ def test_what_a_thread_block_keeps_fits_the_card(card: Card) -> None:
     for bits in (4, 8, 16):
         for outputs in (16, 128, 4096, 28_672):
             for gated in (False, True):
-                gemm = WideGemm(4096, outputs, bits, 64, 8, card, gated)
+                gemm = WideGemm(4096, outputs, bits, 64, 512, card, gated)
                 assert gemm.fits, gemm
                 assert gemm.width * -(-outputs // gemm.width) >= outputs

@@ -40,7 +40,7 @@ SOURCES = [
     *(
         (
             "wide_gemm.cuh",
-            WideGemm(512, 256, 4, 64, 4, H200, bool(more["GATED"]), experts).defines | more,
+            WideGemm(512, 256, 4, 64, 256, H200, bool(more["GATED"]), experts).defines | more,
             PRODUCT,
         )
         for more in (GATED, DOWN)
@@ -118,8 +118,8 @@ def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
         return SkinnyGemm(inputs, outputs, group_size, rows, card, gated, experts)
 
     def wide(*sizes: int, gated: bool = False, experts: bool = False) -> WideGemm:
-        inputs, outputs, group_size, blocks = sizes
-        return WideGemm(inputs, outputs, 4, group_size, blocks, card, gated, experts)
+        inputs, outputs, group_size, rows = sizes
+        return WideGemm(inputs, outputs, 4, group_size, rows, card, gated, experts)
 
     monkeypatch.setattr(packed, "_cut", cut)
     monkeypatch.setattr(packed, "wide_gemm", wide)

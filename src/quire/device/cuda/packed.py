@@ -113,11 +113,11 @@ def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int =
     """`[M, in]` -> `[M, out]` of many rows; with `up`, `activation(weight(x)) * up(x)`."""
     rows, (outputs, words) = x.shape[0], weight.codes.shape
     second = [] if up is None else [up.codes, up.scales, up.biases]
-    blocks, gated = -(-rows // ROWS), up is not None
-    gemm = wide_gemm(words * 8, outputs, weight.group_size, blocks, gated=gated)
+    most = max(ROWS, 1 << (rows - 1).bit_length())
+    gemm = wide_gemm(words * 8, outputs, weight.group_size, most, gated=up is not None)
     return _wide_kernel(gemm, 1, gelu)(
         inputs=[x, weight.codes, weight.scales, weight.biases, *second],
-        grid=(-(-outputs // gemm.width) * gemm.threads, gemm.blocks, 1),
+        grid=(-(-outputs // gemm.width) * gemm.threads, -(-rows // (8 * gemm.tiles)), 1),
         threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(rows, outputs)],
         output_dtypes=[mx.bfloat16],
@@ -177,8 +177,8 @@ def experts(
 def _wide_expert_gemms(gate: Packed, down: Packed, tiles: int) -> tuple[WideGemm, WideGemm]:
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     return (
-        wide_gemm(hidden, outputs, gate.group_size, tiles, gated=True, experts=True),
-        wide_gemm(outputs, hidden, down.group_size, tiles, experts=True),
+        wide_gemm(hidden, outputs, gate.group_size, ROWS * tiles, gated=True, experts=True),
+        wide_gemm(outputs, hidden, down.group_size, ROWS * tiles, experts=True),
     )
 
 
@@ -187,12 +187,12 @@ def wide_gemm(
     inputs: int,
     outputs: int,
     group_size: int,
-    blocks: int,
+    rows: int,
     gated: bool = False,
     experts: bool = False,
 ) -> WideGemm:
     """Return how a product of many rows is cut; kept, as it is asked for at each product."""
-    return WideGemm(inputs, outputs, 4, group_size, blocks, card(), gated, experts)
+    return WideGemm(inputs, outputs, 4, group_size, rows, card(), gated, experts)
 
 
 def _expert_product(

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from quire.device.cuda.driver import Card
 
 ROWS = 64
-"""Rows of the left operand that a thread block multiplies."""
+"""Rows of a tile: experts' pairs of row and expert, and the fewest of a plain product's."""
 _WARPS = 8
 _STAGES = (4, 3, 2)
-_RESERVED = 1024
-"""Bytes of shared memory that each thread block takes for itself."""
+_COSTS = {
+    (8, 1): 0.30,
+    (8, 2): 0.45,
+    (8, 4): 0.73,
+    (8, 8): 1.21,
+    (16, 2): 0.75,
+    (16, 4): 1.16,
+    (16, 8): 1.90,
+}
+"""Microseconds that a thread block takes for 64 columns on an H100, by tiles of 8 rows and warps
+side by side (benchmarks/gpu.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class WideGemm:
         inputs, outputs: columns and rows of a matrix; with `gated`, of each of the two.
         bits: of a weight: 4 or 8 as affine codes, 16 as it is.
         group_size: columns that share a scale.
-        blocks: tiles of up to 64 rows: thread blocks, one above the other.
+        rows: that it is launched for; of experts `ROWS` for each tile.
         experts: a matrix an expert.
     """
 
@@ -31,29 +41,39 @@ class WideGemm:
     outputs: int
     bits: int
     group_size: int
-    blocks: int
+    rows: int
     card: Card
     gated: bool = False
     experts: bool = False
 
     source: ClassVar[str] = "wide_gemm.cuh"
+    resident: ClassVar[int | None] = None
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 rows that a thread block multiplies."""
+        return _chosen(self)[0]
 
     @property
     def columns(self) -> int:
-        """Warps side by side. Where these are fewer, more warps share the columns of a matrix, and
-        more thread blocks fill the card."""
-        fitting = [n for n in (4, 2, 1) if self._shared(n, _STAGES[-1]) <= self.card.shared]
-        wanted = self.card.multiprocessors
-        filling = [n for n in fitting if self._across(n) * self.blocks >= wanted]
-        return next(iter(filling or fitting[-1:]), 4)
+        """Warps side by side. The fewer these are, the more share the columns of a matrix."""
+        return _chosen(self)[1]
 
-    def _across(self, columns: int) -> int:
-        return -(-self.outputs // (columns * (16 if self.gated else 32)))
+    @property
+    def blocks(self) -> int:
+        """Thread blocks, one above the other, for all rows."""
+        return self._above(self.tiles)
+
+    def _above(self, tiles: int) -> int:
+        return -(-self.rows // (8 * tiles))
 
     @property
     def width(self) -> int:
         """Outputs that a thread block makes."""
-        return self.columns * (16 if self.gated else 32)
+        return self._width(self.columns)
+
+    def _width(self, columns: int) -> int:
+        return columns * (16 if self.gated else 32)
 
     @property
     def threads(self) -> int:
@@ -62,25 +82,36 @@ class WideGemm:
     @property
     def stages(self) -> int:
         """Steps that are copied ahead, one more than run at a time."""
-        shared = self.card.shared // self.resident - _RESERVED * (self.resident - 1)
-        return next((n for n in _STAGES if self._shared(self.columns, n) <= shared), _STAGES[-1])
-
-    @property
-    def resident(self) -> int:
-        """Thread blocks that a multiprocessor holds at a time: two, so that one multiplies while
-        the other one waits, unless their warps share columns or memory is short."""
-        two = self._shared(self.columns, _STAGES[-1]) <= self.card.shared // 2 - _RESERVED
-        return 2 if self.columns > 1 and two else 1
+        fitting = (n for n in _STAGES if self._shared(*_chosen(self), n) <= self.card.shared)
+        return next(fitting, _STAGES[-1])
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory that `wide_gemm.cuh` lays out."""
-        return self._shared(self.columns, self.stages)
+        return self._shared(*_chosen(self), self.stages)
 
-    def _shared(self, columns: int, stages: int) -> int:
+    def _shared(self, tiles: int, columns: int, stages: int) -> int:
         splits = _WARPS // columns
-        step = splits * (columns * 32 * self.bits // 2 + ROWS * 8) * 16
-        return max(stages * step, splits * ROWS * columns * 32 * 4)
+        step = splits * (columns * 32 * self.bits // 2 + tiles * 64) * 16
+        return max(stages * step, splits * 8 * tiles * columns * 32 * 4)
+
+    def cuts(self) -> list[tuple[int, int]]:
+        """Tiles and columns of the cuts that fit, the fastest first.
+
+        Thread blocks run in waves of one for each multiprocessor.
+        """
+
+        def cost(cut: tuple[int, int]) -> float:
+            blocks = self._above(cut[0]) * -(-self.outputs // self._width(cut[1]))
+            return -(-blocks // self.card.multiprocessors) * _COSTS[cut]
+
+        fitting = [
+            cut
+            for cut in _COSTS
+            if self._shared(*cut, _STAGES[-1]) <= self.card.shared
+            and (cut[0] == ROWS // 8 or not self.experts)
+        ]
+        return sorted(fitting, key=cost)
 
     @property
     def fits(self) -> bool:
@@ -96,6 +127,13 @@ class WideGemm:
             "COLUMNS": self.columns,
             "SPLITS": _WARPS // self.columns,
             "STAGES": self.stages,
+            "TILES": self.tiles,
             "GATED": int(self.gated),
             "EXPERTS": int(self.experts),
         }
+
+
+@cache
+def _chosen(gemm: WideGemm) -> tuple[int, int]:
+    """Return the fastest cut; the smallest one if none fits."""
+    return next(iter(gemm.cuts()), (8, 4))

@@ -193,8 +193,8 @@ class Recorder:
         experts = matrix.experts > 1
         many = tiles > 0 if experts else self.max_rows > _SKINNY_ROWS
         if many and not self.batch_invariant:
-            blocks = tiles or -(-self.max_rows // ROWS)
-            return WideGemm(inputs, outputs, bits, group_size, blocks, self.card, gated, experts)
+            rows = ROWS * tiles or self.max_rows
+            return WideGemm(inputs, outputs, bits, group_size, rows, self.card, gated, experts)
         return SkinnyGemm(
             inputs,
             outputs,

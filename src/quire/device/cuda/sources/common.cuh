@@ -53,6 +53,7 @@ __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __
   return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
                     __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
 }
+__device__ __forceinline__ unsigned bits_of(__nv_bfloat16 x) { return *(const unsigned short*)&x; }
 // What eight codes of 8 bits stand for, in their order.
 __device__ __forceinline__ uint4 byte_numbers(uint2 codes, __nv_bfloat162 scale, __nv_bfloat162 bias) {
   const float s = (float)scale.x, b = (float)bias.x;

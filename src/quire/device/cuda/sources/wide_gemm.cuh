@@ -101,8 +101,8 @@
 
 #if BITS < 16
   const int groups = K / GROUP;
-  int scale_from[2][2];
-  T next_scale[2][2], next_bias[2][2];
+  // Scale and bias of a row of W as one word. The four lanes of a row load those of four rounds.
+  int scale_from[2][2], pairs[2][2], next_pairs[2][2];
 #if GATED
   const T* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
   const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
@@ -115,18 +115,17 @@
     #pragma unroll
     for (int half = 0; half < 2; half++)
       scale_from[s][half] = (begin_of(column * 2 + s) + r + half * 8) * groups;
-  const auto load_scales = [&](int step) {
-    if (step >= steps) return;
-    const int at = (step * 64 + quad * 16) / GROUP;
+  const auto load_scales = [&](int round) {
+    const int at = min((round + quad) * SPLITS + split, steps - 1) * 64 / GROUP;
     #pragma unroll
     for (int s = 0; s < 2; s++)
       #pragma unroll
       for (int half = 0; half < 2; half++) {
-        next_scale[s][half] = s_of[GATED ? s : 0][scale_from[s][half] + at];
-        next_bias[s][half] = b_of[GATED ? s : 0][scale_from[s][half] + at];
+        const int from = scale_from[s][half] + at;
+        next_pairs[s][half] = bits_of(s_of[GATED ? s : 0][from]) | bits_of(b_of[GATED ? s : 0][from]) << 16;
       }
   };
-  load_scales(split);
+  load_scales(0);
 #endif
   float acc[2][TILES][4];
   #pragma unroll
@@ -148,15 +147,23 @@
     const uint4* const w_now = now + split * W_STEP + column * 32 * CODES;
     const uint4* const x_now = now + SPLITS * W_STEP + split * X_STEP;
 #if BITS < 16
+    if (round % 4 == 0) {
+      #pragma unroll
+      for (int s = 0; s < 2; s++)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) pairs[s][half] = next_pairs[s][half];
+      load_scales(round + 4);
+    }
     __nv_bfloat162 scale[2][2], bias[2][2];
     #pragma unroll
     for (int s = 0; s < 2; s++)
       #pragma unroll
       for (int half = 0; half < 2; half++) {
-        scale[s][half] = __bfloat162bfloat162(next_scale[s][half]);
-        bias[s][half] = __bfloat162bfloat162(next_bias[s][half]);
+        const unsigned both = __shfl_sync(0xffffffffu, pairs[s][half], (lane & 28) + round % 4);
+        const unsigned twice[2] = {__byte_perm(both, both, 0x1010), __byte_perm(both, both, 0x3232)};
+        scale[s][half] = *(const __nv_bfloat162*)&twice[0];
+        bias[s][half] = *(const __nv_bfloat162*)&twice[1];
       }
-    load_scales(step + SPLITS);
 #endif
     #pragma unroll
     for (int h = 0; h < 2; h++) {
