@@ -15,13 +15,13 @@ from quire.attention.backend import AttentionCase
 from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs.coverage import Survey
+from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.head import served_head
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pools import kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.runner import MAX_ROWS
 from quire.executor.graphs.states import unplaced_states
 from quire.program.passes import recordable
 from quire.program.trace import trace
@@ -45,9 +45,12 @@ INTRODUCTION = f"""\
 
 Written by `python -m tests.models.make_graphs_doc`; do not edit.
 
-On CUDA a step of up to {MAX_ROWS} rows is one graph, recorded from the program of the step
-([architecture](../ARCHITECTURE.md)). A family whose steps have a node without a kernel is served
-eagerly, and so is a request whose KV format has no kernels for the family's attention.
+On CUDA a step is one graph, recorded from the program of the step
+([architecture](../ARCHITECTURE.md)). It has up to {MAX_ROWS} rows, over plain KV blocks up to
+{WIDE_ROWS}.
+
+A family whose steps have a node without a kernel is served eagerly, and so is a request whose KV
+format has no kernels for the family's attention.
 
 The table is of the test configurations with wider matrices, in affine codes of 4 bits in groups of
 64. Codes of 8 bits, groups of 128 and bfloat16 have kernels, too; other codes (MXFP4, 3 bits) have
