@@ -24,7 +24,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     ("argv", "said"),
     [
         (("serve", "--port", "abc"), "argument --port: 'abc': input should be a valid integer"),
-        (("serve", "--tensor-parallel", "2"), "unknown option --tensor-parallel;"),
+        (("serve", "--pipeline-parallel", "2"), "unknown option --pipeline-parallel;"),
         (("serve", "--prot", "80"), "unknown option --prot, did you mean --port?"),
         (("serve", "--kv-bitz=4"), "unknown option --kv-bitz, did you mean --kv-bits?"),
         (("bench", "--concurency", "3"), "unknown option --concurency, did you mean --concurrency"),

@@ -13,6 +13,7 @@ from quire.cli.batch import BatchCommand
 from quire.cli.bench import BenchCommand
 from quire.cli.cache import CacheCommand
 from quire.cli.chat import ChatCommand
+from quire.cli.convert import ConvertCommand
 from quire.cli.doctor import DoctorCommand
 from quire.cli.eval_kv import EvalKVCommand
 from quire.cli.flags import Parser, build_parser
@@ -66,6 +67,7 @@ _ALL: tuple[type[Command], ...] = (
         DoctorCommand,
         CacheCommand,
         EvalKVCommand,
+        ConvertCommand,
     ),
     CompletionCommand,
 )

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -145,6 +146,10 @@ class _Forced:
     loss: float = 0.0
 
 
+Open = Callable[[Seq[int]], Reader]
+"""Begins to read a text."""
+
+
 def teacher_forced(
     loaded: LoadedModel,
     formats: Seq[KVFormat],
@@ -153,24 +158,36 @@ def teacher_forced(
     start_stage: StartStage = silent,
 ) -> None:
     """Fills in divergence, agreement and perplexity. All formats read the texts in step."""
+    readers = [partial(Reader, loaded, format) for format in formats]
+    compare(partial(Reader, loaded, KVFormat()), readers, texts, scores, start_stage)
+
+
+def compare(
+    reference: Open,
+    readers: Seq[Open],
+    texts: Seq[Text],
+    scores: Seq[Score],
+    start_stage: StartStage = silent,
+) -> None:
+    """Fill in how far the tokens that `readers` predict diverge from those of `reference`."""
     chunks = sum(len(range(0, len(text.tokens) - 1, _CHUNK)) for text in texts)
     done = start_stage("reading texts", chunks)
-    sums = [_Forced() for _ in formats]
+    sums = [_Forced() for _ in readers]
     plain_loss = 0.0
     for text in texts:
         tokens = text.tokens
         judged = np.zeros(len(tokens), dtype=np.bool_)
         for begin, end in text.spans:
             judged[begin:end] = True
-        reference = Reader(loaded, KVFormat(), tokens)
-        readers = [Reader(loaded, format, tokens) for format in formats]
+        original = reference(tokens)
+        opened = [reader(tokens) for reader in readers]
         for start in range(0, len(tokens) - 1, _CHUNK):
             size = min(_CHUNK, len(tokens) - 1 - start)
             following = mx.array(list(tokens[start + 1 : start + 1 + size]))
             here = judged[start + 1 : start + 1 + size]
-            plain = _log_probabilities(reference.logits(start, size))
+            plain = _log_probabilities(original.logits(start, size))
             plain_loss += float(_losses(plain, following)[here].sum())
-            for reader, total in zip(readers, sums, strict=True):
+            for reader, total in zip(opened, sums, strict=True):
                 got = _log_probabilities(reader.logits(start, size))
                 divergence = np.array((mx.exp(plain) * (plain - got)).sum(axis=-1))
                 same = np.array(mx.argmax(plain, axis=-1) == mx.argmax(got, axis=-1))
@@ -222,13 +239,7 @@ def evaluate(
     skipped = skipped_layers(loaded.model.layout, None) if plan.as_served else ()
     every = [KVFormat(), *(each.skipping(skipped) for each in formats)]
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
-    if plan.text is not None:
-        read = tokenizer.encode(plan.text.read_text(encoding="utf-8"))
-        texts = [fully_judged(read[: plan.tokens])]
-    else:
-        count = max(1, plan.tokens // _CONVERSATION)
-        each = min(plan.tokens, _CONVERSATION)
-        texts = [conversation(tokenizer, template, each, seed) for seed in range(count)]
+    texts = texts_of(tokenizer, template, plan.text, plan.tokens)
     teacher_forced(loaded, every, texts, scores, start_stage)
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
@@ -244,6 +255,17 @@ def evaluate(
         done = start_stage("asking for skills", len(every))
         count_skills(loaded, tokenizer, template, every, plan.skills, plan.items, scores, done)
     return scores
+
+
+def texts_of(
+    tokenizer: Tokenizer, template: ChatTemplate, file: Path | None, tokens: int
+) -> list[Text]:
+    """Return the first `tokens` of a file, or conversations with about as many."""
+    if file is not None:
+        read = tokenizer.encode(file.read_text(encoding="utf-8"))
+        return [fully_judged(read[:tokens])]
+    count, each = max(1, tokens // _CONVERSATION), min(tokens, _CONVERSATION)
+    return [conversation(tokenizer, template, each, seed) for seed in range(count)]
 
 
 def _answered(text: Text) -> list[tuple[int, ...]]:

@@ -110,9 +110,7 @@ def open_model(
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     folder = with_tokenizer(find_folder(path_or_hub_id))
     added = None if adapter is None else Adapter.open(adapter)
-    config = _read_config(folder)
-    quantization.check_config(config)
-    config = _for_context(config, max_context)
+    config = _for_context(checked_config(folder), max_context)
     model = build(config)
     files = find_weights(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
@@ -187,13 +185,19 @@ def _load_weights(
         raise ModelError(f"{error} (quantization method {method!r} is not supported)") from error
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def checked_config(folder: Path) -> dict[str, Any]:
+    """Return a model folder's configuration, by transformers' keys.
+
+    Raises:
+        ModelError: there is none, it names no family, or a packing that is not supported.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder}: no config.json")
     config = read_config(folder)
     if "model_type" not in config:
         raise ModelError(f"{path}: no 'model_type'")
+    quantization.check_config(config)
     return config
 
 
