@@ -30,6 +30,8 @@ class Operations(CacheOperations):
 
     gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
     """Types of matrices for which `mx.gather_mm` is right."""
+    index_type: mx.Dtype = mx.uint32
+    """Type of the indices of experts. MLX's products by expert take this one as it is."""
 
     def reads_tiles(self, packing: Packing) -> bool:
         """Return whether `packed_linear` is fastest by weights in tiles."""

@@ -35,6 +35,8 @@ _MOST_TAPS = 8
 class KernelOperations(UnfusedOperations):
     """Rows in float32 by weights in float32, bfloat16 or codes. A row's bits are its own."""
 
+    index_type = mx.int32
+
     def __init__(self, kernels: CPUKernels) -> None:
         self.kernels = kernels
         self._ops = kernels.ops

@@ -34,6 +34,8 @@ class CUDAOperations(Operations):
     kernels. None of them is needed for what these kernels read.
     """
 
+    # As all by which rows are gathered: a GPU compiles a gather for each type.
+    index_type = mx.int32
     # MLX 0.32.4 gave wrong results from 66 pairs of row and expert on (H100, float32; equal to
     # 3e-7 below that).
     gather_mm_dtypes = ()

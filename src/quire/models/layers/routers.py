@@ -131,7 +131,8 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Return the k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order.
 
-    Indices are int32, as all by which rows are gathered: a GPU compiles a gather for each type.
+    Indices have the device's `Operations.index_type`.
     """
-    indices = mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k].astype(mx.int32)
-    return indices, current_device().operations.of_rows(scores, indices)
+    operations = current_device().operations
+    indices = mx.argpartition(scores, kth=-k, axis=-1)[:, -k:].astype(operations.index_type)
+    return indices, operations.of_rows(scores, indices)

@@ -1,0 +1,185 @@
+"""Counts what a step of the eager model launches on a Mac, without one.
+
+A step's graph is built with the flags of the Metal device, on a CPU, and is never computed.
+Functions of `mx.fast` count as one primitive each, as Metal has them; a CPU spells them out.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
+from quire.device import device
+from quire.engine.engine import Engine
+from quire.engine.runner import LaunchedStep, Runner
+from quire.models.base import named_parameters
+from quire.models.registry import build
+from quire.models.weights.loader import LoadedModel
+from quire.models.weights.low_rank import LowRank
+from tests.support.grown import grown
+
+_NEEDED = {
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_theta": 10_000.0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Keys that mlx-lm's models ask for where the test configurations leave them out."""
+LEVEL = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma4",
+    "gemma4_moe",
+    "gemma4_ple",
+    "gpt_oss",
+    "mixtral",
+    "smollm3",
+)
+"""Configurations whose steps launch no more than mlx-lm's."""
+MORE = {"phi3": 56, "starcoder2": 56, "olmoe": 110, "deepseek_v3": 131}
+"""Configurations whose steps launch more, and how many primitives at most: mlx-lm keeps matrices
+joined that files have joined (Phi-3), or spells an operation in fewer steps."""
+VIEWS = frozenset(
+    {"Reshape", "Transpose", "Broadcast", "ExpandDims", "Squeeze", "Unflatten", "Flatten"}
+    | {"AsStrided", "StopGradient", "Slice", "Split"}
+)
+"""Primitives that launch nothing."""
+
+
+class CountedMetal(device.Metal):
+    """The Metal device, without kernels and without memory of its own."""
+
+    kernel_language = ""
+
+    def bound_caches(self) -> None:
+        pass
+
+    def _working_set(self) -> int:
+        return 8 << 30
+
+
+def primitives(arrays: Sequence[mx.array]) -> Counter[str]:
+    """Return the primitives that compute arrays, by name, but for views."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "graph.dot")
+        mx.export_to_dot(str(path), *arrays)
+        names = re.findall(r'label ="([A-Za-z0-9_]+)", shape=rectangle', path.read_text())
+    return Counter(name for name in names if name not in VIEWS)
+
+
+@contextmanager
+def one_primitive_each() -> Iterator[None]:
+    """Functions of `mx.fast` are one primitive each."""
+
+    def same(x: mx.array, *_: Any, **__: Any) -> mx.array:
+        return mx.abs(x)
+
+    def attend(q: mx.array, k: mx.array, v: mx.array, **_: Any) -> mx.array:
+        return mx.abs(q)[..., : v.shape[-1]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rms_norm", "layer_norm", "rope"):
+            patch.setattr(mx.fast, name, same)
+        patch.setattr(mx.fast, "scaled_dot_product_attention", attend)
+        yield
+
+
+@contextmanager
+def as_metal() -> Iterator[None]:
+    """Models and engines take this device for Apple silicon."""
+    device._tracing.append(CountedMetal())  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        device._tracing.pop()
+
+
+def counted(name: str) -> dict[str, Any]:
+    """Return a configuration that both sides count."""
+    config = _NEEDED | grown(name)
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return config
+
+
+def launches(config: dict[str, Any], streams: int = 8) -> Counter[str]:
+    """Return the primitives of a step in which `streams` sequences generate, by name.
+
+    Attention over keys counts as one a layer and sequence group, as MLX's own.
+    """
+    found: list[Counter[str]] = []
+
+    def noted(self: Runner, step: LaunchedStep) -> None:
+        if len(step.plan.sequences) == streams:
+            found.append(primitives(step.to_eval))
+        start(self, step)
+
+    start = Runner._start
+    with as_metal(), pytest.MonkeyPatch.context() as patch:
+        mx.random.seed(0)
+        model = build(config)
+        weights = named_parameters(model)
+        mx.eval(list(weights.values()))
+        size = sum(each.nbytes for each in weights.values())
+        loaded = LoadedModel(
+            model,
+            config,
+            Path(),
+            frozenset(),
+            "counted",
+            size,
+            512,
+            512,
+            "float32",
+            read_adapter=lambda place: LowRank({}, place),
+        )
+        engine = Engine(loaded, EngineConfig("", kv_memory=64 << 20, speculate="off"))
+        for number in range(streams):
+            prompt = tuple(range(3 + number, 12 + number))
+            sampling = SamplingParams(temperature=0)
+            engine.add(Request(f"r{number}", prompt, sampling, max_tokens=40))
+        for _ in range(12):
+            engine.step()
+        patch.setattr(Runner, "_start", noted)
+        with one_primitive_each():
+            engine.step()
+    return found[-1]
+
+
+def launches_of_mlx_lm(config: dict[str, Any], streams: int = 8) -> Counter[str]:
+    """Return the same of mlx-lm's model of a configuration, with its caches for batches."""
+    from mlx_lm.models import cache
+    from mlx_lm.utils import _get_classes
+
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    mx.eval(model.parameters())
+
+    def for_batches(one: Any) -> Any:
+        if isinstance(one, cache.RotatingKVCache):
+            return cache.BatchRotatingKVCache(one.max_size, [0] * streams)
+        return cache.BatchKVCache([0] * streams)
+
+    caches = [for_batches(each) for each in cache.make_prompt_cache(model)]
+    prompt = mx.array([[5 + n] * 9 for n in range(streams)])
+    tokens = mx.argmax(model(prompt, cache=caches)[:, -1], axis=-1)
+    mx.eval(tokens)
+    with one_primitive_each():  # as its `generate_step`, which always makes log-probabilities
+        logits = model(tokens[:, None], cache=caches)[:, -1]
+        tokens = mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
+        kept = [array for each in caches for array in (each.keys, each.values)]
+        return primitives([tokens, *kept])
