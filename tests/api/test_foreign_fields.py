@@ -33,7 +33,6 @@ OTHERS: dict[str, object] = {
     "chat_template": "x",
     "documents": [],
     "draft_model": "x",
-    "dry_multiplier": 0.8,
     "dynatemp_range": 0.5,
     "id_slot": 1,
     "include_reasoning": False,
@@ -62,12 +61,11 @@ OTHERS: dict[str, object] = {
     "timings_per_token": True,
     "transforms": ["middle-out"],
     "ttl": 300,
-    "typical_p": 0.9,
     "use_beam_search": True,
     "use_mlock": True,
     "use_mmap": False,
     "vllm_xargs": {},
-    "xtc_probability": 0.1,
+    "top_n_sigma": 1.0,
 }
 
 HONOURED = {"chat/completions": {"include_reasoning"}}
@@ -106,6 +104,13 @@ def test_every_protocol_draws_by_the_same_fields(serve: Serve, path: str) -> Non
     asked = {
         "top_k": 3,
         "min_p": 0.5,
+        "typical_p": 0.8,
+        "xtc_probability": 0.25,
+        "xtc_threshold": 0.2,
+        "dry_multiplier": 0.5,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 512,
         "repetition_penalty": 1.5,
         "presence_penalty": 0.5,
         "frequency_penalty": 0.25,
@@ -115,6 +120,20 @@ def test_every_protocol_draws_by_the_same_fields(serve: Serve, path: str) -> Non
     request = served.engine.requests[0]
     assert {name: getattr(request.sampling, name) for name in asked} == asked
     assert request.stop_token_ids == {9}
+
+
+@pytest.mark.parametrize("given", [["\n", "*"], '"\\n", "*"', '["\\n", "*"]'])
+def test_texts_that_break_repeats_become_tokens(serve: Serve, given: object) -> None:
+    served = serve()
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    wanted = sorted(tokenizer.encode(f"a{text}")[-1] for text in "\n*")
+    post(served, "completions", dry_multiplier=0.8, dry_sequence_breakers=given)
+    assert list(served.engine.requests[0].sampling.dry_breakers) == wanted
+    post(served, "completions", dry_multiplier=0.8)
+    assert len(served.engine.requests[1].sampling.dry_breakers) == 4
+    answer = post(served, "completions", dry_multiplier=0.8, dry_sequence_breakers="no JSON")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "dry_sequence_breakers"
 
 
 @pytest.mark.parametrize("path", BODIES)

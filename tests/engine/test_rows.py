@@ -16,6 +16,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.request import Output, Request, SamplingParams, TokenLogprobs
 from quire.models.weights.loader import LoadedModel, open_model
+from tests.sampling.reference import dry_penalties
 from tests.support.parity import Company
 from tests.support.tiny_models import tiny_model
 
@@ -24,6 +25,7 @@ PENALISED = SamplingParams(
     temperature=0, presence_penalty=0.7, frequency_penalty=0.9, repetition_penalty=1.6
 )
 REPEATED = SamplingParams(temperature=0, repetition_penalty=2.5)
+DRIED = SamplingParams(temperature=0, dry_multiplier=4.0, dry_allowed_length=1)
 LIKELY = SamplingParams(temperature=0, logprobs=3)
 CHOSEN = SamplingParams(temperature=1.2, seed=5, logprobs=0)
 
@@ -53,7 +55,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def requests() -> list[Request]:
     rng = random.Random(3)
-    kinds = (PENALISED, SamplingParams(temperature=0), REPEATED, LIKELY, CHOSEN, PENALISED, LIKELY)
+    kinds = (PENALISED, SamplingParams(temperature=0), REPEATED, LIKELY, CHOSEN, PENALISED, DRIED)
     return [
         Request(
             f"r{number}",
@@ -78,7 +80,8 @@ def penalised(
         out[token] = value / penalty if value > 0 else value * penalty
     for token in set(answer):
         out[token] -= params.presence_penalty + params.frequency_penalty * answer.count(token)
-    return out
+    repeats = dry_penalties([*prompt, *answer], params, len(out))
+    return out - np.array(repeats, dtype=np.float32) if params.penalises_repeats else out
 
 
 def check(company: Watched, request: Request) -> None:

@@ -168,6 +168,8 @@ SAMPLED = (
     SamplingParams(temperature=0.8, top_p=0.9, seed=8, logprobs=2),
     SamplingParams(temperature=0, presence_penalty=0.7, frequency_penalty=0.9),
     SamplingParams(temperature=0, repetition_penalty=1.8, logit_bias=((7, 2.0),)),
+    SamplingParams(temperature=0, dry_multiplier=4.0, dry_allowed_length=1),
+    SamplingParams(temperature=0.9, typical_p=0.8, xtc_probability=0.5, xtc_threshold=0.02, seed=9),
 )
 
 
@@ -175,7 +177,7 @@ SAMPLED = (
 def test_seeded_and_penalised_answers_are_the_same(opened: Open, family: str) -> None:
     loaded = opened(family)
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
-    lengths = (5, 30, 64, 70)
+    lengths = (5, 30, 64, 70, 12, 33)
     wanted = [
         replace(request, sampling=params)
         for request, params in zip(prompts(lengths, tokens=36), SAMPLED, strict=True)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from quire.core.request import SamplingParams
 from quire.sampling.rows import History
-from quire.sampling.sampler import uniforms
+from quire.sampling.uniforms import uniforms
 
 Floats = npt.NDArray[np.float64]
 BLOCK = 128
@@ -37,6 +37,28 @@ def adjusted(
     if allowed is not None:
         x[[i for i in range(len(x)) if i not in allowed]] = -np.inf
     return x
+
+
+def dry_penalties(tokens: list[int], params: SamplingParams, vocab: int) -> list[float]:
+    """What DRY takes from the logit of each token, place by place."""
+    if params.dry_penalty_last_n > 0:
+        tokens = tokens[-params.dry_penalty_last_n :]
+    penalties = [0.0] * vocab
+    for place in range(1, len(tokens)):
+        length = 0
+        while place - 1 - length >= 0:
+            token = tokens[-1 - length]
+            if tokens[place - 1 - length] != token or token in params.dry_breakers:
+                break
+            length += 1
+        following = tokens[place]
+        if length == 0 or length < params.dry_allowed_length:
+            continue
+        if following in params.dry_breakers or not 0 <= following < vocab:
+            continue
+        penalty = params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+        penalties[following] = max(penalties[following], penalty)
+    return penalties
 
 
 def probabilities(x: Floats, params: SamplingParams) -> Floats:

@@ -11,7 +11,8 @@ import pytest
 from quire.constraints.masks import mask_of
 from quire.core.request import SamplingParams
 from quire.sampling.rows import History, RowSampling, Sampled
-from quire.sampling.sampler import sample, uniforms
+from quire.sampling.sampler import sample
+from quire.sampling.uniforms import uniforms
 from tests.sampling import reference
 
 KINDS = {

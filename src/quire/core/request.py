@@ -27,6 +27,15 @@ class SamplingParams:
             per occurrence (OpenAI).
         repetition_penalty: divides positive and multiplies negative logits of every token of the
             prompt and the answer (CTRL, arXiv:1909.05858). 1 is off.
+        typical_p: keep the tokens whose surprise is nearest to the distribution's entropy, until
+            they hold `typical_p` of the whole (arXiv:2202.00666). 1 is off.
+        xtc_probability: how often all tokens of at least `xtc_threshold` are left out but the least
+            likely of them. 0 is off.
+        dry_multiplier: of a penalty for tokens that would go on repeating the context, see
+            `quire.sampling.dry`. 0 is off.
+        dry_base: to the power of the repeat's length beyond `dry_allowed_length`.
+        dry_penalty_last_n: tokens that are looked at, the last ones; -1 is all, 0 is none.
+        dry_breakers: token ids across which nothing counts as a repeat.
         logit_bias: (token id, bias) pairs added to the logits.
         seed: with the position, the row's only source of randomness.
         logprobs: None for none, else how many alternatives to report beside the chosen token.
@@ -36,6 +45,14 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_breakers: tuple[int, ...] = ()
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -50,7 +67,13 @@ class SamplingParams:
             self.presence_penalty != 0
             or self.frequency_penalty != 0
             or self.repetition_penalty != 1
+            or self.penalises_repeats
         )
+
+    @property
+    def penalises_repeats(self) -> bool:
+        """Whether DRY is on, which needs the prompt's tokens in their order."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
 
 JSON_BLANKS = r"\x20"

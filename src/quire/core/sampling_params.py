@@ -31,6 +31,13 @@ LIMITS: Mapping[str, Limits] = {
     "top_p": {"ge": 0.0, "le": 1.0},
     "top_k": {"ge": -1, "le": MOST_TOKENS},
     "min_p": {"ge": 0.0, "le": 1.0},
+    "typical_p": {"ge": 0.0, "le": 1.0},
+    "xtc_probability": {"ge": 0.0, "le": 1.0},
+    "xtc_threshold": {"ge": 0.0, "le": 1.0},
+    "dry_multiplier": {"ge": 0.0, "le": 100.0},
+    "dry_base": {"ge": 1.0, "le": 100.0},
+    "dry_allowed_length": {"ge": 0, "le": MOST_TOKENS},
+    "dry_penalty_last_n": {"ge": -1, "le": MOST_TOKENS},
     "presence_penalty": {"ge": -2.0, "le": 2.0},
     "frequency_penalty": {"ge": -2.0, "le": 2.0},
     # It divides and multiplies logits in float32: far outside, all tokens would be worth the same.
@@ -38,6 +45,7 @@ LIMITS: Mapping[str, Limits] = {
 }
 """Limits for requests, operator defaults and a model's recommendations; see `as_drawn`."""
 
+_INTEGERS = ("top_k", "dry_allowed_length", "dry_penalty_last_n")
 _LEAST_TOP_P = 1e-7
 """Less than the likeliest token of any vocabulary has."""
 
@@ -60,14 +68,15 @@ def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
     """Parameters within `LIMITS` as `SamplingParams` has them.
 
     `top_p` 0 leaves the likeliest token, as anything that small does; `top_k` -1 keeps all tokens.
+    `typical_p` 0 leaves the most typical one.
     """
-    least = {"top_p": _LEAST_TOP_P, "top_k": 0}
+    least = {"top_p": _LEAST_TOP_P, "typical_p": _LEAST_TOP_P, "top_k": 0}
     return {name: max(value, least.get(name, value)) for name, value in given.items()}
 
 
 def allowed(name: str) -> str:
     """Return the allowed values of a parameter, in words."""
-    kind = "an integer" if name == "top_k" else "a number"
+    kind = "an integer" if name in _INTEGERS else "a number"
     return f"{kind} from {LIMITS[name]['ge']:g} to {LIMITS[name]['le']:.10g}"
 
 

@@ -58,6 +58,14 @@ class Options(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float

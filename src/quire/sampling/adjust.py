@@ -1,4 +1,4 @@
-"""Logits changed before a token is chosen: logit bias, penalties, grammar mask.
+"""Logits changed before a token is chosen: logit bias, penalties, DRY, grammar mask.
 
 Each part touches the rows that ask for it only, and costs nothing when none does.
 """
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.request import SamplingParams
-from quire.sampling.rows import History, RowSampling
+from quire.sampling.dry import without_repeats
+from quire.sampling.rows import RowSampling, history_of
 
 
 def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
@@ -24,6 +25,10 @@ def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     if penalised:
         part = _penalised(logits[mx.array(penalised)], [rows[i] for i in penalised])
         logits = _with_rows(logits, penalised, part)
+    repeating = [i for i, row in enumerate(rows) if row.params.penalises_repeats]
+    if repeating:
+        part = without_repeats(logits[mx.array(repeating)], [rows[i] for i in repeating])
+        logits = _with_rows(logits, repeating, part)
     masked = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
     if masked:
         where = [i for i, _ in masked]
@@ -66,7 +71,7 @@ def _biased(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
 
 def _penalised(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     """Repetition penalty over prompt and answer, then frequency and presence over the answer."""
-    histories = [_history(row) for row in rows]
+    histories = [history_of(row) for row in rows]
     pending = [(i, row.pending) for i, row in enumerate(rows) if row.pending is not None]
     counts = mx.zeros(logits.shape, dtype=mx.float32)
     counts = _counted(counts, enumerate(h.generated for h in histories))
@@ -83,12 +88,6 @@ def _penalised(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     frequency = column([row.params.frequency_penalty for row in rows])
     presence = column([row.params.presence_penalty for row in rows])
     return logits - counts * frequency - (counts > 0) * presence
-
-
-def _history(row: RowSampling) -> History:
-    if row.history is None:
-        raise ValueError("a row with penalties came without its history")
-    return row.history
 
 
 def _counted(counts: mx.array, histories: Iterable[tuple[int, npt.NDArray[np.int32]]]) -> mx.array:

@@ -56,7 +56,8 @@ class RowState:
                 RowSampling(self._params, position + n, mask=mask) for n, mask in enumerate(masks)
             )
         if self._seen is None:  # the prompt never changes, and may be long
-            self._seen = np.unique(np.array(self._prompt, dtype=np.int32))
+            prompt = np.array(self._prompt, dtype=np.int32)
+            self._seen = prompt if self._params.penalises_repeats else np.unique(prompt)
         # One array from another: the answer is copied in every step, and may be long.
         answer = np.array(tokens[len(self._prompt) :] + array("i", drafts), dtype=np.int32)
         known = len(answer) - len(drafts)

@@ -20,7 +20,8 @@ class History:
     """The tokens before the one that is drawn, as far as the host knows them; int32.
 
     Attributes:
-        prompt: each token of the prompt, once or more often; how often does not matter.
+        prompt: each token of the prompt, once or more often; all in their order where
+            `params.penalises_repeats`.
         generated: the answer so far.
     """
 
@@ -45,6 +46,17 @@ class RowSampling:
     history: History | None = None
     pending: mx.array | None = None
     mask: TokenMask | None = None
+
+
+def history_of(row: RowSampling) -> History:
+    """Return the tokens before a row's.
+
+    Raises:
+        ValueError: the row came without them.
+    """
+    if row.history is None:
+        raise ValueError("a row with penalties came without its history")
+    return row.history
 
 
 @dataclass(frozen=True, slots=True)

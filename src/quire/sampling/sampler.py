@@ -1,8 +1,8 @@
 """Draws the next token of every row in one lazy graph.
 
-The order of operations is vLLM's: logit bias, repetition, frequency and presence penalties, the
-grammar mask, then (for rows that are not greedy) temperature, min_p, top_k, top_p. Reported
-log-probabilities come from the logits as the model gave them, before any of this.
+The order of operations is vLLM's: logit bias, repetition, frequency and presence penalties, DRY,
+the grammar mask, then (for rows that are not greedy) temperature, min_p, top_k, typical_p, top_p,
+XTC. Reported log-probabilities come from the logits as the model gave them, before any of this.
 
 A row's result depends on its own logits, parameters and position only. What is computed is either
 elementwise, an exact selection (max, sort, argmax), or a scan over an axis whose length does not
@@ -11,7 +11,6 @@ depend on the other rows; sums whose order a backend may choose by the number of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -20,31 +19,14 @@ from quire.core.request import SamplingParams
 from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
 from quire.device.device import current_device
 from quire.sampling.adjust import adjust, column
+from quire.sampling.filters import filtered
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
+from quire.sampling.uniforms import uniforms
 
 TOP_SIZES = (64, 256)
-"""Candidates taken for a row whose top_k is no more than that; other rows with a top_k or a top_p
+"""Candidates taken for a row whose top_k is no more than that; other rows with a filter by rank
 are sorted whole. Fixed, so that a row's sums don't depend on the top_k of its neighbours."""
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_U64 = (1 << 64) - 1
-
-
-def uniforms(seed: int, position: int) -> tuple[float, float]:
-    """Return two independent numbers in [0, 1), of 24 bits each so that float32 holds them exactly.
-
-    SplitMix64 (Steele, Lea, Flood 2014), started at the mixed seed, read at `position`.
-    """
-    bits = _mix((_mix(seed & _U64) + (position + 1) * _GOLDEN) & _U64)
-    return (bits >> 40) * 2.0**-24, (bits & 0xFFFFFF) * 2.0**-24
-
-
-def _mix(z: int) -> int:
-    """Apply SplitMix64's finaliser: a bijection on 64 bits in which each bit moves all others."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
-    return z ^ (z >> 31)
 
 
 def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
@@ -83,7 +65,8 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 def _candidates(params: SamplingParams) -> int | None:
     """Return how many of a row's best tokens to draw from, sorted: 0 is all, None all unsorted."""
-    if params.top_k == 0 and params.top_p >= 1:
+    ranked = params.top_p < 1 or params.typical_p < 1 or params.xtc_probability > 0
+    if params.top_k == 0 and not ranked:
         return None
     return next((size for size in TOP_SIZES if 0 < params.top_k <= size), 0)
 
@@ -95,7 +78,7 @@ def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx
     if size is None:
         return _inverse(_weights(logits, logits.max(axis=-1, keepdims=True), params), u)
     ids, values = top(logits, min(size or logits.shape[1], logits.shape[1]))
-    weights = _nucleus(_weights(values, values[:, :1], params), params)
+    weights = filtered(_weights(values, values[:, :1], params), rows)
     return current_device().operations.of_rows(ids, _inverse(weights, u)[:, None])[:, 0]
 
 
@@ -104,19 +87,6 @@ def _weights(logits: mx.array, best: mx.array, params: Sequence[SamplingParams])
     weights = mx.exp((logits - best) / column([p.temperature for p in params]))
     if any(p.min_p > 0 for p in params):
         weights = weights * (weights >= column([p.min_p for p in params]))
-    return weights
-
-
-def _nucleus(weights: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """`weights` [R, N], best first, with those that top_k, then top_p, drop set to 0."""
-    n = weights.shape[-1]
-    k = mx.array([min(p.top_k or n, n) for p in params])[:, None]
-    weights = weights * (mx.arange(n) < k)
-    if any(p.top_p < 1 for p in params):
-        sums = mx.cumsum(weights, axis=-1)
-        share = column([p.top_p if p.top_p < 1 else math.inf for p in params])
-        # A token stays while those before it hold less than top_p of the whole.
-        weights = weights * (sums - weights < share * sums.max(axis=-1, keepdims=True))
     return weights
 
 

@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = frozenset(
     {
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa"),
         *("use_mmap", "use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all"),
-        *("typical_p", "tfs_z", "repeat_last_n", "mirostat", "mirostat_eta", "mirostat_tau"),
+        *("tfs_z", "repeat_last_n", "mirostat", "mirostat_eta", "mirostat_tau"),
         *("penalize_newline", "draft_num_predict"),
     }
 )
@@ -34,6 +34,7 @@ class ModelOptions(History):
     top_p: Annotated[Number, Field(**LIMITS["top_p"])] | None = None
     top_k: Annotated[Integer, Field(**LIMITS["top_k"])] | None = None
     min_p: Annotated[Number, Field(**LIMITS["min_p"])] | None = None
+    typical_p: Annotated[Number, Field(**LIMITS["typical_p"])] | None = None
     presence_penalty: Annotated[Number, Field(**LIMITS["presence_penalty"])] | None = None
     frequency_penalty: Annotated[Number, Field(**LIMITS["frequency_penalty"])] | None = None
     repeat_penalty: Annotated[Number, Field(**LIMITS["repetition_penalty"])] | None = None
@@ -62,6 +63,7 @@ class ModelOptions(History):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            typical_p=self.typical_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repeat_penalty,

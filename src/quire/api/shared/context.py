@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from quire.api.shared.model_use import use_of
 from quire.api.shared.notes import note, notes
 from quire.api.shared.priority import priority_of
 from quire.api.shared.quotas import Quotas
+from quire.api.shared.sampling_fields import sampling_of
 from quire.api.shared.schema import (
     DecodingFields,
     GenerationFields,
@@ -33,11 +33,9 @@ from quire.api.shared.schema import (
 from quire.api.shared.signing import Signer
 from quire.api.shared.stored import StoredConversations
 from quire.core.config import ServerConfig
-from quire.core.errors import RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
-from quire.core.request import SamplingParams, TokenRules
-from quire.core.sampling_params import LIMITS, as_drawn
+from quire.core.request import TokenRules
 from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.job_media import JobMedia
 from quire.serving.jobs import Jobs
@@ -385,7 +383,7 @@ def decoding(
         "skip_special": fields.skip_special_tokens is not False,
         "truncate": fields.truncate_prompt_tokens,
         "truncate_left": fields.truncation_side != "right",
-        "sampling": _sampling(fields, context.service, logprobs),
+        "sampling": sampling_of(fields, context.service, logprobs),
         "stop_token_ids": frozenset(stop_ids),
         "ignore_eos": fields.ignore_eos is True,
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
@@ -411,40 +409,3 @@ def _token_rules(fields: DecodingFields, service: Service) -> TokenRules:
     words = [spelled for word in fields.bad_words or () for spelled in (word, f" {word.lstrip()}")]
     encoded = (tuple(service.tokenizer.encode(each, add_special_tokens=False)) for each in words)
     return TokenRules(allowed, tuple(dict.fromkeys(ids for ids in encoded if ids)))
-
-
-def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) -> SamplingParams:
-    """Return sampling parameters, with the server's defaults and a random seed where absent.
-
-    Raises:
-        RequestError: a bias is for no token.
-    """
-    named = {name: getattr(fields, name) for name in LIMITS}
-    given = {name: value for name, value in named.items() if value is not None}
-    return replace(
-        service.sampling,
-        **as_drawn(given),
-        logit_bias=_logit_bias(fields.logit_bias or {}, service.info.vocab_size),
-        seed=secrets.randbits(63) if fields.seed is None else fields.seed % 2**63,
-        logprobs=logprobs,
-    )
-
-
-def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
-    """Biases by token id.
-
-    Raises:
-        RequestError: a key that is not the id of a token.
-    """
-    pairs = []
-    for key, bias in biases.items():
-        known = key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocabulary
-        if not known or key != str(int(key)):
-            raise RequestError(
-                f"'logit_bias' has the key '{key[:40]}', which is not the id of one of this "
-                f"model's {vocabulary} tokens.",
-                param="logit_bias",
-                code="invalid_value",
-            )
-        pairs.append((int(key), bias))
-    return tuple(pairs)

@@ -36,6 +36,7 @@ ALIASES = {
     "seed": ("random_seed", "sampling_seed"),
     "stop": ("stop_sequences",),
     "stop_sequences": ("stop",),
+    "typical_p": ("typical",),
     "thinking_budget": (
         "thinking_token_budget",
         "thinking_budget_tokens",
@@ -118,7 +119,7 @@ search_parameters search_settings session_params skew smoothing_curve smoothing_
 speculative_ngram stop_regex stream_options.chunk_include_usage
 stream_options.continuous_usage_stats tags temperature_last think_mode thinking token_healing
 tool_prompt tool_stream top_a top_n_tokens trace transforms translation_options truncation_length
-ttl typical usage verbosity vl_high_resolution_images watermark
+ttl usage verbosity vl_high_resolution_images watermark
 """
 _KNOWN = frozenset(_OTHERS.split()).union(*PEERS.values())
 """Paths of fields that other servers honour; where a schema lacks them, they have no effect."""

@@ -310,6 +310,20 @@ class DecodingFields(Wire):
     )
     min_p: Annotated[Number, Field(**LIMITS["min_p"])] | None = None
     repetition_penalty: Annotated[Number, Field(**LIMITS["repetition_penalty"])] | None = None
+    typical_p: Annotated[Number, Field(**LIMITS["typical_p"])] | None = None
+    xtc_probability: Annotated[Number, Field(**LIMITS["xtc_probability"])] | None = None
+    xtc_threshold: Annotated[Number, Field(**LIMITS["xtc_threshold"])] | None = None
+    dry_multiplier: Annotated[Number, Field(**LIMITS["dry_multiplier"])] | None = None
+    dry_base: Annotated[Number, Field(**LIMITS["dry_base"])] | None = None
+    dry_allowed_length: Annotated[Integer, Field(**LIMITS["dry_allowed_length"])] | None = None
+    dry_penalty_last_n: Annotated[Integer, Field(**LIMITS["dry_penalty_last_n"])] | None = Field(
+        default=None, description="tokens that DRY looks at; -1: all, 0: none"
+    )
+    dry_sequence_breakers: (
+        Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
+        | Annotated[str, Field(max_length=4096)]
+        | None
+    ) = Field(default=None, description="texts that end a repeat, a list or JSON strings")
     min_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
