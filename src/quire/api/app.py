@@ -22,6 +22,7 @@ from quire.api.batches.store import FileStore
 from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
+from quire.api.infill.endpoint import Infill
 from quire.api.mcp.endpoint import Mcp
 from quire.api.mcp.rounds import RunsTools
 from quire.api.messages.endpoint import Messages
@@ -87,6 +88,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     endpoints = Endpoints(
         Chat(server),
         Completions(server),
+        Infill(server),
         Messages(server),
         Responses(server, stores, streams),
         Embeddings(server),

@@ -21,6 +21,7 @@ from quire.api.batches.messages import (
 from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
+from quire.api.infill.endpoint import Infill
 from quire.api.mcp.endpoint import Mcp
 from quire.api.messages.endpoint import Messages
 from quire.api.ollama.endpoint import Ollama
@@ -46,6 +47,7 @@ class Endpoints:
 
     chat: Chat
     completions: Completions
+    infill: Infill
     messages: Messages
     responses: Responses
     embeddings: Embeddings

@@ -7,6 +7,7 @@ from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
 from quire.api.embeddings.endpoint import EmbeddingRequest
 from quire.api.file_routes import FILES
+from quire.api.infill.endpoint import InfillRequest
 from quire.api.mcp.endpoint import McpCall
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.api.ollama.schema import ChatRequest as OllamaChatRequest
@@ -37,6 +38,15 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/completions",
         summary="Goes on with a text",
         body=CompletionRequest,
+        answers=(JSON, EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.infill.create,
+        "post",
+        "/infill",
+        summary="Fills a gap in a text, at llama.cpp's path",
+        body=InfillRequest,
         answers=(JSON, EVENTS),
         statuses=_GENERATING,
     ),
@@ -191,6 +201,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "What a model is, at llama.cpp's path",
         statuses=(404,),
     ),
+    Operation(lambda e: e.utilities.slots, "get", "/slots", summary="Not offered", listed=False),
     Operation(
         lambda e: e.utilities.detokenize,
         "post",

@@ -26,7 +26,7 @@ from quire.api.shared.pieces import compact
 from quire.api.shared.schema import TokenId, Wire, parse
 from quire.api.shared.thinking import template_variables
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
-from quire.core.errors import Forbidden, RequestError
+from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking
 from quire.serving.model import Model
 from quire.serving.sampling_defaults import NAMES
@@ -323,6 +323,14 @@ class Utilities:
     async def version(self, request: Request) -> Response:
         """`GET /version`, as vLLM has it."""
         return JSONResponse({"version": quire.__version__})
+
+    async def slots(self, request: Request) -> Response:
+        """`GET /slots` is not offered, and not in the API's description."""
+        raise NotOffered(
+            "This server has no slots: requests share one batch and one cache. 'GET /metrics' with "
+            "'Accept: application/json' lists the streams that run.",
+            code="not_implemented",
+        )
 
     async def ping(self, request: Request) -> Response:
         """`GET /ping`: an empty answer with the status of `/health`, as SageMaker asks."""

@@ -41,6 +41,7 @@ from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
 from quire.core.request import ScoredToken, TokenLogprobs
 from quire.core.sampling_params import MOST_TOKENS
+from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation, Prepared
 from quire.serving.service import Service
 from quire.serving.streams import ChoiceEvent, GenerationStream
@@ -70,7 +71,10 @@ class CompletionRequest(GenerationFields, FormatFields):
     )
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
     best_of: Integer | None = Field(default=None, ge=1, le=128)
-    suffix: None = Field(default=None, description="answers follow a prompt, they fill no gap")
+    suffix: str | None = Field(
+        default=None,
+        description="the text behind the answer, if the tokenizer marks gaps",
+    )
 
     def generation(self, context: Context, request: Request) -> Generation:
         """Return the protocol-independent generation request.
@@ -86,11 +90,16 @@ class CompletionRequest(GenerationFields, FormatFields):
             )
         prompts = self.prompts()
         check_count(len(prompts) * (self.n or 1), _MAX_CHOICES, "prompt")
+        common = common_fields(context, self, request.headers, logprobs=self.logprobs)
+        if self.suffix:
+            gaps = Gaps(context.service.prompts, "suffix")
+            prompts = tuple(gaps.prompt(each, self.suffix) for each in prompts)
+            common["stop_token_ids"] |= gaps.ends
         return Generation(
             prompts=prompts,
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             format=self.answer_format(request.scope),
-            **common_fields(context, self, request.headers, logprobs=self.logprobs),
+            **common,
         )
 
     @property
