@@ -33,6 +33,9 @@ static inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 x) { return {x, 
 static inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return __floats2bfloat162_rn((float)a.x - (float)b.x, (float)a.y - (float)b.y);
 }
+static inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __floats2bfloat162_rn((float)a.x * (float)b.x, (float)a.y * (float)b.y);
+}
 static inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
   return __floats2bfloat162_rn((float)a.x * (float)b.x + (float)c.x, (float)a.y * (float)b.y + (float)c.y);
 }

@@ -2,31 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.device import activations
+from quire.device.activations import Gating
 from quire.device.cuda.driver import Card
 from quire.device.cuda.skinny_gemm import SkinnyGemm
-from quire.device.cuda.wide_gemm import WideGemm
+from quire.device.cuda.wide_gemm import ROWS, WideGemm
+from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs import kernels
+from quire.executor.graphs.arithmetic import gated
+from quire.executor.graphs.operands import UNPACKED
 from quire.executor.graphs.recorder import Kernel
+from quire.executor.graphs.routes import EXPERT_TILE
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
+from tests.support.nvcc import assert_compiles
 
 SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
+AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
+MXFP4, NVFP4, MXFP8 = Packing(32, 4, "mxfp4"), Packing(16, 4, "nvfp4"), Packing(32, 8, "mxfp8")
+FLOATS = [MXFP4, NVFP4, MXFP8]
+PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS]
+GATINGS = {"silu": Gating("silu"), "clamped": Gating("silu", 7.0, 1.702)}
 
 
-def matrix(outputs: int, inputs: int, bits: int, group: int, seed: int) -> list[mx.array]:
+def often(cases: Iterable[object], *everyday: object) -> list[object]:
+    """Return a test's cases, all but the everyday ones marked as slow."""
+    return [
+        case if case in everyday else pytest.param(case, marks=pytest.mark.slow) for case in cases
+    ]
+
+
+def name_of(case: object) -> str | None:
+    if isinstance(case, Packing):
+        named = f"{case.mode}-{case.bits}-{case.group_size}"
+        return "bfloat16" if case == UNPACKED else named
+    return None
+
+
+def matrix(outputs: int, inputs: int, packing: Packing, seed: int) -> list[mx.array]:
     """Return a matrix as a kernel takes it, and then its numbers in float32."""
     whole = mx.random.normal((outputs, inputs), key=mx.random.key(seed)) * inputs**-0.5
     whole = whole.astype(mx.bfloat16)
-    if bits == 16:
+    if packing == UNPACKED:
         return [whole, whole.astype(mx.float32)]
-    parts = mx.quantize(whole, group_size=group, bits=bits)
-    wide = [parts[0], *(each.astype(mx.float32) for each in parts[1:])]
-    return [*parts, mx.dequantize(*wide, group_size=group, bits=bits)]
+    codes, scales, *biases = mx.quantize(whole, packing.group_size, packing.bits, packing.mode)
+    weight = PackedWeight(codes, scales, biases[0] if biases else None, packing)
+    return [codes, scales, *biases, weight.unpacked(mx.float32)]
+
+
+def few(inputs: int, outputs: int, packing: Packing, rows: int, **more: bool) -> SkinnyGemm:
+    return SkinnyGemm(
+        inputs,
+        outputs,
+        packing.group_size,
+        1 << (rows - 1).bit_length(),
+        H200,
+        bits=packing.bits,
+        mode=packing.mode,
+        **more,
+    )
+
+
+def many(
+    inputs: int, outputs: int, packing: Packing, rows: int, card: Card = H200, **more: bool
+) -> WideGemm:
+    bits, group_size = packing.bits, packing.group_size
+    return WideGemm(inputs, outputs, bits, group_size, rows, card, mode=packing.mode, **more)
 
 
 def run(source: str, gemm: kernels.Gemm, given: list[mx.array], grid: tuple[int, int, int]) -> None:
@@ -40,75 +89,167 @@ def error(found: mx.array, expected: mx.array) -> float:
     return float((difference / mx.linalg.norm(expected)).item())
 
 
+def random(*shape: int, seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)
+
+
+def number(n: int) -> mx.array:
+    return mx.array(np.array([n], np.int32))
+
+
 @pytest.mark.parametrize("card", [H200, SMALL], ids=["split", "side by side"])
-@pytest.mark.parametrize(("bits", "group"), [(4, 64), (4, 128), (8, 64), (16, 0)])
-def test_products_are_those_of_the_weights(bits: int, group: int, card: Card) -> None:
+@pytest.mark.parametrize("packing", often(PACKINGS, AFFINE, MXFP4), ids=name_of)
+def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None:
     rows, inputs, outputs = 70, 384, 144
-    *weight, numbers = matrix(outputs, inputs, bits, group, 0)
-    x = mx.random.normal((rows, inputs), key=mx.random.key(1)).astype(mx.bfloat16)
-    y, offsets = mx.zeros((rows, outputs), mx.bfloat16), mx.arange(outputs).astype(mx.bfloat16)
-    gemm = WideGemm(inputs, outputs, bits, group or 64, 128, card)
+    *weight, numbers = matrix(outputs, inputs, packing, 0)
+    x, offsets = random(rows, inputs, seed=1), mx.arange(outputs).astype(mx.bfloat16)
+    y = mx.zeros((rows, outputs), mx.bfloat16)
+    gemm = many(inputs, outputs, packing, 128, card)
     assert (gemm.columns > 1) == (card is SMALL)
     source = kernels.linear(gemm, (outputs,), offsets=True)
-    count = mx.array(np.array([rows], np.int32))
     grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
-    run(source, gemm, [count, x, *weight, y, offsets], grid)
+    run(source, gemm, [number(rows), x, *weight, y, offsets], grid)
     assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
 
 
 @pytest.mark.parametrize("inputs", [192, 1024])
-@pytest.mark.parametrize("rows", [1, 3, 20])
-@pytest.mark.parametrize("bits", [4, 8, 16])
-def test_products_of_few_rows_are_those_of_the_weights(bits: int, rows: int, inputs: int) -> None:
+@pytest.mark.parametrize("rows", often([1, 3, 20], 3))
+@pytest.mark.parametrize("packing", often(PACKINGS, AFFINE, MXFP4), ids=name_of)
+def test_products_of_few_rows_are_those_of_the_weights(
+    packing: Packing, rows: int, inputs: int
+) -> None:
+    """Their scales lie padded in shared memory, or not."""
     outputs = 48
-    *weight, numbers = matrix(outputs, inputs, bits, 64, 0)
-    x = mx.random.normal((rows, inputs), key=mx.random.key(1)).astype(mx.bfloat16)
-    y = mx.zeros((rows, outputs), mx.bfloat16)
-    gemm = SkinnyGemm(inputs, outputs, 64, 1 << (rows - 1).bit_length(), H200, bits=bits)
+    *weight, numbers = matrix(outputs, inputs, packing, 0)
+    x, y = random(rows, inputs, seed=1), mx.zeros((rows, outputs), mx.bfloat16)
+    gemm = few(inputs, outputs, packing, rows)
     grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
-    count = mx.array(np.array([rows], np.int32))
     source = kernels.linear(gemm, (outputs,), offsets=False)
-    run(source, gemm, [count, x, *weight, y], grid)
+    run(source, gemm, [number(rows), x, *weight, y], grid)
     assert error(y, x.astype(mx.float32) @ numbers.T) < 4e-3
 
 
-@pytest.mark.parametrize("bits", [4, 16])
-def test_gates_join_two_products(bits: int) -> None:
-    rows, inputs, outputs = 5, 128, 48
-    (*gate, a), (*up, b) = (matrix(outputs, inputs, bits, 64, seed) for seed in (0, 1))
-    x = mx.random.normal((rows, inputs), key=mx.random.key(2)).astype(mx.bfloat16)
-    y = mx.zeros((rows, outputs), mx.bfloat16)
-    gemm = WideGemm(inputs, outputs, bits, 64, 64, SMALL, gated=True)
+@pytest.mark.parametrize("kind", [few, many])
+@pytest.mark.parametrize("packing", often(FLOATS, MXFP4), ids=name_of)
+def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels.Gemm]) -> None:
+    """Rows of the identity give the numbers themselves, by scales of all sizes."""
+    outputs, inputs, rows = 256, 64, 32
+    generator = np.random.default_rng(0)
+    codes = mx.array(generator.integers(0, 1 << 32, (outputs, inputs * packing.bits // 32), "u4"))
+    largest = 127 if packing.mode == "nvfp4" else 240  # above these are a NaN, and infinities
+    scales = np.resize(np.arange(largest, dtype=np.uint8), (outputs, inputs // packing.group_size))
+    if packing.mode == "mxfp8":
+        codes = codes & 0x77777777  # no NaN
+    weight = PackedWeight(codes, mx.array(scales), None, packing)
+    y, gemm = mx.zeros((rows, outputs), mx.bfloat16), kind(inputs, outputs, packing, rows)
+    grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
+    source = kernels.linear(gemm, (outputs,), offsets=False)
+    given = [number(rows), mx.eye(inputs)[:rows].astype(mx.bfloat16), codes, weight.scales, y]
+    run(source, gemm, given, grid)
+    assert mx.array_equal(y, weight.unpacked(mx.bfloat16)[:, :rows].T).item()
+
+
+@pytest.mark.parametrize("rows", often([1, 3, 20, 70], 3, 70))
+@pytest.mark.parametrize("packing", often([AFFINE, UNPACKED, *FLOATS], AFFINE, MXFP4), ids=name_of)
+def test_gates_join_two_products(packing: Packing, rows: int) -> None:
+    inputs, outputs = 128, 48
+    (*gate, a), (*up, b) = (matrix(outputs, inputs, packing, seed) for seed in (0, 1))
+    x, y = random(rows, inputs, seed=2), mx.zeros((rows, outputs), mx.bfloat16)
+    gemm: kernels.Gemm = (
+        few(inputs, outputs, packing, rows, gated=True)
+        if rows <= 32
+        else many(inputs, outputs, packing, 128, SMALL, gated=True)
+    )
     grid = -(-outputs // gemm.width), gemm.blocks, 1
-    count = mx.array(np.array([rows], np.int32))
-    run(kernels.gated(gemm, "silu"), gemm, [count, x, *gate, *up, y], grid)
+    run(kernels.gated(gemm, "silu"), gemm, [number(rows), x, *gate, *up, y], grid)
     left, right = (x.astype(mx.float32) @ each.T for each in (a, b))
     assert error(y, left * mx.sigmoid(left) * right) < 5e-3
 
 
-def test_experts_take_the_rows_that_chose_them() -> None:
-    rows, top, inputs, outputs, count = 6, 2, 128, 64, 3
-    made = [matrix(outputs, inputs, 4, 64, seed) for seed in range(count)]
-    codes, scales, biases, numbers = (mx.stack(list(part)) for part in zip(*made, strict=True))
-    x = mx.random.normal((rows * top, inputs), key=mx.random.key(9)).astype(mx.bfloat16)
-    chosen = np.array([[0, 2], [2, 0], [2, 0], [0, 2], [2, 0], [2, 0]])
-    order = np.argsort(chosen.reshape(-1), kind="stable").astype(np.int32)
-    tiles = np.array([[0, 0, 6], [2, 6, 6], [0, 0, 0]], np.int32)
-    y = mx.zeros((rows * top, outputs), mx.bfloat16)
-    gemm = WideGemm(inputs, outputs, 4, 64, 64 * len(tiles), H200, experts=True)
-    grid = -(-outputs // gemm.width), len(tiles), 1
-    arrays = [x, codes, scales, biases, mx.array(order), mx.array(tiles), y]
-    run(kernels.experts_down(gemm, count), gemm, arrays, grid)
-    own = numbers[mx.array(chosen.reshape(-1)[order])]
-    expected = (own @ x.astype(mx.float32)[..., None]).squeeze(-1)
-    assert error(y[mx.array(order)], expected) < 4e-3
+def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
+    """Return pairs of row and expert in the order of their experts, and the tiles of that order."""
+    pairs = chosen.reshape(-1)
+    order = np.argsort(pairs, kind="stable").astype(np.int32)
+    tiles = [[0, 0, 0]]
+    for expert in np.unique(pairs):
+        first, count = np.searchsorted(pairs[order], expert), (pairs == expert).sum()
+        tiles += [[expert, first + n, min(size, count - n)] for n in range(0, count, size)]
+    return mx.array(order), mx.array(np.array(tiles, np.int32))
+
+
+@pytest.mark.parametrize("gating", often(GATINGS, "clamped"))
+@pytest.mark.parametrize("rows", often([1, 3, 20, 70], 3, 70))
+@pytest.mark.parametrize("packing", often([AFFINE, UNPACKED, *FLOATS], MXFP4), ids=name_of)
+def test_experts_take_the_rows_that_chose_them(packing: Packing, rows: int, gating: str) -> None:
+    """Their gates and then their last matrices, all with biases."""
+    top, hidden, width, count = 2, 192, 64, 5
+    chosen = np.argsort(np.random.default_rng(rows).random((rows, count)))[:, :top]
+    wide = rows * top > EXPERT_TILE * count
+    order, tiles = tiles_of(chosen, ROWS if wide else EXPERT_TILE)
+    stacked = [
+        [mx.stack(list(part)) for part in zip(*matrices, strict=True)]
+        for seed, (outputs, inputs) in enumerate(
+            [(width, hidden), (width, hidden), (hidden, width)]
+        )
+        for matrices in [[matrix(outputs, inputs, packing, 10 * seed + n) for n in range(count)]]
+    ]
+    (*gate, a), (*up, b), (*down, c) = stacked
+    biases = [random(count, each.shape[1], seed=n) for n, each in enumerate((a, b, c))]
+    x, inner = random(rows, hidden, seed=7), mx.zeros((rows * top, width), mx.bfloat16)
+    own, made = GATINGS[gating], many if wide else few
+    size = ROWS * len(tiles) if wide else rows
+    first = made(hidden, width, packing, size, gated=True, experts=True)
+    joined = gated(own, "x", "y", mx.bfloat16)
+    source = kernels.experts_first(first, count, top, joined, own.activation, offsets=True)
+    given = [x, *gate, *up, *biases[:2], order, tiles, inner]
+    run(source, first, given, (-(-width // first.width), len(tiles), 1))
+    picked = mx.array(chosen.reshape(-1))[order]
+    rows_of = x.astype(mx.float32)[order // top][..., None]
+    left, right = (
+        ((each[picked] @ rows_of).squeeze(-1) + bias.astype(mx.float32)[picked])
+        for each, bias in zip((a, b), biases[:2], strict=True)
+    )
+    expected = activations.gated(own, lambda z: z * mx.sigmoid(z), left, right)
+    assert error(inner, expected) < 1e-2
+
+    y = mx.zeros((rows * top, hidden), mx.bfloat16)
+    last = made(width, hidden, packing, size, experts=True)
+    source = kernels.experts_down(last, count, offsets=True)
+    given = [inner, *down, biases[2], order, tiles, y]
+    run(source, last, given, (-(-hidden // last.width), len(tiles), 1))
+    expected = (c[picked] @ inner.astype(mx.float32)[..., None]).squeeze(-1)
+    assert error(y[order], expected + biases[2].astype(mx.float32)[picked]) < 4e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", FLOATS, ids=name_of)
+def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
+    for number, gemm in enumerate(
+        [
+            few(2880, 2880, packing, 1, gated=True, experts=True),
+            few(2880, 2880, packing, 8, experts=True),
+            few(4096, 4096, packing, 32),
+            many(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
+            many(4096, 4096, packing, 64),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if gemm.experts and gemm.gated:
+            joined = gated(GATINGS["clamped"], "x", "y", mx.bfloat16)
+            text = kernels.experts_first(gemm, 32, 4, joined, "silu", offsets=True)
+        elif gemm.experts:
+            text = kernels.experts_down(gemm, 32, offsets=True)
+        else:
+            text = kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
+        assert_compiles(text, folder)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_what_a_thread_block_keeps_fits_the_card(card: Card) -> None:
     for bits in (4, 8, 16):
         for outputs in (16, 128, 4096, 28_672):
-            for gated in (False, True):
-                gemm = WideGemm(4096, outputs, bits, 64, 512, card, gated)
+            for both in (False, True):
+                gemm = WideGemm(4096, outputs, bits, 64, 512, card, both)
                 assert gemm.fits, gemm
                 assert gemm.width * -(-outputs // gemm.width) >= outputs

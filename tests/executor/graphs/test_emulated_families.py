@@ -13,6 +13,7 @@ from tests.executor.graphs.recorded import (
     opened,
     streams_of,
 )
+from tests.executor.graphs.test_recording import experts_in_mxfp4
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
@@ -53,8 +54,21 @@ def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compa
     compared.assert_agree(opened(grown(family)), PLAIN, rounds, ["2-r1", "again 2-r0"])
 
 
+def test_gpt_oss_is_recorded_as_published(compared: Compared) -> None:
+    """Its experts in MXFP4, attention and head in bfloat16."""
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
+    compared.assert_agree(loaded, PLAIN, rounds, ["2-r1", "again 2-r0"])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
     scenarios = ["batch of unequal lengths", "in chunks of 9"]
     wanted = prompts((3, 20), tokens=4)
     assert_the_same_bits_in_any_batch(opened(grown(family)), wanted, scenarios=scenarios)
+
+
+def test_logits_of_mxfp4_have_the_same_bits_in_any_batch() -> None:
+    loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
+    scenarios = ["batch of unequal lengths", "in chunks of 9"]
+    assert_the_same_bits_in_any_batch(loaded, prompts((3, 20), tokens=4), scenarios=scenarios)

@@ -74,13 +74,32 @@ BITS = (2, 3, 4, 5, 6, 8)
 FORMATS = (PLAIN, KVFormat("page", 4, 8), KVFormat("uniform", 4, 4), KVFormat("turbo", 4, 4))
 
 
-def packed_model(config: dict[str, Any]) -> LanguageModel:
+def in_four_bits(model: nn.Module) -> None:
+    """Mutates: pack all matrices in affine codes of 4 bits."""
+    nn.quantize(model, 64, 4, class_predicate=_is_packed)
+
+
+def experts_in_mxfp4(model: nn.Module) -> None:
+    """Mutates: pack the matrices of experts alone, as gpt-oss is published."""
+    nn.quantize(
+        model,
+        32,
+        4,
+        mode="mxfp4",
+        class_predicate=lambda path, module: "experts" in path and _is_packed(path, module),
+    )
+
+
+def packed_model(
+    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_four_bits
+) -> LanguageModel:
     twin, model = build(config), build(config)
-    nn.quantize(twin, 64, 4, class_predicate=_is_packed)
+    pack(twin)
     weights = {name: _narrow(each) for name, each in named_parameters(twin).items()}
     if str(config["model_type"]).startswith("gemma4"):
         weights = with_small_scores(weights)
     pack_like(model, weights)
+    use_device_products(model)
     model.load_weights(list(weights.items()))
     mx.eval(list(weights.values()))
     return model

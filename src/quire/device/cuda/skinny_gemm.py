@@ -37,7 +37,8 @@ class SkinnyGemm:
         outputs: of all matrices together by which a launch multiplies; with `gated`, of one of two.
         experts: a matrix an expert.
         batch_invariant: a row's sums are added up in one order, however many rows there are.
-        bits: of a weight: 4 or 8 as affine codes, 16 as it is.
+        bits: of a weight: 4 or 8 as codes, 16 as it is.
+        mode: of codes, in MLX's terms; other than affine ones are floats.
     """
 
     inputs: int
@@ -48,8 +49,8 @@ class SkinnyGemm:
     gated: bool = False
     experts: bool = False
     batch_invariant: bool = False
-
     bits: int = 4
+    mode: str = "affine"
 
     source: ClassVar[str] = "skinny_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -90,11 +91,19 @@ class SkinnyGemm:
     def shared_of(self, tiles: int, cut: Cut) -> int:
         """Return the same with another cut."""
         matrices = cut.parts * (2 if self.gated else 1)
-        groups = self.inputs // self.group_size
         columns = self._columns(tiles)
         ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + 128 * columns)
-        scales = 64 * matrices * (groups if groups % 8 else groups + 8) if self.bits < 16 else 0
+        scales = 16 * matrices * self._row_of_scales
         return max(ring + scales, 512 * cut.warps * matrices * tiles)
+
+    @property
+    def _row_of_scales(self) -> int:
+        """Bytes of a row's scales and biases, padded where rows would begin in one bank."""
+        if self.bits == 16:
+            return 0
+        arrays, size = (2, 2) if self.mode == "affine" else (1, 1)
+        row = self.inputs // self.group_size * size
+        return arrays * (row if row % 16 else row + 16)
 
     def _columns(self, tiles: int) -> int:
         """Return the rows that a thread block keeps."""
@@ -106,6 +115,7 @@ class SkinnyGemm:
         tiles, cut = self.tiles, self.cut
         return {
             "BITS": self.bits,
+            "FLOATS": int(self.mode != "affine"),
             "TILES": tiles,
             "ROWS": self._columns(tiles),
             "PARTS": cut.parts,

@@ -31,10 +31,11 @@ class WideGemm:
 
     Attributes:
         inputs, outputs: columns and rows of a matrix; with `gated`, of each of the two.
-        bits: of a weight: 4 or 8 as affine codes, 16 as it is.
+        bits: of a weight: 4 or 8 as codes, 16 as it is.
         group_size: columns that share a scale.
         rows: that it is launched for; of experts `ROWS` for each tile.
         experts: a matrix an expert.
+        mode: of codes, in MLX's terms; other than affine ones are floats.
     """
 
     inputs: int
@@ -45,6 +46,7 @@ class WideGemm:
     card: Card
     gated: bool = False
     experts: bool = False
+    mode: str = "affine"
 
     source: ClassVar[str] = "wide_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -123,6 +125,7 @@ class WideGemm:
         """The constants of `wide_gemm.cuh`, but for those of activation and experts."""
         return {
             "BITS": self.bits,
+            "FLOATS": int(self.mode != "affine"),
             "GROUP": self.group_size,
             "COLUMNS": self.columns,
             "SPLITS": _WARPS // self.columns,

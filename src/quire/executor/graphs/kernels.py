@@ -37,8 +37,8 @@ __device__ __forceinline__ void wait_for_others() {
 """
 Gemm = SkinnyGemm | WideGemm
 
-WEIGHT_PARTS = ("const unsigned* {}", "const T* {}", "const T* {}")
-"""Parameters of a matrix in codes: these, scales and biases. Others have the first alone."""
+WEIGHT_PARTS = {"w": "const unsigned*", "scales": "const Scale*", "biases": "const T*"}
+"""Parameters of a matrix by their names: codes, scales and biases, or the first ones of them."""
 
 
 def source_text(
@@ -80,23 +80,20 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
     """rows, x, then weight, y and, with `offsets`, a bias or 0 of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
-        parameters += _weight(gemm, f"w{n}", f"s{n}", f"b{n}")
-        parameters += [f"T* y{n}", *[f"const T* o{n}"] * offsets]
-    coded = gemm.bits < 16
+        parameters += [*_weight(gemm, str(n)), f"T* y{n}", *[f"const T* offsets{n}"] * offsets]
+    weight = _parts_of(gemm)
     lines = [
         "const int x_shape[1] = {*rows};",
         "int part = blockIdx.x;",
         f"int outputs = {outputs[0]};",
-        "const unsigned* w = w0; T* y = y0;",
-        "const T *scales = s0, *biases = b0;" if coded else "",
-        "const T* offsets = o0;" if offsets else "",
+        *(f"{WEIGHT_PARTS[name]} {name} = {name}0;" for name in weight),
+        "T* y = y0;",
+        "const T* offsets = offsets0;" if offsets else "",
     ]
     for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
         lines += [
-            f"if (part >= {before}) {{ part -= {before};",
-            f"w = w{n}; y = y{n}; outputs = {outputs[n]};",
-            f"scales = s{n}; biases = b{n};" if coded else "",
-            f"offsets = o{n};" if offsets else "",
+            f"if (part >= {before}) {{ part -= {before}; outputs = {outputs[n]};",
+            *(f"{name} = {name}{n};" for name in (*weight, "y", *["offsets"] * offsets)),
         ]
     lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {_words(gemm)}}};"]
     more = {"GELU": 0, "TILE_X": "part", "OFFSETS": int(offsets)}
@@ -118,10 +115,9 @@ def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
         f"x += (size_t)blockIdx.z * {x_head};",
         f"y += (size_t)blockIdx.z * {gemm.outputs};",
     ]
-    if gemm.bits < 16:
-        lines += [
-            f"{n} += (size_t)blockIdx.z * {gemm.outputs * groups};" for n in ("scales", "biases")
-        ]
+    lines += [
+        f"{name} += (size_t)blockIdx.z * {gemm.outputs * groups};" for name in _parts_of(gemm)[1:]
+    ]
     more = {"GELU": 0, "X_ROW": x_row, "Y_ROW": heads * gemm.outputs}
     return _product(parameters, lines, gemm, more)
 
@@ -175,19 +171,22 @@ def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
 
 
 def _gate_and_up(gemm: Gemm) -> list[str]:
-    return [*_weight(gemm), *_weight(gemm, "w_up", "scales_up", "biases_up")]
+    return [*_weight(gemm), *_weight(gemm, "_up")]
 
 
-def _weight(gemm: Gemm, *names: str) -> list[str]:
+def _parts_of(gemm: Gemm) -> list[str]:
+    """Return the names of a matrix's parameters."""
+    return list(WEIGHT_PARTS)[: 1 if gemm.bits == 16 else 3 if gemm.mode == "affine" else 2]
+
+
+def _weight(gemm: Gemm, suffix: str = "") -> list[str]:
     """Return the parameters of one matrix, as `Recorder.matrix` gives them."""
-    parts = zip(WEIGHT_PARTS, names or ("w", "scales", "biases"), strict=True)
-    return [part.format(name) for part, name in parts][: 3 if gemm.bits < 16 else 1]
+    return [f"{WEIGHT_PARTS[name]} {name}{suffix}" for name in _parts_of(gemm)]
 
 
 def matrix_parameters() -> list[str]:
-    """Return the parameters of one matrix in codes: these, scales and biases."""
-    names = ("w", "scales", "biases")
-    return [part.format(name) for part, name in zip(WEIGHT_PARTS, names, strict=True)]
+    """Return the parameters of one matrix in affine codes."""
+    return [f"{kind} {name}" for name, kind in WEIGHT_PARTS.items()]
 
 
 def _words(gemm: Gemm) -> int:

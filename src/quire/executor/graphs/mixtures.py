@@ -102,7 +102,7 @@ class MixtureRecording(ValueRecording):
         gated = isinstance(experts, GatedExperts)
         matrices = [experts.gate, experts.up] if isinstance(experts, GatedExperts) else [experts.up]
         weights = [ProductMatrix.of(each.weight) for each in matrices]
-        if len({(each.bits, each.group_size) for each in weights}) > 1:
+        if len({each.packing for each in weights}) > 1:
             raise UnsupportedNode("experts whose gates are packed otherwise than their values")
         biases = [each.bias for each in matrices]
         routed = self._routed[chosen]

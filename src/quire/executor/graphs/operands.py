@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -9,11 +10,21 @@ import mlx.core as mx
 
 from quire.device.activations import Gating
 from quire.device.cuda.packed import ACTIVATIONS, Packed
-from quire.device.weights import PackedWeight
+from quire.device.weights import PackedWeight, Packing
 from quire.program.passes import Uses
 from quire.program.values import FUSED, Node, Program
 
 PARTS = frozenset({"Split", "Slice"})
+UNPACKED = Packing(64, 16, "affine")
+"""Stands for the packing of a matrix in bfloat16."""
+_SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
+    ("affine", 4): (mx.bfloat16, (64, 128)),
+    ("affine", 8): (mx.bfloat16, (64, 128)),
+    ("mxfp4", 4): (mx.uint8, (32,)),
+    ("nvfp4", 4): (mx.uint8, (16,)),
+    ("mxfp8", 8): (mx.uint8, (32,)),
+}
+"""By the mode and bits of codes that kernels read: the type of scales, and their groups."""
 
 
 class UnsupportedNode(Exception):
@@ -117,14 +128,12 @@ class ProductMatrix:
     """A matrix `[..., out, in]` in a form that the kernels of products read.
 
     Attributes:
-        arrays: codes, scales and biases; the matrix alone where it has no codes.
-        bits: of a weight: 4 or 8 as affine codes, 16 for bfloat16.
-        group_size: columns that share a scale; 64 without scales.
+        arrays: codes, scales and, of affine codes, biases; the matrix alone where it has no codes.
+        packing: of codes; `UNPACKED` of bfloat16.
     """
 
     arrays: tuple[mx.array, ...]
-    bits: int
-    group_size: int
+    packing: Packing
 
     @property
     def first(self) -> ProductMatrix:
@@ -143,7 +152,7 @@ class ProductMatrix:
     @property
     def inputs(self) -> int:
         words = int(self.arrays[0].shape[-1])
-        return words if self.bits == 16 else words * 32 // self.bits
+        return words if self.packing == UNPACKED else words * 32 // self.packing.bits
 
     @staticmethod
     def of(weight: mx.array | PackedWeight) -> ProductMatrix:
@@ -154,16 +163,18 @@ class ProductMatrix:
         """
         if isinstance(weight, PackedWeight):
             packing = weight.packing
-            if weight.biases is None or weight.tiled or packing.bits not in (4, 8):
+            read = _SCALES.get((packing.mode, packing.bits))
+            if read is None or weight.tiled:
                 raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
-            if weight.scales.dtype != mx.bfloat16 or packing.group_size not in (64, 128):
+            dtype, groups = read
+            if weight.scales.dtype != dtype or packing.group_size not in groups:
                 raise UnsupportedNode(
                     f"scales of {weight.scales.dtype} in groups of {packing.group_size}"
                 )
             arrays = weight.codes, weight.scales, weight.biases
-            found = ProductMatrix(arrays, packing.bits, packing.group_size)
+            found = ProductMatrix(tuple(each for each in arrays if each is not None), packing)
         elif weight.dtype == mx.bfloat16:
-            found = ProductMatrix((weight,), 16, 64)
+            found = ProductMatrix((weight,), UNPACKED)
         else:
             raise UnsupportedNode(f"a product with a matrix of {weight.dtype}")
         if found.outputs % 16 or found.inputs % 64:

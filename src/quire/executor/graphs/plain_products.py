@@ -74,6 +74,8 @@ class PlainProduct:
         """
         if self.inputs % _EACH or {self.x, self.y} - {mx.bfloat16, mx.float32, mx.float16}:
             raise NotGenerated(f"{self.inputs} columns of {self.x}")
+        if isinstance(self.weight, PackedWeight):
+            _check_codes(self.weight)
         x, y = C_TYPES[self.x], C_TYPES[self.y]
         names = ["w", "scales", "biases"][: len(self.arrays) - (self.bias is not None)]
         names += ["bias"] * (self.bias is not None)
@@ -112,8 +114,6 @@ class PlainProduct:
         if not isinstance(self.weight, PackedWeight):
             return [*loop, f"sum += {each} * number(w[(size_t)n * INPUTS + c + i]);", "}"]
         packing = self.weight.packing
-        if packing.mode != "affine" or self.weight.tiled or packing.bits not in _BITS:
-            raise NotGenerated(f"codes of {packing.bits} bits in mode {packing.mode}")
         bits, words = packing.bits, self.weight.codes.shape[-1]
         group = f"(size_t)n * {self.weight.scales.shape[-1]} + c / {packing.group_size}"
         read = f"w[(size_t)n * {words} + word]"
@@ -125,3 +125,10 @@ class PlainProduct:
             lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
         code = f"(float)(code & {(1 << bits) - 1}u)"
         return [*lines, f"sum += {each} * ({code} * scale + low);", "}"]
+
+
+def _check_codes(weight: PackedWeight) -> None:
+    """Raise NotGenerated for codes that the kernel does not read."""
+    packing = weight.packing
+    if packing.mode != "affine" or weight.tiled or packing.bits not in _BITS:
+        raise NotGenerated(f"codes of {packing.bits} bits in mode {packing.mode}")

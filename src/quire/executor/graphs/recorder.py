@@ -189,12 +189,15 @@ class Recorder:
             tiles: of experts' matrices, those of up to `ROWS` pairs of row and expert; 0 where
                 tiles are small.
         """
-        inputs, group_size, bits = matrix.inputs, matrix.group_size, matrix.bits
+        inputs, packing = matrix.inputs, matrix.packing
+        group_size, bits, mode = packing.group_size, packing.bits, packing.mode
         experts = matrix.experts > 1
         many = tiles > 0 if experts else self.max_rows > _SKINNY_ROWS
         if many and not self.batch_invariant:
             rows = ROWS * tiles or self.max_rows
-            return WideGemm(inputs, outputs, bits, group_size, rows, self.card, gated, experts)
+            return WideGemm(
+                inputs, outputs, bits, group_size, rows, self.card, gated, experts, mode
+            )
         return SkinnyGemm(
             inputs,
             outputs,
@@ -205,6 +208,7 @@ class Recorder:
             experts,
             self.batch_invariant,
             bits,
+            mode,
         )
 
     def matrix(self, matrix: ProductMatrix) -> tuple[int, ...]:

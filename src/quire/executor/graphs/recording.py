@@ -10,6 +10,7 @@ import mlx.core as mx
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
+from quire.device.weights import Packing
 from quire.executor.graphs import kernels
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.head_nodes import HeadRecording
@@ -139,10 +140,10 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
         for each in nodes:
             if not is_readable(each):
                 self._plain_product(each)
-        alike: dict[tuple[int, int], list[tuple[Node, ProductMatrix]]] = {}
+        alike: dict[Packing, list[tuple[Node, ProductMatrix]]] = {}
         for each in filter(is_readable, nodes):
             matrix = product_matrix(each)
-            alike.setdefault((matrix.bits, matrix.group_size), []).append((each, matrix))
+            alike.setdefault(matrix.packing, []).append((each, matrix))
         for found in alike.values():
             self._products_alike([each for each, _ in found], [matrix for _, matrix in found])
 
@@ -295,7 +296,7 @@ def _gates_products(gate: Node, up: Node, join: Node) -> bool:
     biased = any(each.weight("bias") is not None for each in both)
     if biased or not is_plain(join.attributes["gating"]) or not all(map(is_readable, both)):
         return False
-    return len({(each.bits, each.group_size) for each in map(product_matrix, both)}) == 1
+    return len({each.packing for each in map(product_matrix, both)}) == 1
 
 
 def _ordered(node: Node, last: str) -> tuple[Node, Node, Node]:

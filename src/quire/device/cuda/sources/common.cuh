@@ -1,6 +1,15 @@
 // Of kernels of products. OFFSETS: a row of W may have one, which is added to its products. FIRST: x has
 // a row for TOP pairs of row and expert, y one for each pair. JOINED makes an element of y from the
-// products with all matrices. X_ROW and Y_ROW are elements from one row to the next.
+// products with all matrices. X_ROW and Y_ROW are elements from one row to the next. FLOATS: codes are
+// floats, e2m1 in 4 bits and e4m3 in 8, and so are scales: powers of two (e8m0), or e4m3 of groups of 16.
+#ifndef FLOATS
+#define FLOATS 0
+#endif
+#if FLOATS
+typedef unsigned char Scale;
+#else
+typedef T Scale;
+#endif
 #ifndef OFFSETS
 #define OFFSETS 0
 #endif
@@ -39,10 +48,15 @@ __device__ __forceinline__ unsigned raised(unsigned word, int shift) {
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(up) : "r"(word >> shift), "n"(0x000F000F), "r"(0x43004300));
   return up;
 }
+// Eight numbers in their order, of pairs (j, j + 4).
+__device__ __forceinline__ uint4 in_order(const unsigned* pair) {
+  return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
+                    __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
+}
 // What the eight codes of a word stand for, in their order.
 __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
   const __nv_bfloat162 base = __float2bfloat162_rn(128.f);
-  unsigned pair[4];  // elements (j, j + 4)
+  unsigned pair[4];
   #pragma unroll
   for (int j = 0; j < 4; j++) {
     const unsigned up = raised(word, 4 * j);
@@ -50,8 +64,7 @@ __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __
     const __nv_bfloat162 number = __hfma2(n, scale, bias);
     pair[j] = *(const unsigned*)&number;
   }
-  return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
-                    __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
+  return in_order(pair);
 }
 __device__ __forceinline__ unsigned bits_of(__nv_bfloat16 x) { return *(const unsigned short*)&x; }
 // What eight codes of 8 bits stand for, in their order.
@@ -69,6 +82,45 @@ __device__ __forceinline__ uint4 byte_numbers(uint2 codes, __nv_bfloat162 scale,
   }
   return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
+#if FLOATS
+__device__ __forceinline__ __nv_bfloat162 halves(unsigned bits) { return *(const __nv_bfloat162*)&bits; }
+// Two numbers of e4m3 in bits 0 to 7 and 16 to 23. Their exponents begin 120 later than bfloat16's.
+__device__ __forceinline__ __nv_bfloat162 of_e4m3(unsigned codes) {
+  const unsigned bits = (codes << 8 & 0x80008000u) | (codes << 4 & 0x07F007F0u);
+  return __hmul2(halves(bits), halves(0x7B807B80u));
+}
+// The scale of a group, twice.
+__device__ __forceinline__ __nv_bfloat162 float_scale(unsigned code) {
+#if GROUP == 16
+  return of_e4m3(code * 0x10001u);
+#else
+  return halves((code ? code << 7 : 0x40u) * 0x10001u);
+#endif
+}
+__device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, __nv_bfloat162 scale) {
+  const __nv_bfloat162 both = __hmul2(number, scale);
+  return *(const unsigned*)&both;
+}
+// What the eight e2m1 codes of a word stand for, in their order. Their exponents begin 126 later than
+// bfloat16's.
+__device__ __forceinline__ uint4 float_numbers(unsigned word, __nv_bfloat162 scale) {
+  unsigned pair[4];
+  #pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const unsigned size = j < 2 ? word << (6 - 4 * j) : word >> (4 * j - 6);
+    const unsigned bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x01C001C0u);
+    pair[j] = scaled(__hmul2(halves(bits), halves(0x7E807E80u)), scale);
+  }
+  return in_order(pair);
+}
+// What eight e4m3 codes stand for, in their order.
+__device__ __forceinline__ uint4 float_numbers(uint2 codes, __nv_bfloat162 scale) {
+  return make_uint4(scaled(of_e4m3(__byte_perm(codes.x, 0, 0x4140)), scale),
+                    scaled(of_e4m3(__byte_perm(codes.x, 0, 0x4342)), scale),
+                    scaled(of_e4m3(__byte_perm(codes.y, 0, 0x4140)), scale),
+                    scaled(of_e4m3(__byte_perm(codes.y, 0, 0x4342)), scale));
+}
+#endif
 __device__ __forceinline__ float gated(float gate, float up) {
 #if GELU
   const float y = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);

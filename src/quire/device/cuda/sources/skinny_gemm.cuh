@@ -9,8 +9,8 @@
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
   // STAGES chunks ahead into a ring of its own: codes, and the ROWS rows of x. The first codes come
-  // while the kernel before still runs. Codes of 4 bits are the left operand as 128 + n; what that adds
-  // is taken off by the sum of x, a product with ones. Others are unpacked before they are multiplied.
+  // while the kernel before still runs. Integers of 4 bits are the left operand as 128 + n; what that adds
+  // is taken off by the sum of x, a product with ones. Other codes are unpacked before they are multiplied.
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count.
   // WHOLE: chunks have no rest.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
@@ -66,21 +66,26 @@
       }
   };
 #if BITS < 16
-#if GATED
-  const T* const s_of[2] = {scales, scales_up};
-  const T* const b_of[2] = {biases, biases_up};
+#if FLOATS && GATED
+  const Scale* const scales_of[2] = {scales, scales_up};
+#elif FLOATS
+  const Scale* const scales_of[1] = {scales};
+#elif GATED
+  const Scale* const scales_of[4] = {scales, biases, scales_up, biases_up};
 #else
-  const T* const s_of[1] = {scales};
-  const T* const b_of[1] = {biases};
+  const Scale* const scales_of[2] = {scales, biases};
 #endif
   // Scales and biases of all columns; rows padded, where they would begin in one bank.
-  const int pad = groups % 8 ? 0 : 1, scale_row = groups + pad * 8, each = pad ? groups / 8 : groups * 2;
-  T* const scale_tile = (T*)(memory + WARPS * STAGES * STAGE);
+  constexpr int ARRAYS = FLOATS ? 1 : 2, PIECE = 16 / sizeof(Scale);
+  const int pad = groups % PIECE ? 0 : 1, scale_row = groups + pad * PIECE, pieces = groups * 16 / PIECE;
+  const int each = pad ? groups / PIECE : pieces;
+  Scale* const scale_tile = (Scale*)(memory + WARPS * STAGES * STAGE);
   #pragma unroll
-  for (int m = 0; m < 2 * MATRICES; m++) {
-    const T* const from = (m % 2 ? b_of : s_of)[m / 2 % SETS] + (expert * N + row_of(m / 2 / SETS)) * groups;
-    for (int i = threadIdx.x; i < groups * 2; i += WARPS * 32)
-      copy_of_line((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * 8);
+  for (int m = 0; m < ARRAYS * MATRICES; m++) {
+    const Scale* const from =
+      scales_of[m % (ARRAYS * SETS)] + (expert * N + row_of(m / ARRAYS / SETS)) * groups;
+    for (int i = threadIdx.x; i < pieces; i += WARPS * 32)
+      copy_of_line((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * PIECE);
   }
 #endif
   #pragma unroll
@@ -123,7 +128,7 @@
     for (int t = 0; t < TILES; t++)
       #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][t][i] = 0.f;
-#if BITS == 4
+#if BITS == 4 && !FLOATS
   const unsigned ones = 0x3f803f80u;
 #endif
   await_turns<STAGES - 1>();
@@ -136,7 +141,7 @@
     const uint4* const now = ring + stage * STAGE;
     #pragma unroll 1
     for (int span = 0; span < CHUNK; span += SPAN) {
-#if BITS < 16
+#if BITS < 16 && !FLOATS
       struct __align__(WHOLE ? 2 * SCALES : 2) Scales { T of[SCALES]; };
       Scales scale[MATRICES][2][2];  // and biases; by half of the 16 rows
       #pragma unroll
@@ -154,7 +159,7 @@
       #pragma unroll
       for (int j = 0; j < SPAN; j++) {
         if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
-#if BITS == 4
+#if BITS == 4 && !FLOATS
         unsigned a[MATRICES][2][8];
         float s[MATRICES][2], o[MATRICES][2];
         #pragma unroll
@@ -203,7 +208,19 @@
           for (int h = 0; h < 2; h++) {
             const int own = m * 16 + r + h * 8;
             const uint4* const codes = now + own * CODES;
-#if BITS == 8
+#if FLOATS
+            const int at = ((chunk * CHUNK + span + j) * 64 + quad * 16) / GROUP;
+            const __nv_bfloat162 s = float_scale(scale_tile[own * scale_row + at]);
+#endif
+#if BITS == 4
+            const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, own)))[quad];
+            a[m][h][0] = float_numbers(u.x, s);
+            a[m][h][1] = float_numbers(u.y, s);
+#elif BITS == 8 && FLOATS
+            const uint4 u = codes[turned((span + j) * 4 + quad, own)];
+            a[m][h][0] = float_numbers(make_uint2(u.x, u.y), s);
+            a[m][h][1] = float_numbers(make_uint2(u.z, u.w), s);
+#elif BITS == 8
             const uint4 u = codes[turned((span + j) * 4 + quad, own)];
             const __nv_bfloat162 s = __bfloat162bfloat162(scale[m][0][h].of[j * 64 / GROUP]);
             const __nv_bfloat162 o = __bfloat162bfloat162(scale[m][1][h].of[j * 64 / GROUP]);

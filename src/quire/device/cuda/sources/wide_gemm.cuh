@@ -101,14 +101,22 @@
 
 #if BITS < 16
   const int groups = K / GROUP;
-  // Scale and bias of a row of W as one word. The four lanes of a row load those of four rounds.
+  // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row
+  // load those of four rounds.
   int scale_from[2][2], pairs[2][2], next_pairs[2][2];
 #if GATED
-  const T* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
-  const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
+  const Scale* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
 #else
-  const T* const s_of[1] = {scales + expert * N * groups};
+  const Scale* const s_of[1] = {scales + expert * N * groups};
+#endif
+#if !FLOATS && GATED
+  const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
+#elif !FLOATS
   const T* const b_of[1] = {biases + expert * N * groups};
+#elif GROUP == 16
+  typedef unsigned Scales;
+#else
+  typedef unsigned short Scales;
 #endif
   #pragma unroll
   for (int s = 0; s < 2; s++)
@@ -122,7 +130,11 @@
       #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int from = scale_from[s][half] + at;
+#if FLOATS
+        next_pairs[s][half] = *(const Scales*)(s_of[GATED ? s : 0] + from);
+#else
         next_pairs[s][half] = bits_of(s_of[GATED ? s : 0][from]) | bits_of(b_of[GATED ? s : 0][from]) << 16;
+#endif
       }
   };
   load_scales(0);
@@ -154,15 +166,22 @@
         for (int half = 0; half < 2; half++) pairs[s][half] = next_pairs[s][half];
       load_scales(round + 4);
     }
-    __nv_bfloat162 scale[2][2], bias[2][2];
+    __nv_bfloat162 scale[2][2];
+#if !FLOATS
+    __nv_bfloat162 bias[2][2];
+#endif
     #pragma unroll
     for (int s = 0; s < 2; s++)
       #pragma unroll
       for (int half = 0; half < 2; half++) {
         const unsigned both = __shfl_sync(0xffffffffu, pairs[s][half], (lane & 28) + round % 4);
+#if FLOATS
+        scale[s][half] = float_scale(both >> quad * 16 / GROUP * 8 & 255);
+#else
         const unsigned twice[2] = {__byte_perm(both, both, 0x1010), __byte_perm(both, both, 0x3232)};
         scale[s][half] = *(const __nv_bfloat162*)&twice[0];
         bias[s][half] = *(const __nv_bfloat162*)&twice[1];
+#endif
       }
 #endif
     #pragma unroll
@@ -175,10 +194,18 @@
           const int row = s * 16 + half * 8 + r;
 #if BITS == 4
           const unsigned codes = ((const unsigned*)(w_now + row * CODES))[quad * 2 + h];
+#if FLOATS
+          a[s][half] = float_numbers(codes, scale[s][half]);
+#else
           a[s][half] = numbers(codes, scale[s][half], bias[s][half]);
+#endif
 #elif BITS == 8
           const uint2 codes = ((const uint2*)(w_now + row * CODES))[quad * 2 + h];
+#if FLOATS
+          a[s][half] = float_numbers(codes, scale[s][half]);
+#else
           a[s][half] = byte_numbers(codes, scale[s][half], bias[s][half]);
+#endif
 #else
           a[s][half] = w_now[row * CODES + placed(quad * 2 + h, row)];
 #endif
