@@ -5,15 +5,18 @@ Run it after a family or a kernel came: `python -m tests.models.make_graphs_doc`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from quire.attention.backend import AttentionCase
 from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
+from quire.device.weights import Packing
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.head import served_head
@@ -27,9 +30,15 @@ from quire.program.passes import recordable
 from quire.program.trace import trace
 from quire.program.values import Program
 from tests.device.cuda.cards import H200
-from tests.executor.graphs.test_recording import packed_model, pools_of
+from tests.executor.graphs.test_recording import (
+    experts_in_mxfp4,
+    in_codes,
+    packed_model,
+    pools_of,
+)
 from tests.program.programs import CONFIGS
 from tests.support.grown import grown
+from tests.support.packings import MXFP4, MXFP8, NVFP4
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "graphs.md"
 BLOCK = 64
@@ -53,9 +62,8 @@ A family whose steps have a node without a kernel is served eagerly, and so is a
 format has no kernels for the family's attention.
 
 The table is of the test configurations with wider matrices, in affine codes of 4 bits in groups of
-64. Codes of 8 bits, groups of 128 and bfloat16 have kernels, too; other codes (MXFP4, 3 bits) have
-none. Values have 64, 128, 256 or 512 elements, keys a multiple of 64: other heads (80, 96) go
-eagerly.
+64; the [second table](#other-weights) is of other weights. Values have 64, 128, 256 or 512
+elements, keys a multiple of 64: other heads (80, 96) go eagerly.
 
 "Nodes" counts those of a step that compute something, by how many of them have kernels. "Head" says
 whether logits are computed in the graph, too; else MLX computes them behind it. "-" in the KV
@@ -64,6 +72,23 @@ formats means that the model keeps no keys.
 | `model_type` | Nodes | Head | KV formats | Without kernels |
 | --- | --- | --- | --- | --- |
 """
+OTHER_WEIGHTS = """
+## Other weights
+
+Nodes with kernels, as above, by how all matrices are stored, or those of experts alone. Affine
+groups of 128 columns are read like those of 64. Matrices in codes of 2, 3, 5 or 6 bits, or in
+affine groups of 32, have kernels only where they have at most 512 outputs; as experts none.
+
+"""
+FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3")
+WEIGHTS: Mapping[str, Callable[[nn.Module], None]] = {
+    "affine, 8 bits": partial(in_codes, packing=Packing(64, 8, "affine")),
+    "bfloat16": lambda model: None,
+    "MXFP4": partial(in_codes, packing=MXFP4),
+    "experts in MXFP4, the rest in bfloat16": experts_in_mxfp4,
+    "NVFP4": partial(in_codes, packing=NVFP4),
+    "MXFP8": partial(in_codes, packing=MXFP8),
+}
 
 
 @dataclass
@@ -76,9 +101,13 @@ class Line:
     formats: list[set[str]] = field(default_factory=list)
     refused: dict[str, None] = field(default_factory=dict)
 
-    def add(self, name: str) -> None:
-        """Mutates: add a configuration."""
-        model = packed_model(grown(name))
+    def add(self, name: str, pack: Callable[[nn.Module], None] = in_codes) -> None:
+        """Mutates: add a configuration.
+
+        Args:
+            pack: its matrices.
+        """
+        model = packed_model(grown(name), pack)
         layout, programs = KVLayout.of(model.layout), trace(model)
         body, head = recordable(programs.body), recordable(programs.head)
         inputs = InputLayout(len(layout.groups), MAX_ROWS, 1, id)
@@ -103,12 +132,16 @@ class Line:
             whole = reason.startswith(("%", f"{kind}("))  # the node as it prints
             self.refused |= {f"`{kind}`" if whole else reason: None}
 
+    @property
+    def share(self) -> str:
+        """Nodes with kernels."""
+        return "all" if self.recorded == self.nodes else f"{self.recorded} of {self.nodes}"
+
     def __str__(self) -> str:
-        nodes = "all" if self.recorded == self.nodes else f"{self.recorded} of {self.nodes}"
         head = " or ".join("yes" if each else "no" for each in sorted(self.heads, reverse=True))
         served = [name for name in FORMATS if all(name in each for each in self.formats)]
         formats = ", ".join(served) if self.formats else "-"
-        return f"{nodes} | {head} | {formats} | {'; '.join(self.refused)} |"
+        return f"{self.share} | {head} | {formats} | {'; '.join(self.refused)} |"
 
 
 def _is_recorded(head: Program, layout: KVLayout) -> bool:
@@ -128,13 +161,24 @@ def _served(cases: Iterable[tuple[AttentionSpec, int]]) -> Iterator[str]:
             yield name
 
 
-def row(model_type: str) -> str:
-    """One line of the table."""
+def line_of(model_type: str, pack: Callable[[nn.Module], None] = in_codes) -> Line:
+    """All configurations of a family."""
     line = Line()
     for name, config in CONFIGS.items():
         if config["model_type"] == model_type:
-            line.add(name)
-    return f"| `{model_type}` | {line}"
+            line.add(name, pack)
+    return line
+
+
+def row(model_type: str) -> str:
+    """One line of the first table."""
+    return f"| `{model_type}` | {line_of(model_type)}"
+
+
+def row_of_weights(name: str) -> str:
+    """One line of the second table."""
+    shares = (line_of(each, WEIGHTS[name]).share for each in FAMILIES)
+    return f"| {name} | {' | '.join(shares)} |"
 
 
 def model_types() -> list[str]:
@@ -144,7 +188,10 @@ def model_types() -> list[str]:
 
 def document() -> str:
     """The whole page."""
-    return INTRODUCTION + "\n".join(map(row, model_types())) + "\n"
+    heads = ["Weights", *(f"`{each}`" for each in FAMILIES)]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    first = INTRODUCTION + "\n".join(map(row, model_types())) + "\n"
+    return first + OTHER_WEIGHTS + "\n".join([*lines, *map(row_of_weights, WEIGHTS)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,22 +22,15 @@ from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.routes import EXPERT_TILE
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
+from tests.support.everyday import everyday
 from tests.support.nvcc import assert_compiles
+from tests.support.packings import FLOATS, MXFP4, packed
 
 SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
 AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
-MXFP4, NVFP4, MXFP8 = Packing(32, 4, "mxfp4"), Packing(16, 4, "nvfp4"), Packing(32, 8, "mxfp8")
-FLOATS = [MXFP4, NVFP4, MXFP8]
 PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS]
 GATINGS = {"silu": Gating("silu"), "clamped": Gating("silu", 7.0, 1.702)}
-
-
-def often(cases: Iterable[object], *everyday: object) -> list[object]:
-    """Return a test's cases, all but the everyday ones marked as slow."""
-    return [
-        case if case in everyday else pytest.param(case, marks=pytest.mark.slow) for case in cases
-    ]
 
 
 def name_of(case: object) -> str | None:
@@ -53,9 +46,9 @@ def matrix(outputs: int, inputs: int, packing: Packing, seed: int) -> list[mx.ar
     whole = whole.astype(mx.bfloat16)
     if packing == UNPACKED:
         return [whole, whole.astype(mx.float32)]
-    codes, scales, *biases = mx.quantize(whole, packing.group_size, packing.bits, packing.mode)
-    weight = PackedWeight(codes, scales, biases[0] if biases else None, packing)
-    return [codes, scales, *biases, weight.unpacked(mx.float32)]
+    weight = packed(whole, packing)
+    arrays = weight.codes, weight.scales, weight.biases
+    return [*(each for each in arrays if each is not None), weight.unpacked(mx.float32)]
 
 
 def few(inputs: int, outputs: int, packing: Packing, rows: int, **more: bool) -> SkinnyGemm:
@@ -98,7 +91,7 @@ def number(n: int) -> mx.array:
 
 
 @pytest.mark.parametrize("card", [H200, SMALL], ids=["split", "side by side"])
-@pytest.mark.parametrize("packing", often(PACKINGS, AFFINE, MXFP4), ids=name_of)
+@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE, MXFP4).__contains__), ids=name_of)
 def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None:
     rows, inputs, outputs = 70, 384, 144
     *weight, numbers = matrix(outputs, inputs, packing, 0)
@@ -113,8 +106,8 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
 
 
 @pytest.mark.parametrize("inputs", [192, 1024])
-@pytest.mark.parametrize("rows", often([1, 3, 20], 3))
-@pytest.mark.parametrize("packing", often(PACKINGS, AFFINE, MXFP4), ids=name_of)
+@pytest.mark.parametrize("rows", everyday([1, 3, 20], (3,).__contains__))
+@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE, MXFP4).__contains__), ids=name_of)
 def test_products_of_few_rows_are_those_of_the_weights(
     packing: Packing, rows: int, inputs: int
 ) -> None:
@@ -130,7 +123,7 @@ def test_products_of_few_rows_are_those_of_the_weights(
 
 
 @pytest.mark.parametrize("kind", [few, many])
-@pytest.mark.parametrize("packing", often(FLOATS, MXFP4), ids=name_of)
+@pytest.mark.parametrize("packing", everyday(FLOATS, (MXFP4,).__contains__), ids=name_of)
 def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels.Gemm]) -> None:
     """Rows of the identity give the numbers themselves, by scales of all sizes."""
     outputs, inputs, rows = 256, 64, 32
@@ -149,8 +142,10 @@ def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels
     assert mx.array_equal(y, weight.unpacked(mx.bfloat16)[:, :rows].T).item()
 
 
-@pytest.mark.parametrize("rows", often([1, 3, 20, 70], 3, 70))
-@pytest.mark.parametrize("packing", often([AFFINE, UNPACKED, *FLOATS], AFFINE, MXFP4), ids=name_of)
+@pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
+@pytest.mark.parametrize(
+    "packing", everyday([AFFINE, UNPACKED, *FLOATS], (AFFINE, MXFP4).__contains__), ids=name_of
+)
 def test_gates_join_two_products(packing: Packing, rows: int) -> None:
     inputs, outputs = 128, 48
     (*gate, a), (*up, b) = (matrix(outputs, inputs, packing, seed) for seed in (0, 1))
@@ -177,9 +172,11 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     return mx.array(order), mx.array(np.array(tiles, np.int32))
 
 
-@pytest.mark.parametrize("gating", often(GATINGS, "clamped"))
-@pytest.mark.parametrize("rows", often([1, 3, 20, 70], 3, 70))
-@pytest.mark.parametrize("packing", often([AFFINE, UNPACKED, *FLOATS], MXFP4), ids=name_of)
+@pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
+@pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
+@pytest.mark.parametrize(
+    "packing", everyday([AFFINE, UNPACKED, *FLOATS], (MXFP4,).__contains__), ids=name_of
+)
 def test_experts_take_the_rows_that_chose_them(packing: Packing, rows: int, gating: str) -> None:
     """Their gates and then their last matrices, all with biases."""
     top, hidden, width, count = 2, 192, 64, 5
@@ -224,7 +221,7 @@ def test_experts_take_the_rows_that_chose_them(packing: Packing, rows: int, gati
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", FLOATS, ids=name_of)
 def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
-    for number, gemm in enumerate(
+    for place, gemm in enumerate(
         [
             few(2880, 2880, packing, 1, gated=True, experts=True),
             few(2880, 2880, packing, 8, experts=True),
@@ -233,8 +230,9 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
             many(4096, 4096, packing, 64),
         ]
     ):
-        folder = tmp_path / str(number)
+        folder = tmp_path / str(place)
         folder.mkdir()
+        assert gemm.fits
         if gemm.experts and gemm.gated:
             joined = gated(GATINGS["clamped"], "x", "y", mx.bfloat16)
             text = kernels.experts_first(gemm, 32, 4, joined, "silu", offsets=True)
@@ -247,9 +245,9 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_what_a_thread_block_keeps_fits_the_card(card: Card) -> None:
-    for bits in (4, 8, 16):
+    for packing in PACKINGS:
         for outputs in (16, 128, 4096, 28_672):
             for both in (False, True):
-                gemm = WideGemm(4096, outputs, bits, 64, 512, card, both)
+                gemm = many(4096, outputs, packing, 512, card, gated=both)
                 assert gemm.fits, gemm
                 assert gemm.width * -(-outputs // gemm.width) >= outputs

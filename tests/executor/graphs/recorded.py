@@ -23,7 +23,7 @@ from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel
 from quire.models.weights.low_rank import LowRank
-from tests.executor.graphs.test_recording import FAMILIES, in_four_bits, packed_model
+from tests.executor.graphs.test_recording import FAMILIES, in_codes, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
 
 TOKENS = 12
@@ -54,9 +54,7 @@ CODED_FORMATS: list[tuple[KVFormat, tuple[int, ...]]] = [
 """With the layers that they skip."""
 
 
-def opened(
-    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_four_bits
-) -> LoadedModel:
+def opened(config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes) -> LoadedModel:
     mx.random.seed(0)
     model = packed_model(config, pack)
     size = sum(each.nbytes for each in named_parameters(model).values())

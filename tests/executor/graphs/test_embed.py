@@ -10,11 +10,11 @@ import pytest
 from quire.device.operations import Operations
 from quire.device.weights import PackedWeight, Packing, in_tiles
 from quire.executor.graphs.embed import embed_kernel
-from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Form, Node, Program, Value, Weight
 from tests.executor.graphs.emulated import run_kernel
 from tests.support.emulated_metal import why_not
 from tests.support.everyday import everyday
+from tests.support.packings import FLOATS, packed
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -61,15 +61,16 @@ def test_rows_of_codes(bits: int, group_size: int, dtype: mx.Dtype, tiled: bool)
     table = mx.random.normal((32, 320)).astype(mx.bfloat16)
     arrays = mx.quantize(table, group_size, bits)
     codes, scales, biases = (in_tiles(each) for each in arrays) if tiled else arrays
-    packed = PackedWeight(codes, scales, biases, Packing(group_size, bits, "affine"), tiled)
-    expected = Operations().embed(TOKENS, packed, dtype).astype(mx.float32)
-    found = embedded(packed, 320, dtype).astype(mx.float32)
+    weight = PackedWeight(codes, scales, biases, Packing(group_size, bits, "affine"), tiled)
+    expected = Operations().embed(TOKENS, weight, dtype).astype(mx.float32)
+    found = embedded(weight, 320, dtype).astype(mx.float32)
     limit = 2e-6 if dtype == mx.float32 else 2**-7
     assert mx.all(mx.abs(found - expected) <= limit * mx.abs(expected).max())
 
 
-def test_other_codes_are_refused() -> None:
-    codes, scales, *_ = mx.quantize(mx.random.normal((32, 320)), mode="mxfp4")
-    packed = PackedWeight(codes, scales, None, Packing(32, 4, "mxfp4"))
-    with pytest.raises(NotGenerated, match="a table of mxfp4 codes"):
-        embedded(packed, 320, mx.bfloat16)
+@pytest.mark.parametrize("packing", FLOATS, ids=lambda packing: packing.mode)
+def test_rows_of_float_codes(packing: Packing) -> None:
+    table = mx.random.normal((32, 320)).astype(mx.bfloat16)
+    weight = packed(table, packing)
+    expected = Operations().embed(TOKENS, weight, None)
+    assert mx.array_equal(embedded(weight, 320, expected.dtype), expected)

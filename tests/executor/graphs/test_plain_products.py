@@ -8,16 +8,24 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.device.weights import PackedWeight, Packing
+from quire.device.weights import Packing
 from quire.executor.graphs.plain_products import PlainProduct
 from quire.executor.graphs.recorder import Kernel
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not
 from tests.support.emulated_steps import launch
 from tests.support.nvcc import assert_compiles
+from tests.support.packings import MXFP4, MXFP8, NVFP4, packed
 
 ROWS, INPUTS = 3, 320
-CODED = {"4 bits": (1, 4, 64, False), "8 bits": (20, 8, 64, True), "3 bits": (5, 3, 32, False)}
+CODED = {
+    "4 bits": (1, Packing(64, 4, "affine"), False),
+    "8 bits": (20, Packing(64, 8, "affine"), True),
+    "3 bits": (5, Packing(32, 3, "affine"), False),
+    "mxfp4": (4, MXFP4, True),
+    "nvfp4": (4, NVFP4, False),
+    "mxfp8": (4, MXFP8, False),
+}
 EVERYDAY = "4 bits"
 KINDS = [*CODED, "bfloat16", "float32"]
 
@@ -29,10 +37,9 @@ def product_of(kind: str) -> tuple[PlainProduct, mx.array]:
         dtype = mx.bfloat16 if kind == "bfloat16" else mx.float32
         matrix = mx.random.normal((7, INPUTS)).astype(dtype)
         return PlainProduct(mx.bfloat16, mx.bfloat16, matrix, None), matrix.astype(mx.float32)
-    outputs, bits, size, biased = CODED[kind]
+    outputs, packing, biased = CODED[kind]
     matrix = mx.random.normal((outputs, INPUTS)).astype(mx.bfloat16)
-    codes, scales, biases = mx.quantize(matrix, size, bits)
-    weight = PackedWeight(codes, scales, biases, Packing(size, bits, "affine"))
+    weight = packed(matrix, packing)
     bias = mx.random.normal((outputs,)).astype(mx.bfloat16) if biased else None
     return PlainProduct(mx.bfloat16, mx.bfloat16, weight, bias), weight.unpacked(mx.float32)
 

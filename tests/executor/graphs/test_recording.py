@@ -22,6 +22,7 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
+from quire.device.weights import Packing
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.head import Head, record_head, served_head
 from quire.executor.graphs.layout import (
@@ -49,6 +50,7 @@ from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
 from tests.support.nvcc import assert_compiles
+from tests.support.packings import MXFP4
 from tests.support.tiny_models import (
     gemma4_config,
     gemma4_moe_config,
@@ -70,28 +72,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4_moe": gemma4_moe_config(**SIZES, **EXPERTS, **TYPES),
 }
 PLAIN = KVFormat()
+FOUR_BITS = Packing(64, 4, "affine")
 BITS = (2, 3, 4, 5, 6, 8)
 FORMATS = (PLAIN, KVFormat("page", 4, 8), KVFormat("uniform", 4, 4), KVFormat("turbo", 4, 4))
 
 
-def in_four_bits(model: nn.Module) -> None:
-    """Mutates: pack all matrices in affine codes of 4 bits."""
-    nn.quantize(model, 64, 4, class_predicate=_is_packed)
+def in_codes(model: nn.Module, packing: Packing = FOUR_BITS, within: str = "") -> None:
+    """Mutates: pack all matrices, or those with a word in their names."""
+    nn.quantize(
+        model,
+        packing.group_size,
+        packing.bits,
+        mode=packing.mode,
+        class_predicate=lambda path, module: within in path and _is_packed(path, module),
+    )
 
 
 def experts_in_mxfp4(model: nn.Module) -> None:
     """Mutates: pack the matrices of experts alone, as gpt-oss is published."""
-    nn.quantize(
-        model,
-        32,
-        4,
-        mode="mxfp4",
-        class_predicate=lambda path, module: "experts" in path and _is_packed(path, module),
-    )
+    in_codes(model, MXFP4, "experts")
 
 
 def packed_model(
-    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_four_bits
+    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes
 ) -> LanguageModel:
     twin, model = build(config), build(config)
     pack(twin)

@@ -1,4 +1,4 @@
-"""Generates the CUDA kernel that looks up rows of a table: of numbers, or of affine codes."""
+"""Generates the CUDA kernel that looks up rows of a table: of numbers, or of codes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import mlx.core as mx
 from quire.device.weights import TILE, PackedWeight
 from quire.executor.graphs.accesses import Rows
 from quire.executor.graphs.arithmetic import rounded
+from quire.executor.graphs.float_codes import FLOAT_CODES
 from quire.executor.graphs.row_body import LINE, Cut
 from quire.executor.graphs.rows import Argument, RowKernel
-from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
+from quire.executor.graphs.source import C_TYPES, WEIGHT_TYPES, NotGenerated, source_text
 from quire.program.values import Node, Program
 
 _BITS = frozenset({2, 3, 4, 5, 6, 8})
@@ -25,7 +26,7 @@ def embed_kernel(program: Program, node: Node) -> RowKernel:
     """Generate the kernel of an `embed` node.
 
     Raises:
-        NotGenerated: the table is coded otherwise than by affine codes, or its type is not known.
+        NotGenerated: no kernel reads the table's codes, or its type is not known.
     """
     (out,) = node.outputs
     rows, dtype = Rows(program, node, out), program.values[out].dtype
@@ -46,7 +47,7 @@ def embed_kernel(program: Program, node: Node) -> RowKernel:
     body += ["const size_t token = tokens[row];", f"Pack<{kind}> found[V / {many}];", *lines]
     body += [f"store<{kind}, V>(out0 + (size_t)row * WIDTH + r, found);"]
     parameters = [f"const {C_TYPES[tokens.dtype]}* tokens"]
-    parameters += [f"const {C_TYPES[x.dtype]}* table{n}" for n, x in enumerate(arrays)]
+    parameters += [f"const {WEIGHT_TYPES[x.dtype]}* table{n}" for n, x in enumerate(arrays)]
     parameters += [f"{C_TYPES[dtype]}* out0"]
     text = source_text(parameters, body, cut.lanes * cut.groups, cut.constants)
     arguments = (Argument(node.inputs[0]), *map(Argument, arrays), Argument(out))
@@ -66,16 +67,20 @@ def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[s
     An element's code is a part of a stream of bits, which begins with each row.
     """
     bits, size = table.packing.bits, table.packing.group_size
-    if table.packing.mode != "affine" or table.biases is None:
-        raise NotGenerated(f"a table of {table.packing.mode} codes")
     if bits not in _BITS:
         raise NotGenerated(f"a table of codes of {bits} bits")
     words, groups = table.codes.shape[-1], table.scales.shape[-1]
     code = f"table0[{_place('word', words, table.tiled)}]"
     after = f"table0[{_place('word + 1', words, table.tiled)}]"
     group = _place(f"(r + i) / {size}", groups, table.tiled)
-    scale, bias = (rounded(f"number(table{n}[group])", dtype) for n in (1, 2))
-    value = rounded(f"(float)(code & {(1 << bits) - 1}u) * {scale} + {bias}", dtype)
+    code_bits, arrays = f"code & {(1 << bits) - 1}u", [table.codes, table.scales]
+    if table.biases is None:
+        floats = FLOAT_CODES[table.packing.mode]
+        value = rounded(f"{floats.code}({code_bits}) * {floats.scale}(table1[group])", dtype)
+    else:
+        arrays.append(table.biases)
+        scale, bias = (rounded(f"number(table{n}[group])", dtype) for n in (1, 2))
+        value = rounded(f"(float)({code_bits}) * {scale} + {bias}", dtype)
     many = LINE // dtype.size
     lines = ["#pragma unroll", "for (int i = 0; i < V; i++) {"]
     lines += [f"const int bit = (r + i) * {bits}, word = bit / 32, shift = bit % 32;"]
@@ -84,7 +89,7 @@ def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[s
         lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
     lines += [f"const size_t group = {group};"]
     place = f"found[i / (V < {many} ? V : {many})].at[i % (V < {many} ? V : {many})]"
-    return [table.codes, table.scales, table.biases], [*lines, f"put({place}, {value});", "}"]
+    return arrays, [*lines, f"put({place}, {value});", "}"]
 
 
 def _place(number: str, width: int, tiled: bool) -> str:

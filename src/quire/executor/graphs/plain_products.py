@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.weights import PackedWeight
-from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
+from quire.executor.graphs.float_codes import FLOAT_CODES
+from quire.executor.graphs.source import C_TYPES, WEIGHT_TYPES, NotGenerated, source_text
 
 _THREADS = 128
 _BITS = frozenset({2, 3, 4, 5, 6, 8})
@@ -53,8 +54,8 @@ class PlainProduct:
         """The weights that the kernel is given behind rows and x; y comes last."""
         found = [self._matrix]
         if isinstance(self.weight, PackedWeight):
-            assert self.weight.biases is not None, "affine codes have biases"
-            found += [self.weight.scales, self.weight.biases]
+            found += [self.weight.scales]
+            found += [] if self.weight.biases is None else [self.weight.biases]
         return found if self.bias is None else [*found, self.bias]
 
     @property
@@ -74,14 +75,12 @@ class PlainProduct:
         """
         if self.inputs % _EACH or {self.x, self.y} - {mx.bfloat16, mx.float32, mx.float16}:
             raise NotGenerated(f"{self.inputs} columns of {self.x}")
-        if isinstance(self.weight, PackedWeight):
-            _check_codes(self.weight)
         x, y = C_TYPES[self.x], C_TYPES[self.y]
         names = ["w", "scales", "biases"][: len(self.arrays) - (self.bias is not None)]
         names += ["bias"] * (self.bias is not None)
         parameters = [f"const {x}* x"]
         parameters += [
-            f"const {C_TYPES[array.dtype]}* {name}"
+            f"const {WEIGHT_TYPES[array.dtype]}* {name}"
             for name, array in zip(names, self.arrays, strict=True)
         ]
         sum_of = "sum" if self.bias is None else "number(as_y) + number(bias[n])"
@@ -114,21 +113,21 @@ class PlainProduct:
         if not isinstance(self.weight, PackedWeight):
             return [*loop, f"sum += {each} * number(w[(size_t)n * INPUTS + c + i]);", "}"]
         packing = self.weight.packing
+        if self.weight.tiled or packing.bits not in _BITS:
+            raise NotGenerated(f"codes of {packing.bits} bits in mode {packing.mode}")
         bits, words = packing.bits, self.weight.codes.shape[-1]
         group = f"(size_t)n * {self.weight.scales.shape[-1]} + c / {packing.group_size}"
         read = f"w[(size_t)n * {words} + word]"
-        lines = [f"const float scale = number(scales[{group}]), low = number(biases[{group}]);"]
+        if self.weight.biases is None:
+            floats = FLOAT_CODES[packing.mode]
+            lines = [f"const float scale = {floats.scale}(scales[{group}]);"]
+            number = f"{floats.code}(code & {(1 << bits) - 1}u) * scale"
+        else:
+            lines = [f"const float scale = number(scales[{group}]), low = number(biases[{group}]);"]
+            number = f"(float)(code & {(1 << bits) - 1}u) * scale + low"
         lines += [*loop, f"const int bit = (c + i) * {bits}, word = bit / 32, shift = bit % 32;"]
         lines += [f"unsigned code = {read} >> shift;"]
         if 32 % bits:
             after = read.replace("word]", "word + 1]")
             lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
-        code = f"(float)(code & {(1 << bits) - 1}u)"
-        return [*lines, f"sum += {each} * ({code} * scale + low);", "}"]
-
-
-def _check_codes(weight: PackedWeight) -> None:
-    """Raise NotGenerated for codes that the kernel does not read."""
-    packing = weight.packing
-    if packing.mode != "affine" or weight.tiled or packing.bits not in _BITS:
-        raise NotGenerated(f"codes of {packing.bits} bits in mode {packing.mode}")
+        return [*lines, f"sum += {each} * ({number});", "}"]

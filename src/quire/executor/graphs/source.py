@@ -22,6 +22,8 @@ C_TYPES: Mapping[mx.Dtype, str] = {
     mx.bool_: "bool",
 }
 """How arrays' elements are called in memory."""
+WEIGHT_TYPES: Mapping[mx.Dtype, str] = {**C_TYPES, mx.uint8: "unsigned char"}
+"""Those of weights, with scales that are floats of 8 bits."""
 ROUNDED: Mapping[mx.Dtype, str] = {
     mx.float32: "as_float",
     mx.bfloat16: "as_bfloat16",

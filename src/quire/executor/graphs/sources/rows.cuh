@@ -21,6 +21,16 @@ __device__ __forceinline__ void put(int& to, int x) { to = x; }
 __device__ __forceinline__ void put(unsigned& to, unsigned x) { to = x; }
 __device__ __forceinline__ void put(bool& to, bool x) { to = x; }
 __device__ __forceinline__ void put(__nv_bfloat16& to, float x) { to = __float2bfloat16(x); }
+// Floats of 4 and of 8 bits, and powers of two.
+__device__ __forceinline__ float e2m1_number(unsigned code) {
+  const int size = code & 7, twice = size < 4 ? size : size < 6 ? 2 * size - 4 : 4 * size - 16;
+  return (code & 8 ? -0.5f : 0.5f) * (float)twice;
+}
+__device__ __forceinline__ float e4m3_number(unsigned code) {
+  const unsigned exponent = code >> 3 & 15, size = (exponent ? 8 : 0) + (code & 7);
+  return (code & 128 ? -1.f : 1.f) * (float)size * __uint_as_float(((exponent ? exponent : 1) + 117) << 23);
+}
+__device__ __forceinline__ float e8m0_number(unsigned code) { return __uint_as_float(code ? code << 23 : 0x400000u); }
 // Numbers as they are once they were stored.
 __device__ __forceinline__ float as_float(float x) { return x; }
 __device__ __forceinline__ float as_bfloat16(float x) { return __bfloat162float(__float2bfloat16(x)); }
