@@ -107,7 +107,11 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
 
 @pytest.mark.parametrize("inputs", [192, 1024])
 @pytest.mark.parametrize("rows", everyday([1, 3, 20], (3,).__contains__))
-@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE, MXFP4).__contains__), ids=name_of)
+@pytest.mark.parametrize(
+    "packing",
+    everyday([AFFINE, BYTES, UNPACKED, *FLOATS], (AFFINE, MXFP4).__contains__),
+    ids=name_of,
+)
 def test_products_of_few_rows_are_those_of_the_weights(
     packing: Packing, rows: int, inputs: int
 ) -> None:
