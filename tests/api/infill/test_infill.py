@@ -94,6 +94,17 @@ def test_completions_fill_gaps_before_a_suffix(coder: Served) -> None:
     assert prompt_of(coder) == start_of(coder) + gap
 
 
+def test_ollama_fills_gaps_before_a_suffix(coder: Served) -> None:
+    body = {"prompt": "a", "suffix": "c", "system": "Be brief.", "stream": False}
+    answer = ask(coder, "/api/generate", body)
+    assert answer.json()["response"] == "b"
+    assert answer.headers["x-quire-ignored-fields"] == "system"
+    gap = "<|fim_prefix|>a<|fim_suffix|>c<|fim_middle|>"
+    assert prompt_of(coder) == start_of(coder) + gap
+    (request,) = coder.engine.requests
+    assert coder.tokenizer.token_id("<|fim_pad|>") in request.stop_token_ids
+
+
 def test_models_without_the_marks_refuse_by_name(serve: Serve) -> None:
     answer = HTTP.post(f"{serve().url}/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_suffix")

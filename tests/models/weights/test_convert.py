@@ -19,6 +19,7 @@ from quire.models.weights.convert import Converted, convert
 from quire.models.weights.loader import open_model
 from quire.models.weights.packing_plan import Choice
 from tests.models.solo import solo_logits
+from tests.support.families import CONFIGS as FAMILIES
 from tests.support.tiny_models import CONFIGS, random_weights, write_model
 
 PROMPT = [(11 * i + 5) % 256 for i in range(24)]
@@ -124,6 +125,30 @@ def test_choices_hold_for_their_layers_and_stand_in_the_configuration(tmp_path: 
     assert mx.allclose(mx.array(got), mx.array(expected), atol=1e-4).item()
 
 
+def test_layers_that_are_one_matrix_in_the_checkpoint_get_their_rows(tmp_path: Path) -> None:
+    config = FAMILIES["phi3"]
+    whole = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
+    whole |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
+    weights: dict[str, dict[str, mx.array]] = {}
+    for name, array in random_weights(config).items():
+        *path, module, kind = name.split(".")
+        weights.setdefault(".".join([*path, whole.get(module, module), kind]), {})[module] = array
+    order = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    fused = {
+        name: mx.concatenate([parts[part] for part in order if part in parts])
+        if len(parts) > 1
+        else next(iter(parts.values()))
+        for name, parts in weights.items()
+    }
+    packed(write_model(tmp_path / "plain", config, weights=fused), choices=())
+    out = tmp_path / "out"
+    assert "model.layers.0.self_attn.qkv_proj.scales" in read(out)
+    twin = write_model(tmp_path / "twin", config, weights=rounded(fused, out))
+    got = solo_logits(open_model(str(out)).model, PROMPT)
+    expected = solo_logits(open_model(str(twin)).model, PROMPT)
+    assert mx.allclose(mx.array(got), mx.array(expected), atol=1e-4).item()
+
+
 def test_rows_of_no_whole_groups_are_named_and_left(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "plain", CONFIGS["llama"](intermediate_size=48))
     made = packed(folder, choices=())
@@ -168,6 +193,15 @@ def test_large_models_are_written_in_shards(
     files = set(index["weight_map"].values())
     assert len(files) > 1
     assert files == {path.name for path in (tmp_path / "out").glob("*.safetensors")}
+    open_model(str(tmp_path / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"glm4"}))  # its names are not ours
+def test_copies_of_every_family_open(name: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "plain", FAMILIES[name])
+    made = packed(folder, choices=CHOICES[:1])
+    assert made.packed >= 4
     open_model(str(tmp_path / "out"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from quire.api.shared.media_parts import media_part
 from quire.api.shared.thinking import offered, template_variables
 from quire.api.shared.toolbox import ClientTool, ToolboxBuilder
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
+from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation
 
 _DATA = "data:image/png;base64,"
@@ -62,6 +64,13 @@ def prompted(context: Context, request: Request, fields: GenerateRequest) -> Gen
     """
     if fields.context:
         note_ignored(request.scope, ["context"])
+    if fields.suffix:
+        without = [name for name in ("system", "images") if getattr(fields, name)]
+        note_ignored(request.scope, without)  # a gap has no conversation around it
+        gaps = Gaps(context.service.prompts, "suffix")
+        prompt = gaps.prompt(fields.prompt or "", fields.suffix)
+        generation = _generation(context, request, fields, prompts=(prompt,))
+        return replace(generation, stop_token_ids=generation.stop_token_ids | gaps.ends)
     if fields.raw:
         return _generation(context, request, fields, prompts=(fields.prompt or "",))
     asked: list[dict[str, Any]] = []

@@ -139,8 +139,8 @@ class GenerateRequest(AnswerFields):
     system: str | None = None
     images: list[str] | None = None
     raw: bool | None = None
-    suffix: Annotated[None, UnlessEmpty] = Field(
-        default=None, description="answers follow a prompt, they fill no gap"
+    suffix: str | None = Field(
+        default=None, description="the text behind the answer, if the tokenizer marks gaps"
     )
     template: Annotated[None, UnlessEmpty] = Field(
         default=None, description="the model's own chat template is used"
