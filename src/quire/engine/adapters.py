@@ -1,4 +1,4 @@
-"""The adapters that requests name: read and forgotten, and part of the identity of blocks."""
+"""The LoRA adapters of an engine: loading, unloading, and their part in block keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from quire.models.weights.loader import LoadedModel
 
 
 class RequestAdapters:
-    """The adapters that requests of an engine may name.
+    """The LoRA adapters that requests of an engine may name.
 
     Args:
-        adapters: those in memory.
+        adapters: the adapters in memory.
 
     Raises:
-        ModelError: one of the configuration cannot be used by requests.
+        ModelError: an adapter of the configuration cannot be used by requests.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class RequestAdapters:
             self._add(name, place)
 
     def change(self, name: str, place: str | None, users: int) -> str:
-        """Mutates: read an adapter, or forget it if `place` is None.
+        """Load an adapter, or unload it if `place` is None.
 
         Args:
-            users: how many requests in flight name it.
+            users: number of requests in flight that name it.
 
         Returns:
-            Why nothing was changed; empty where all went well.
+            Why nothing was changed; empty on success.
         """
         try:
             if place is not None:
@@ -61,7 +61,7 @@ class RequestAdapters:
         self._adapters.add(name, self._loaded.read_adapter(place))
 
     def named(self, request: Request) -> Request:
-        """Return the request with its adapter in the identity of its blocks.
+        """Return the request with its adapter's identity in its block keys.
 
         Raises:
             RequestError: there is no adapter of this name.

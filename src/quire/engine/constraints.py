@@ -21,12 +21,14 @@ log = logging.getLogger("quire.engine")
 
 
 class AnswerConstraint:
-    """The constraint of one answer: a `scheduler.sequence.TokenConstraint`. Forced tokens go first.
+    """The constraint of one answer: a `scheduler.sequence.TokenConstraint`.
+
+    Forced tokens come first.
 
     Args:
-        endless: allows all tokens but those that end an answer. It holds while a grammar leaves the
-            reasoning free: an answer that ended there would not meet the grammar.
-        min_tokens: so many tokens come before one that ends the answer.
+        endless: mask of all tokens except those that end an answer. It applies while a grammar
+            leaves reasoning free, because an answer that ended there would not meet the grammar.
+        min_tokens: tokens that must come before an end token.
         rules: tokens that the client allows or bans.
     """
 
@@ -47,10 +49,10 @@ class AnswerConstraint:
         self._rules = rules
 
     def mask(self) -> TokenMask | None:
-        """Return the tokens that may come next; None allows all.
+        """Return the mask of tokens that may come next; None allows all.
 
         Raises:
-            RequestError: there is none (code `no_token_allowed`), or the grammar failed.
+            RequestError: no token is allowed (code `no_token_allowed`), or the grammar failed.
         """
         forced = self._thinking.forced() if self._thinking is not None else None
         if forced is not None:
@@ -69,7 +71,7 @@ class AnswerConstraint:
         return ruled
 
     def _by_format(self) -> TokenMask | None:
-        """Return the tokens that the grammar and the least length allow; None allows all."""
+        """Return the tokens that the grammar and the minimum length allow; None allows all."""
         if self._grammar is not None and self._grammar.pending:
             return self._endless
         mask = None if self._grammar is None else self._grammar.mask()
@@ -81,7 +83,7 @@ class AnswerConstraint:
         return longer if longer.any() else mask  # a grammar that has been met goes no further
 
     def accept(self, token: int) -> None:
-        """Take the next token of the answer."""
+        """Advance by the next token of the answer."""
         self._missing -= 1
         if self._thinking is not None:
             self._thinking.accept(token)
@@ -106,7 +108,7 @@ class AnswerConstraint:
         return masks
 
     def _copy(self) -> AnswerConstraint:
-        """Return the same state, apart from this one."""
+        """Return an independent copy of the state."""
         other = copy(self)
         other._grammar = None if self._grammar is None else self._grammar.copy()
         other._thinking = None if self._thinking is None else self._thinking.copy()
@@ -115,11 +117,13 @@ class AnswerConstraint:
 
 
 class ConstraintFactory:
-    """Maker of one model's constraints. `open`, or the first use, makes the grammar compiler.
+    """Makes the constraints of one model's requests.
+
+    `open`, or the first use, creates the grammar compiler.
 
     Args:
-        folder: holds `tokenizer.json`.
-        limited: whether runs of digits and blanks in JSON come to an end where no request says.
+        folder: the folder with `tokenizer.json`.
+        limited: whether runs of digits and blanks in JSON are limited by default.
     """
 
     def __init__(
@@ -150,14 +154,17 @@ class ConstraintFactory:
 
     @cached_property
     def _spelling_of(self) -> Callable[[Sequence[int]], Spelling | None]:
-        """Return the spelling of marks made of ordinary tokens, if there is a grammar compiler."""
+        """Return how marks of ordinary tokens may be spelled, if there is a grammar compiler."""
         try:
             return self._compiler.spelling
         except Exception:  # as in `open`: budgets then count by ids alone
             return lambda ids: None
 
     def _thinking(self, budget: ThinkingBudget) -> ThinkingState:
-        """Return state of a budget, which sees marks of ordinary tokens however they are cut."""
+        """Return the state of a thinking budget.
+
+        It recognises marks of ordinary tokens however they are tokenised.
+        """
         several = len(budget.end_ids) > 1
         return ThinkingState(budget, self._spelling_of(budget.end_ids) if several else None)
 

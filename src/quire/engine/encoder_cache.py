@@ -20,10 +20,10 @@ Encoded = tuple[mx.array, ...]
 
 
 class EncoderCache:
-    """Encoded rows of media, made and kept as plans say. Owned by the runner's thread.
+    """Encoded rows of media, computed and dropped as plans say. Owned by the runner's thread.
 
     Args:
-        encoders: the model's, by kind; empty in a model that takes text only.
+        encoders: the model's encoders, by kind; empty for a text model.
     """
 
     def __init__(self, encoders: Mapping[str, MediaEncoder]) -> None:
@@ -33,7 +33,7 @@ class EncoderCache:
         self._started: dict[MediaKey, Encoding] = {}
 
     def check(self, request: Request) -> None:
-        """Raise `RequestError` if this model's encoders cannot take the media of a request."""
+        """Raise `RequestError` if this model's encoders do not take a request's media."""
         end = 0
         for placed in request.media:
             item = placed.item
@@ -52,7 +52,7 @@ class EncoderCache:
             end = placed.end
 
     def intern(self, request: Request) -> Request:
-        """Return the request with items that others have too held once, as an agent's turns do."""
+        """Return the request with items shared with other requests that have equal ones."""
         if not request.media:
             return request
         media = (
@@ -62,10 +62,10 @@ class EncoderCache:
         return replace(request, media=tuple(media))
 
     def rows(self, sequences: Sequence[ScheduledSequence]) -> MediaRows | None:
-        """Return the rows of a step that stand for media; None if there are none.
+        """Return the rows of a step that are media; None if there are none.
 
         Args:
-            sequences: of the whole step, in the order of its rows.
+            sequences: all sequences of the step, in the order of its rows.
         """
         found: list[tuple[np.ndarray, Encoded]] = []
         first = 0
@@ -86,8 +86,8 @@ class EncoderCache:
         """Return the media rows whose keys and values a step computes, `[M, hidden]`; None if none.
 
         Args:
-            sequences: as above.
-            multiple: what each `CrossMedia` is brought to a multiple of, by its last row again.
+            sequences: all sequences of the step, in the order of its rows.
+            multiple: each `CrossMedia` is padded to a multiple of this by repeating its last row.
         """
         parts: list[mx.array] = []
         for each in (crossed for sequence in sequences for crossed in sequence.crossed):
@@ -101,7 +101,7 @@ class EncoderCache:
     # -- encoding ------------------------------------------------------------------------------
 
     def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
-        """Return how the encoding of each of a request's items is cut."""
+        """Return how the encoding of each of a request's items is cut into pieces."""
         items = (placed.item for placed in request.media)
         return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}
 
@@ -129,7 +129,7 @@ class EncoderCache:
         return to_eval
 
     def sizes(self, work: Iterable[EncoderWork]) -> dict[MediaKey, int]:
-        """Return the bytes of the features that these pieces have completed."""
+        """Return the bytes of the features that these pieces complete."""
         keys = [each.item.key for each in work if each.completes]
         return {key: sum(a.nbytes for a in self._made[key]) for key in keys if key in self._made}
 
@@ -138,12 +138,15 @@ class EncoderCache:
         return self._encoders[item.kind].encode(features, item.shape)
 
     def _features(self, item: MediaItem) -> Encoded:
-        """Return an item's cached features, or compute them uncached. The latter happens if
-        cross-attention keys were evicted while a step that needs them was planned."""
+        """Return an item's cached features, or compute them uncached.
+
+        They are uncached if cross-attention keys were evicted after a step that needs them was
+        planned.
+        """
         made = self._made.get(item.key)
         return finished(self._encode(item)) if made is None else made
 
     def clear(self) -> None:
-        """Forget everything, after a failed step."""
+        """Drop everything, after a failed step."""
         self._made.clear()
         self._started.clear()

@@ -1,4 +1,4 @@
-"""The engine: one step after the other, in one thread, for as long as there is work."""
+"""The engine: runs one step after another, in one thread, as long as there is work."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Engine:
         loaded: the model.
         config: limits and defaults.
         observe: see `Runner`.
-        drafters: guess tokens of requests that allow them.
-        draft_lengths: None drafts what is worth its time, by measured step times.
+        drafters: draft tokens for requests that allow it.
+        draft_lengths: chooses how many drafts to verify; None uses measured step times.
         step_times: measured at warm-up; updated by every step.
-        guesser: the model's head; what it guesses is drafted by a `HeadDrafter`.
-        make_runner: makes what runs steps, with the arguments of `Runner`.
+        guesser: the model's draft head, whose tokens a `HeadDrafter` proposes.
+        make_runner: creates the runner, with the arguments of `Runner`.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Engine:
         )
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request before the next step, for a reason that the text side gives."""
+        """End a request before the next step, with a reason from the text side."""
         dropped = self._grammars.drop(request_id)
         if dropped is None:
             self._scheduler.abort(request_id, reason)
@@ -210,10 +210,10 @@ class Engine:
     # -- steps ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Launch the rest of the running step; `step` does so too, if needed.
+        """Launch the rest of the running step. `step` does so too, if needed.
 
-        On a CPU that takes nearly as long as the step. Requests that come meanwhile, and are added
-        before `step`, are part of the step that it plans.
+        On a CPU this takes nearly as long as the step. Requests that arrive meanwhile and are added
+        before `step` are part of the step that it plans.
 
         Raises:
             EngineFailure: as `step`.
@@ -271,7 +271,7 @@ class Engine:
         return done_at
 
     def _take_in(self, step: LaunchedStep) -> list[Output]:
-        """Read the tokens of a finished step."""
+        """Process the tokens of a finished step."""
         result = self._runner.collect(step)
         _observe_duration(self._scheduler, step)
         outputs = self._scheduler.update(step.plan, result)
@@ -361,11 +361,11 @@ class Engine:
         )
 
     def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
-        """Return the bytes of KV that a lone sequence of so many tokens holds at most."""
+        """Return the most bytes of KV that a lone sequence of so many tokens takes."""
         return self._scheduler.limits.worst_case_bytes(format, tokens)
 
     def stats(self) -> EngineStats:
-        """Counters and gauges."""
+        """Return the engine's counters and gauges."""
         scheduler = self._scheduler
         counters = scheduler.counters
         usage = scheduler.manager.capacity.usage()
@@ -393,12 +393,12 @@ class Engine:
         )
 
     def cached(self) -> bytes:
-        """Return the short keys of all full blocks that a prompt may reuse, one after the other."""
+        """Return the short keys of all full blocks that a prompt may reuse, concatenated."""
         return b"".join(key[:SHORT] for key in full_keys(self._scheduler.sharing.index))
 
 
 def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
-    """Enter how long a finished step took into the tables that plans are made by."""
+    """Record a finished step's duration in the tables used for planning."""
     plan, budget = step.plan, scheduler.prefill_budget
     shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
     if step.guess and not any(each.sampled > 1 for each in plan.sequences):

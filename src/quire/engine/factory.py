@@ -1,4 +1,4 @@
-"""Makes an engine, ready to serve, from its settings."""
+"""Creates an engine, ready to serve, from its settings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def open_engine(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     make_room: MakeRoom = refuse,
 ) -> Engine:
-    """Open the model, size the KV budget from the remaining memory, and make the engine.
+    """Open the model, size the KV budget by the remaining memory, and create the engine.
 
     Args:
-        on_progress: how far it has come, again and again.
-        make_room: called before the weights are read, if the model does not fit.
+        on_progress: called repeatedly with the progress of loading.
+        make_room: called before weights are read if the model does not fit.
 
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
@@ -77,7 +77,7 @@ def open_engine(
 def _measured(
     loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[Progress], None]
 ) -> Engine:
-    """Return an engine that knows how long steps take, with kernels compiled."""
+    """Return an engine with compiled kernels and measured step times."""
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
     drafters, guesser = lookup_drafters(), None

@@ -1,4 +1,6 @@
-"""The process of a follower: a part of a split model, and of its KV cache; see `ranks`."""
+"""The process of a follower, which holds a part of a split model and of its KV cache; see
+`ranks`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _FIRST_SAY_S = 5.0
 
 
 def main() -> int:
-    """Follow until the leading process ends. Argument 1 is the pipe's file descriptor."""
+    """Carry out calls until the leading process ends. Argument 1 is the pipe's file descriptor."""
     leave_stopping_to_the_parent()
     pipe = socket.socket(fileno=int(sys.argv[1]))
     frames = Frames(pipe)
@@ -68,7 +70,7 @@ def main() -> int:
 
 
 def _listen(frames: Frames, calls: SimpleQueue[Call]) -> None:
-    """Queue the calls; end the process with the leading one, whatever it waits for."""
+    """Queue the leading process's calls. End this process with it, whatever this one waits for."""
     with suppress(EOFError, OSError):
         while True:
             calls.put(frames.next())

@@ -1,4 +1,4 @@
-"""Compiles grammars of requests in a thread, so that no step waits."""
+"""Compiles requests' grammars in a thread, so that no step waits for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeConstraint = Callable[[], TokenConstraint | None]
 
 
 class _Entry:
-    """A request, and its constraint once made. Equal only to itself."""
+    """A request and its constraint, once compiled. Compared by identity."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -27,13 +27,13 @@ class _Entry:
 
 
 class GrammarQueue:
-    """Makes token constraints. API keys take turns; requests of one key keep their order.
+    """Compiles token constraints. API keys take turns; requests of one key keep their order.
 
-    One thread makes them, whose stack is large; the compiler releases the interpreter's lock, so
-    steps go on meanwhile. All methods are called by the engine's thread.
+    One thread with a large stack compiles. The compiler releases the interpreter's lock, so steps
+    continue meanwhile. Only the engine's thread calls the methods.
 
     Args:
-        make: makes the constraint of a request; may raise.
+        make: compiles the constraint of a request; may raise.
     """
 
     def __init__(self, make: Callable[[Request], TokenConstraint | None]) -> None:
@@ -61,7 +61,7 @@ class GrammarQueue:
             threading.stack_size(before)
 
     def drop(self, request_id: str) -> Request | None:
-        """Forget a request; return None if it is unknown. A running compilation goes on."""
+        """Remove a request; return None if it is unknown. A running compilation continues."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return None
@@ -70,7 +70,9 @@ class GrammarQueue:
         return entry.request
 
     def take(self) -> list[tuple[Request, MakeConstraint]]:
-        """Return the requests that are ready, and what gives their constraint or raises."""
+        """Return the requests that are ready, each with a function that returns its constraint or
+        raises.
+        """
         ready = [entry for entry in self._entries.values() if entry.made.done()]
         for entry in ready:
             del self._entries[entry.request.id]
@@ -90,7 +92,7 @@ class GrammarQueue:
             self._thread = None
 
     def _make_next(self) -> None:
-        """Compile one grammar in the thread; called once per added request, dropped or not."""
+        """Compile one grammar in the thread. Called once per added request, dropped or not."""
         with self._lock:
             taken = self._turns.take()
         if taken is None:

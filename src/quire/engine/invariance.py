@@ -1,7 +1,7 @@
 """`EngineConfig.batch_invariant`: a request's logits have the same bits alone and in any batch.
 
-The compiled CPU kernels give that anyway. On CUDA all rows, a prompt's too, go through recorded
-steps, whose kernels add up each row's sums in one order.
+The compiled CPU kernels give that anyway. On CUDA all rows, prompts included, run as graphs, whose
+kernels add each row's sums in one order.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FIELD = "batch-invariant"
 
 
 def limited(config: EngineConfig) -> EngineConfig:
-    """With steps no larger than can be computed so.
+    """Return the settings with steps small enough to be batch-invariant.
 
     Raises:
-        ModelError: nothing on this device computes rows alike in any batch.
+        ModelError: no executor of this device is batch-invariant.
     """
     if not _by_recorded_steps(config):
         return config
@@ -39,10 +39,10 @@ def limited(config: EngineConfig) -> EngineConfig:
 def check_format(
     config: EngineConfig, format: KVFormat, recorded: Callable[[KVFormat], bool]
 ) -> None:
-    """Whether rows can be computed so over the server's KV format.
+    """Raise `ModelError` if rows over the server's KV format cannot be batch-invariant.
 
     Args:
-        recorded: whether there are recorded steps over a format.
+        recorded: returns whether CUDA graphs support a format.
 
     Raises:
         ModelError: they cannot.

@@ -24,7 +24,7 @@ MakeRoom = Callable[[NoRoom], EngineConfig]
 
 
 def refuse(lacking: NoRoom) -> EngineConfig:
-    """Return the `MakeRoom` of an engine without others beside it."""
+    """Return the `MakeRoom` of an engine that runs alone."""
     raise lacking
 
 
@@ -32,7 +32,7 @@ class RoomCheck:
     """Checks that a model fits before its weights are read, and asks for room until it does.
 
     Attributes:
-        config: the settings, with the memory that the engine may use at present.
+        config: the settings, with the memory that the engine may use now.
     """
 
     def __init__(self, config: EngineConfig, make_room: MakeRoom) -> None:
@@ -43,7 +43,7 @@ class RoomCheck:
         """Return once the weights and the smallest useful KV cache fit.
 
         Args:
-            dtype: of the model's activations.
+            dtype: type of the model's activations.
 
         Raises:
             NoRoom: they do not fit, and no other model can be unloaded.
@@ -70,14 +70,15 @@ def _check_weights(config: EngineConfig, needed: int) -> None:
 
 
 def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
-    """Return the bytes for KV blocks: as asked, or a share of what is free beside the weights.
+    """Return the bytes for KV blocks: as configured, or a share of the memory free beside the
+    weights.
 
     Args:
         weights: bytes that the weights take.
-        unread: how many of them are still to be read, and count as free.
+        unread: bytes of weights still to be read, which count as free now.
 
     Raises:
-        NoRoom: more was asked for than there is; names both numbers.
+        NoRoom: more is configured than there is; the message names both numbers.
     """
     free = current_device().free_memory() - unread - config.reserved
     share = free * current_device().kv_share
@@ -103,10 +104,10 @@ def _check_smallest(
 
 
 def wanted_context(config: EngineConfig, longest: int) -> int:
-    """Return the context in tokens that was asked for, or the longest of the model.
+    """Return the configured context in tokens, or the model's longest.
 
     Raises:
-        ModelError: more was asked for; names both numbers.
+        ModelError: the configured context exceeds the model's; the message names both numbers.
     """
     context = config.max_context or longest
     if context > longest:
@@ -117,10 +118,10 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
 
 
 def check_context(tokens: int, wanted: int) -> int:
-    """Return the context that the KV budget holds, if it is worth serving.
+    """Return the context that the KV budget holds, if it is long enough to be useful.
 
     Args:
-        wanted: what was asked for, or the model allows.
+        wanted: the context that was configured, or that the model allows.
 
     Raises:
         NoRoom: the budget holds fewer tokens than any conversation needs.

@@ -1,9 +1,8 @@
-"""The processes of a split model: one leads, and tells the others each step's plan.
+"""The processes of a split model: one leads, and sends the others each step's plan.
 
-The leading process has the engine: it schedules, and makes each plan once. A follower has a runner
-with its part of the model and of the KV cache. It carries out the calls of the leading runner in
-their order, and draws the same tokens from the same logits, so no token travels. If a process dies,
-all end.
+The leading process has the engine, which makes each plan once. A follower has a runner with its
+part of the model and of the KV cache. It repeats the calls of the leading runner in order, and
+samples the same tokens from the same logits, so no token is sent. If a process dies, all end.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ HERE = "here"
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """First message to a follower: its part, and where all ranks meet."""
+    """First message to a follower: its part, and the address where all ranks meet."""
 
     config: EngineConfig
     part: Part

@@ -1,7 +1,7 @@
-"""LoRA adapters chosen by request: low-rank products of rows beside the model's own.
+"""LoRA adapters chosen by request: low-rank products added to the model's own, row by row.
 
-Each row of a step names an adapter, or none. The factors of all adapters in memory lie in one
-stack a matrix, padded to one rank, whose first entry is zero: the rows of a step are multiplied
+Each row of a step names an adapter, or none. For each matrix, the factors of all adapters in memory
+form one stack, padded to one rank; its first entry is zero. All rows of a step are multiplied
 together, each by its own entry.
 """
 
@@ -41,10 +41,10 @@ class _Stack:
 
 
 class Adapters:
-    """The adapters of a model that are in memory. Owned by the engine.
+    """The LoRA adapters in memory. Owned by the engine.
 
     Args:
-        model: with its weights.
+        model: the model, with weights loaded.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -68,11 +68,13 @@ class Adapters:
         return sum(stack.nbytes for stack in self._stacks.values())
 
     def identity(self, name: str) -> str:
-        """Return what tells the blocks of an adapter's requests from others; empty for none."""
+        """Return the part of block keys that separates an adapter's blocks; empty without an
+        adapter.
+        """
         return self._loaded[name].identity if name else ""
 
     def add(self, name: str, adapter: LowRank) -> None:
-        """Mutates: requests may name an adapter from the next step on.
+        """Add an adapter. Requests may name it from the next step on.
 
         Raises:
             ModelError: a matrix that it changes is not multiplied by rows.
@@ -92,14 +94,14 @@ class Adapters:
         self._restack()
 
     def remove(self, name: str) -> None:
-        """Mutates: forget an adapter that no request in flight names."""
+        """Remove an adapter that no request in flight uses."""
         del self._loaded[name]
         self._restack()
 
     def operations(
         self, sequences: Sequence[ScheduledSequence], wanted: Sequence[int] | None
     ) -> Operations | None:
-        """Return the operations of a step; None if no row names an adapter.
+        """Return the operations for a step; None if no row uses an adapter.
 
         Args:
             sequences: in the order of the step's rows.
@@ -139,7 +141,7 @@ class Adapters:
 
 
 class _Choice:
-    """The entry of a stack that each row takes."""
+    """For each row, the index of its adapter in a stack."""
 
     def __init__(self, rows: list[int]) -> None:
         self._rows = rows
@@ -150,7 +152,7 @@ class _Choice:
             self._runs.append((start, start + len(list(run)), number))
 
     def product(self, x: mx.array, stack: _Stack, gathers: Sequence[mx.Dtype]) -> mx.array:
-        """Return the low-rank products of rows `[T, ..., in]`: `[T, ..., out]`."""
+        """Return the low-rank products of rows `[T, ..., in]` as `[T, ..., out]`."""
         runs = self._runs
         if len(runs) > 1 and x.ndim == 2 and len(x) <= _GATHERED_ROWS and x.dtype in gathers:
             inner = mx.gather_mm(x[:, None], stack.inner, rhs_indices=self._numbers)
@@ -163,10 +165,10 @@ class _Choice:
 
 
 class _AdaptedOperations:
-    """The device's operations, with low-rank products added to those of adapted matrices.
+    """The device's operations, with low-rank products added where a matrix has adapters.
 
-    Fused operations over an adapted matrix are computed from single products. Everything else is
-    the device's own.
+    A fused operation over such a matrix is computed as single products. Everything else is
+    delegated to the device.
     """
 
     def __init__(

@@ -21,11 +21,12 @@ from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 
 class _Rows:
-    """Rows of a step as a model sees them: a `models.base.ForwardContext`.
+    """The rows of a step as a model sees them. Implements `models.base.ForwardContext`.
 
     Attributes:
         sequences: in the order of the rows.
-        tokens, positions, media, cross: as in `ForwardContext`; the maker sets the first two.
+        tokens, positions, media, cross: as in `ForwardContext`. Whoever creates the object sets the
+            first two.
     """
 
     tokens: mx.array
@@ -91,7 +92,7 @@ class _Rows:
         return None
 
     def attending(self) -> npt.NDArray[np.bool_] | None:
-        """`[T]` whether each row attends to media; None where none does."""
+        """`[T]` whether each row attends to media; None if none does."""
         if not any(each.crossed for each in self.sequences):
             return None
         rows = np.zeros(self._total, bool)
@@ -106,14 +107,15 @@ class StepInputs(_Rows):
     """All rows of one step.
 
     Attributes:
-        wanted, wanted_rows: `[R]` rows whose final hidden states are wanted, on the device and on
-            the host; None when it is all of them.
-        ending: the sequences that these rows belong to, in order; `ScheduledSequence.wanted` each.
-        narrowed: whether the model went on with those rows alone.
+        wanted, wanted_rows: `[R]` rows whose final hidden states are needed, on the device and on
+            the host; None for all.
+        ending: sequences of these rows, in order; each has `ScheduledSequence.wanted` of them.
+        narrowed: whether the model computed its last layers for these rows only.
 
     Args:
-        sampled: by sequence number, the row of `previous` that has the token unknown to the host.
-        previous: `[R]` tokens that the step before samples.
+        sampled: maps a sequence's number to the row of `previous` with its last token, which the
+            host has not read.
+        previous: `[R]` tokens sampled by the previous step.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class StepInputs(_Rows):
         return rows, self.wanted
 
     def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:
-        """Return the rows' tokens, from the host, or on the device from the step before."""
+        """Return the rows' tokens: from the host, or on the device from the previous step."""
         host: list[int] = []
         rows: list[int] = []
         sources: list[int] = []
@@ -176,7 +178,9 @@ class StepInputs(_Rows):
 
 
 def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[ScheduledSequence]:
-    """Sort by format, then as attention reads rows best. Depends on the plan alone."""
+    """Sort sequences by format, then in the order that suits attention. Depends on the plan
+    alone.
+    """
     formats: dict[KVFormat, int] = {}
     for each in sequences:
         formats.setdefault(each.format, len(formats))
@@ -190,7 +194,7 @@ def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[Sch
 
 
 def _joined(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
-    """Return positions of sequences as those of all rows: int32 `[T]`, or float32 `[axes, T]`."""
+    """Concatenate the positions of all sequences: int32 `[T]`, or float32 `[axes, T]`."""
     if all(isinstance(each, range) for each in positions):
         return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
     axes = max(len(each) for each in positions if not isinstance(each, range))

@@ -1,4 +1,4 @@
-"""Recurrent layers of a step: read each sequence's state, advance it by its rows, write it back."""
+"""The recurrent layers' part of a step: read states, advance them by the rows, write them back."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class States(Protocol):
 
 
 class RecurrentRows:
-    """The rows of one step for recurrent layers: that part of `models.base.ForwardContext`.
+    """The rows of one step for recurrent layers. Implements their part of
+    `models.base.ForwardContext`.
 
     Args:
-        segments: the numbers of the rows that advance together, `[n, t]` each: `n` sequences with
-            `t` rows. Every row of the step is in exactly one segment.
+        segments: row indices `[n, t]` of `n` sequences with `t` rows that advance together. Every
+            row of the step is in exactly one segment.
         states: the states of each segment in a layer, by the layer's index.
     """
 
@@ -100,7 +101,9 @@ class RecurrentRows:
         return self._joined(layer, advance)
 
     def _joined(self, layer: int, advance: Callable[[States, Cut], mx.array]) -> mx.array:
-        """Return what `advance` gives for all segments, in the order of the step's rows."""
+        """Concatenate the results of `advance` for all segments, in the order of the step's
+        rows.
+        """
         parts = [
             advance(states, self._cut(number)).flatten(0, 1)
             for number, states in enumerate(self._states(layer))
@@ -121,7 +124,8 @@ class RecurrentRows:
 def recurrent_rows(
     sequences: Sequence[ScheduledSequence], starts: Sequence[int], attention: Attention
 ) -> RecurrentRows:
-    """Join the sequences with a single row, by format; each longer chunk is a segment of its own.
+    """Make one segment, by format, of all sequences with a single row, and one of each longer
+    chunk.
 
     Args:
         sequences: in the order of the step's rows.

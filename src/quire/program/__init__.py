@@ -1,1 +1,1 @@
-"""The program of a step, traced from the model: what executors run. Knows no device."""
+"""Programs of steps, traced from the model, which executors run. Knows no device."""

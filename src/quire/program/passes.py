@@ -1,6 +1,6 @@
-"""Small passes from programs to programs: what can be computed once, and what one kernel computes.
+"""Small passes that transform programs: constant folding, and fusion into nodes of one kernel.
 
-A pass keeps what a program computes; `replay` shows it (tests/program/test_passes.py).
+A pass does not change what a program computes; tests/program/test_passes.py checks it by `replay`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_s
 
 
 def fold_constants(program: Program) -> Program:
-    """Compute once what depends on weights alone."""
+    """Compute once everything that depends on weights alone."""
     constants, nodes = dict(program.constants), list[Node]()
     for node in program.nodes:
         shapes = tuple(program.values[id].shape for id in node.outputs)
@@ -51,7 +51,7 @@ def fold_constants(program: Program) -> Program:
 
 
 def drop_idle_views(program: Program) -> Program:
-    """Remove views and casts that change nothing, and what nobody reads."""
+    """Remove views and casts that change nothing, and nodes whose outputs nobody reads."""
     alias: dict[int, int] = {}
     kept: list[Node] = []
     for node in program.nodes:
@@ -90,14 +90,14 @@ def _pruned(program: Program) -> Program:
 
 
 def _writes(node: Node) -> bool:
-    """Whether a node, or one in it, reads or writes pools."""
+    """Whether a node, or a node fused into it, reads or writes pools."""
     return node.kind in _KEEPS_ORDER or (
         node.kind == FUSED and any(each.kind in _KEEPS_ORDER for each in node.arguments)
     )
 
 
 class Uses:
-    """Who computes and who reads each value, through reshapes."""
+    """The producer and the readers of each value, looking through reshapes."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -108,13 +108,13 @@ class Uses:
                 self._readers.setdefault(id, []).append(node)
 
     def source(self, id: int) -> int:
-        """Return the value of which this one is a reshape, perhaps of a reshape."""
+        """Return the value that this value is a reshape of, through several reshapes if need be."""
         while (maker := self.makers.get(id)) is not None and maker.kind in RESHAPES:
             id = maker.inputs[0]
         return id
 
     def maker(self, id: int | None) -> Node | None:
-        """Return the node that computes a value, or that which it is a reshape of."""
+        """Return the node that computes a value, or computes the value that it is a reshape of."""
         return None if id is None else self.makers.get(self.source(id))
 
     def readers(self, id: int) -> list[Node]:
@@ -133,20 +133,20 @@ class Uses:
         return self.source(id) in outputs
 
     def only_reader(self, id: int) -> Node | None:
-        """Return the one node that reads a value; None if there are others."""
+        """Return the one node that reads a value; None if there are more or none."""
         readers = self.readers(id)
         return readers[0] if len(readers) == 1 and not self.is_output(id) else None
 
 
 def fuse(program: Program, groups: Sequence[tuple[str, Sequence[Node]]]) -> Program:
-    """Put groups of nodes in the places of their last ones, each as one fused node.
+    """Replace each group of nodes by one fused node, at the position of the group's last node.
 
-    The views through which a group's nodes read go into it, and stay outside where others read
+    Views through which a group's nodes read are copied into it, and stay outside if others read
     them.
 
     Args:
-        groups: what a group is called, and its nodes; no node is in two. Nothing outside of a
-            group may both depend on it and be needed by it.
+        groups: pairs of a group's name and its nodes. Groups are disjoint. No node outside a group
+            may both depend on it and be needed by it.
     """
     uses = Uses(program)
     place = {_identity(node): number for number, node in enumerate(program.nodes)}
@@ -192,7 +192,7 @@ def _fused(program: Program, uses: Uses, what: str, nodes: Sequence[Node]) -> No
 
 
 def _in_order(program: Program) -> Program:
-    """Sort nodes so that each comes behind what it reads, otherwise as they are."""
+    """Sort nodes topologically and stably."""
     ready = {*program.constants, *program.fields.values()}
     waiting, nodes = list(program.nodes), list[Node]()
     while waiting:
@@ -233,7 +233,7 @@ def join_products(program: Program) -> Program:
 
 
 def join_heads(program: Program) -> Program:
-    """Fuse attention with the norms and rotations of heads that nobody else reads."""
+    """Fuse attention with the norms and rotations of heads that only it reads."""
     uses, groups = Uses(program), list[tuple[str, list[Node]]]()
     for node in program.nodes:
         if node.kind == "attend":
@@ -249,7 +249,7 @@ def join_heads(program: Program) -> Program:
 
 
 def join_routes(program: Program) -> Program:
-    """Fuse routers with the casts of their logits that nobody else reads."""
+    """Fuse routers with the casts of their logits that only they read."""
     uses, groups = Uses(program), list[tuple[str, list[Node]]]()
     for node in program.nodes:
         if node.kind == "route":
@@ -263,10 +263,10 @@ def join_routes(program: Program) -> Program:
 
 
 def split_experts(program: Program) -> Program:
-    """Part experts from the weighted sum of what they give, which a kernel of rows computes.
+    """Split `experts` nodes into the experts' outputs and their weighted sum.
 
-    Each `experts` node becomes `expert_outputs`, `[T, k, hidden]`, and `weighted_sum`. Replay knows
-    neither: the pass is for executors that record kernels.
+    Each becomes `expert_outputs`, `[T, k, hidden]`, and `weighted_sum`, which a row kernel
+    computes. Replay knows neither node, so only executors that record kernels run this pass.
     """
     values, nodes = dict(program.values), list[Node]()
     for node in program.nodes:
@@ -290,7 +290,7 @@ def split_experts(program: Program) -> Program:
 def _prepares_heads(
     program: Program, uses: Uses, value: int | None, kinds: Sequence[str]
 ) -> list[Node]:
-    """Return the nodes of these kinds, the last one first, that make heads and nothing else."""
+    """Return the nodes of these kinds, last one first, whose only use is to prepare heads."""
     found: list[Node] = []
     for kind in kinds:
         maker = uses.maker(value)
@@ -312,7 +312,8 @@ _NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
 def join_rows(program: Program) -> Program:
-    """Fuse what a kernel with one row a thread block computes: elements, gates and norms.
+    """Fuse nodes that one kernel with a row for each thread block can compute: elements, gates,
+    norms.
 
     All values of a region have the same number of elements a step, and its norms one width.
     """
@@ -337,8 +338,10 @@ def join_rows(program: Program) -> Program:
 
 
 def _elements(program: Program, node: Node) -> tuple[Size, ...] | None:
-    """Return the sizes whose product is the number of elements of a node's output, sorted; None
-    where a kernel of rows does not compute the node."""
+    """Return the factors of the number of elements of a node's output, sorted.
+
+    None if row kernels do not compute the node.
+    """
     shape = program.values[node.outputs[0]].shape
     if (
         not shape
@@ -359,7 +362,7 @@ def _compatible(program: Program, nodes: Iterable[Node]) -> bool:
 
 
 def _followers(program: Program) -> Mapping[int, list[Node]]:
-    """Return the nodes that read what each node computes, by the node's identity."""
+    """Return the nodes that read each node's outputs, keyed by the node's identity."""
     maker = {id: node for node in program.nodes for id in node.outputs}
     after: dict[int, list[Node]] = {}
     last: Node | None = None
@@ -375,7 +378,7 @@ def _followers(program: Program) -> Mapping[int, list[Node]]:
 
 
 def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node]]) -> bool:
-    """Whether a node outside of two groups depends on one of them and is needed by the other."""
+    """Whether some node outside two groups depends on one of them and is needed by the other."""
     inside = {_identity(each) for each in (*a, *b)}
 
     def leads_back(start: Sequence[Node]) -> bool:
@@ -401,12 +404,12 @@ def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node
 
 
 def recordable(program: Program) -> Program:
-    """Run all passes, for executors that record kernels."""
+    """Run all passes. The result is for executors that record kernels."""
     return prepared(split_experts(program))
 
 
 def prepared(program: Program) -> Program:
-    """Run the passes that keep a program one that can be replayed."""
+    """Run only the passes whose result `replay` can run."""
     passes: Sequence[Callable[[Program], Program]] = (
         drop_idle_views,
         fold_constants,

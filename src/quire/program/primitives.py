@@ -1,7 +1,7 @@
-"""MLX's primitives: how they are recorded from a function, and what each of them computes.
+"""MLX's primitives: capturing them from a function, and what each of them computes.
 
-`mx.export_function` reports the primitives of a function to a callback. Their names and arguments
-are not part of MLX's promises, so this module alone knows them; tests/program replays all of them.
+`mx.export_function` reports a function's primitives to a callback. Their names and arguments are no
+public interface of MLX, so only this module knows them; tests/program replays all of them.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def compute(
     """Compute a primitive.
 
     Args:
-        shape: of its first output.
-        dtypes: of its outputs.
+        shape: shape of its first output.
+        dtypes: types of its outputs.
 
     Raises:
-        KeyError: no meaning of this primitive is known.
+        KeyError: this primitive is not known.
     """
     out = MEANINGS[kind](inputs, arguments, shape)
     found = list(out) if isinstance(out, list | tuple) else [out]

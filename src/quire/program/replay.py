@@ -1,6 +1,6 @@
-"""Computes a program node by node: what its nodes mean, and the reference for those that run it.
+"""Computes a program node by node. It defines what nodes mean, and is the reference for executors.
 
-It takes one to eight times as long to build as the model's own code, so no step is served by it.
+It takes one to eight times as long to build a step as the model's own code, so it serves no steps.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def replay(
     """Return the outputs of a program.
 
     Args:
-        given: the fields by name.
-        sizes: by symbol.
-        steps: steps whose pools the program uses; the second one is that of `sampled_rows_only`.
+        given: the program's fields, by name.
+        sizes: values of the symbols.
+        steps: forward contexts whose pools the program uses; the second is the one of
+            `sampled_rows_only`.
     """
     known = {id: each.array for id, each in program.constants.items()}
     known |= {id: given[name] for name, id in program.fields.items()}

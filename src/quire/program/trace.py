@@ -25,7 +25,7 @@ Traced = Callable[[TracedOperations, Mapping[str, mx.array]], mx.array]
 
 
 class NotLinear(Exception):
-    """What a model computes depends on its number of rows otherwise than by linear forms."""
+    """Raised if a model's computation depends on its number of rows other than by linear forms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +42,10 @@ class StepPrograms:
 
 
 def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
-    """Trace the programs of a model whose weights are loaded. Computes nothing on the device.
+    """Trace the programs of a model whose weights are loaded. Nothing is computed on the device.
 
     Args:
-        variant: the kind of step; None is one of text alone.
+        variant: the kind of step; None means text only.
 
     Raises:
         NotLinear: the model's code depends on the number of rows in another way.
@@ -70,7 +70,7 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
 
 
 def multiplied(model: LanguageModel) -> frozenset[str]:
-    """Return the paths of weights by which a step multiplies its rows."""
+    """Return the paths of the weights that a step multiplies rows by."""
     weights, how = KnownWeights(named_parameters(model)), Variant()
     with traced_by(operations := TracedOperations(weights)):
         model(TracedStep(operations, model, how, how.fields(_points(how.symbols)[0])))
@@ -90,9 +90,9 @@ def _trace(
 
 
 def _points(symbols: Sequence[str]) -> list[dict[str, int]]:
-    """Choose the sizes to trace at: one point, one more for each symbol, and one as a check.
+    """Choose the sizes to trace at: a base point, one more for each symbol, and one for checking.
 
-    Sizes differ from each other, and wanted rows are fewer than rows.
+    Sizes differ from each other, and there are fewer wanted rows than rows.
     """
     base = {name: 4 if name in "RM" else 5 + 2 * i for i, name in enumerate(symbols)}
     steps = [base | {name: base[name] + 2} for name in symbols]
@@ -100,10 +100,10 @@ def _points(symbols: Sequence[str]) -> list[dict[str, int]]:
 
 
 def _at_one_size(model: LanguageModel, function: Traced, given: Mapping[str, mx.array]) -> Program:
-    """Trace the program of one number of rows.
+    """Trace the program at one number of rows.
 
-    The first run makes what modules make when they are first called, and gives the calls' shapes.
-    In the second one weights and the results of calls are inputs of the recorded function.
+    The first run fills caches that modules make on their first call, and shows the calls' shapes.
+    In the second run, weights and the results of calls are inputs of the recorded function.
     """
     parameters = named_parameters(model)
     weights = KnownWeights(parameters)
@@ -131,8 +131,10 @@ def _at_one_size(model: LanguageModel, function: Traced, given: Mapping[str, mx.
 
 
 class _Assembly:
-    """Joins recorded primitives and noted calls to one program: calls in their order, each behind
-    the primitives that it needs."""
+    """Merges recorded primitives and noted calls into one program.
+
+    Calls keep their order; each follows the primitives that it needs.
+    """
 
     def __init__(
         self, recording: Recording, fields: Sequence[str], parameters: Mapping[str, mx.array]
@@ -175,7 +177,7 @@ class _Assembly:
         return id
 
     def _computed(self, name: str) -> int:
-        """Add the nodes that an array needs; return its id."""
+        """Add the nodes that compute an array; return the array's id."""
         pending = [name]
         while pending:
             if pending[-1] in self._ids:
@@ -196,7 +198,7 @@ class _Assembly:
 
 
 def _unified(programs: Sequence[Program], points: Sequence[Mapping[str, int]]) -> Program:
-    """Join the programs of one model at several sizes.
+    """Merge the programs of one model at several sizes.
 
     Args:
         points: the sizes, see `_points`.
@@ -225,7 +227,9 @@ def _unified(programs: Sequence[Program], points: Sequence[Mapping[str, int]]) -
 
 
 def _fitted(found: Sequence[Any], points: Sequence[Mapping[str, int]]) -> Any:
-    """Return what nested tuples are at any sizes: equal leaves, or linear forms of the sizes."""
+    """Merge nested tuples of several sizes: equal leaves stay, integers that differ become linear
+    forms.
+    """
     if isinstance(found[0], tuple):
         if len({len(each) for each in found}) > 1:
             raise NotLinear(f"sequences {found[0]} and {found[-1]}")

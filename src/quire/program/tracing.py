@@ -1,4 +1,4 @@
-"""What a model sees while it is traced: operations and a step that note each call."""
+"""Stand-ins that a model sees while it is traced: operations and a step that record each call."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Call:
     """A call of an operation while a model is traced.
 
     Attributes:
-        operands: arrays that depend on the step, by parameter.
-        outputs: shape and type of what it returns.
-        attributes: everything else that it was given, by parameter.
+        operands: arguments that are arrays depending on the step, by parameter.
+        outputs: shape and type of each result.
+        attributes: all other arguments, by parameter.
     """
 
     kind: str
@@ -38,11 +38,11 @@ class Call:
 
 
 class KnownWeights:
-    """The weights of a model by the identity of the arrays that stand for them.
+    """The weights of a model, found by the identity of their arrays or of stand-ins for these.
 
     Args:
-        names: paths in an order.
-        arrays: the weights; each may have a stand-in while the model is traced.
+        names: paths of the weights, in order.
+        arrays: the weights, in the same order. Each may have a stand-in while the model is traced.
     """
 
     def __init__(self, parameters: Mapping[str, mx.array]) -> None:
@@ -50,7 +50,7 @@ class KnownWeights:
         self._parameters = parameters
 
     def stand_in(self, name: str, array: mx.array) -> None:
-        """Mutates: `array` stands for the weight of that name from now on."""
+        """Let `array` stand for the weight of that name from now on."""
         self._known[id(array)] = name, self._parameters[name]
 
     def knows(self, array: mx.array) -> bool:
@@ -58,7 +58,7 @@ class KnownWeights:
         return id(array) in self._known
 
     def weight(self, value: Any) -> Weight:
-        """Return an array or a dataclass of arrays with the weights themselves in it."""
+        """Return an array or a dataclass of arrays, with stand-ins replaced by weights."""
         first, real = self._resolved(value)
         return Weight(first, real)
 
@@ -75,7 +75,7 @@ class KnownWeights:
 
 
 class TracedOperations(Operations):
-    """Notes calls down.
+    """Operations that record their calls.
 
     Args:
         holes: arrays that the calls return, in order; without them they return zeros.
@@ -88,7 +88,7 @@ class TracedOperations(Operations):
     def note(
         self, kind: str, parameters: Mapping[str, Any], *outputs: Output, **attributes: Any
     ) -> list[mx.array]:
-        """Note a call, and return what stands for its outputs.
+        """Record a call, and return stand-ins for its outputs.
 
         Args:
             parameters: arrays, weights, dataclasses of weights, and None for what is absent.
@@ -194,13 +194,13 @@ def _row_type(table: PackedWeight, dtype: mx.Dtype | None) -> mx.Dtype:
 
 @dataclass(frozen=True)
 class Variant:
-    """What kind of step a program is for. Its numbers of rows stay open.
+    """The kind of step that a program is for. Its numbers of rows stay open.
 
     Attributes:
-        axes: of positions; 0 has `[T]` of int32, more have `[axes, T]` of float32.
-        narrowed: sharing layers go on with the R wanted rows alone.
-        media: width of M media rows that replace embeddings; 0 is none.
-        crossed: width of E encoder rows that cross-attention layers read; 0 is none.
+        axes: axes of positions; 0 means int32 `[T]`, more mean float32 `[axes, T]`.
+        narrowed: whether sharing layers compute only the R wanted rows.
+        media: width of the M media rows that replace embeddings; 0 for none.
+        crossed: width of the E encoder rows that cross-attention layers read; 0 for none.
     """
 
     axes: int = 0
@@ -210,7 +210,7 @@ class Variant:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The sizes that its programs depend on."""
+        """The symbols of the sizes that its programs depend on."""
         return (
             "T",
             *("R",) * self.narrowed,
@@ -219,7 +219,7 @@ class Variant:
         )
 
     def fields(self, sizes: Mapping[str, int]) -> dict[str, mx.array]:
-        """Return arrays of the shapes and types that a step of these sizes gives."""
+        """Return arrays with the shapes and types of a step of these sizes."""
         made: dict[str, mx.array] = {}
         for part, symbol in enumerate(("T", "R") if self.narrowed else ("T",)):
             rows = sizes[symbol]

@@ -1,4 +1,4 @@
-"""A program: the nodes that compute a step, and the values that they hand to each other."""
+"""A program: the nodes that compute a step, and the values that pass between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Form:
     terms: tuple[tuple[str, int], ...]
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return its value for given sizes, by symbol."""
+        """Return the form's value for given sizes, by symbol."""
         return self.constant + sum(factor * sizes[name] for name, factor in self.terms)
 
     def __str__(self) -> str:
@@ -32,14 +32,14 @@ Size = int | Form
 
 
 def bound(value: Any, sizes: Mapping[str, int]) -> Any:
-    """Replace all forms in nested tuples by their values."""
+    """Return nested tuples with all forms replaced by their values."""
     if isinstance(value, tuple):
         return tuple(bound(each, sizes) for each in value)
     return value.at(sizes) if isinstance(value, Form) else value
 
 
 def depends_on_sizes(value: Any) -> bool:
-    """Whether nested tuples hold a form."""
+    """Whether nested tuples contain a form."""
     return isinstance(value, Form) or (
         isinstance(value, tuple) and any(map(depends_on_sizes, value))
     )
@@ -47,7 +47,7 @@ def depends_on_sizes(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Value:
-    """What a node computes, by shape and type."""
+    """A result of a node: its shape and type."""
 
     shape: tuple[Size, ...]
     dtype: mx.Dtype
@@ -63,7 +63,8 @@ class Weight:
 
     Attributes:
         name: the path of its array, or of the first of its arrays.
-        value: as `Operations` takes it: an array, or a dataclass of `device.weights`.
+        value: the weight in the form that `Operations` takes: an array, or a dataclass of
+            `device.weights`.
     """
 
     name: str
@@ -92,9 +93,9 @@ class Node:
     Attributes:
         kind: an operation's name in lower case, the name of an MLX primitive, or `FUSED`.
         inputs, outputs: ids of values.
-        roles: of an operation, the parameter that each input stands for.
-        arguments: of a primitive, see `primitives`; of a fused node, the nodes in it.
-        attributes: of an operation, its other parameters by name, weights among them.
+        roles: for an operation, the parameter that each input is passed as.
+        arguments: for a primitive, see `primitives`; for a fused node, its nodes.
+        attributes: for an operation, its other arguments by name, including weights.
     """
 
     kind: str
@@ -106,15 +107,17 @@ class Node:
 
     @property
     def is_operation(self) -> bool:
-        """Whether it is a call of `Operations` or of the step."""
+        """Whether it is a call of `Operations` or of the forward context."""
         return self.kind[0].islower() and self.kind != FUSED
 
     def input(self, role: str) -> int | None:
-        """Return the value that stands for a parameter; None where a weight or nothing does."""
+        """Return the value passed as a parameter; None if a weight or nothing is passed."""
         return self.inputs[self.roles.index(role)] if role in self.roles else None
 
     def weight(self, name: str) -> Any:
-        """Return a parameter that is a weight, as `Operations` takes it; None without one."""
+        """Return the weight passed as a parameter, in the form that `Operations` takes; None
+        without one.
+        """
         found = self.attributes.get(name)
         return found.value if isinstance(found, Weight) else None
 
@@ -125,10 +128,10 @@ class Program:
 
     Attributes:
         symbols: the sizes that shapes depend on: T rows, R wanted rows and others.
-        fields: ids of the values that the step gives, by name.
+        fields: ids of the step's inputs, by name.
         constants, values: by id.
-        nodes: in an order in which they may be computed.
-        outputs: ids.
+        nodes: nodes in a valid order of computation.
+        outputs: ids of the outputs.
     """
 
     symbols: tuple[str, ...]

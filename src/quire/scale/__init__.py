@@ -1,1 +1,1 @@
-"""Past one machine: engines as replicas of a Ray Serve deployment."""
+"""Engines beyond one machine, as replicas of a Ray Serve deployment."""

@@ -1,6 +1,6 @@
 """The client of many engines: an `EngineClient` over a Ray Serve deployment of replicas.
 
-It imports no Ray: all that it needs is a deployment's handle.
+It needs only the deployment's handle, and imports no Ray.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LOST = "engine_failure"
 
 
 class _Call:
-    """The requests of one generation, on their way through a replica.
+    """The requests of one generation, from submission to their last output.
 
     Attributes:
         open: requests that have not ended, by id.
         started: ids of those that have a token.
-        replica: the name of the replica that has them; empty before one does.
-        lost: names of replicas that failed under it.
-        task: sees the call through.
+        replica: name of the replica that works on them; empty before one took them.
+        lost: names of replicas that failed during this call.
+        task: the asyncio task that runs the call to its end.
     """
 
     task: asyncio.Task[None]
@@ -53,12 +53,12 @@ class _Call:
         self.since = time.monotonic()
 
     def route(self, names: BlockNames) -> Route:
-        """Return what decides where the open requests go; they share a prompt, or most of one."""
+        """Return the routing data of the open requests, which share most of their prompt."""
         first = next(iter(self.open.values()))
         return replace(Route.of(first, names), lost=frozenset(self.lost))
 
     def requests(self) -> tuple[Request, ...]:
-        """Return the open requests, with the time that their deadlines leave."""
+        """Return the open requests with their remaining time until the deadline."""
         passed = time.monotonic() - self.since
         return tuple(
             each if each.deadline_s is None else replace(each, deadline_s=each.deadline_s - passed)
@@ -95,7 +95,9 @@ class ReplicatedEngine:
     async def connect(
         cls, replicas: Any, on_close: Callable[[], Awaitable[None]] | None = None
     ) -> ReplicatedEngine:
-        """Return a client as soon as a replica is there.
+        """Return a client as soon as one replica is ready.
+
+        For the arguments see `ReplicatedEngine`.
 
         Args:
             replicas: see `ReplicatedEngine`.
@@ -109,11 +111,11 @@ class ReplicatedEngine:
 
     @property
     def failure(self) -> str | None:
-        """None while the client is open: requests wait for a replica if there is none."""
+        """Return None while the client is open: without a replica, requests wait for one."""
         return self._failure
 
     def submit(self, requests: Sequence[Request]) -> list[Ticket]:
-        """Queues requests; those of one call go to one replica.
+        """Queue requests. All requests of one call go to one replica.
 
         Raises:
             EngineFailure: the client is closed.
@@ -128,7 +130,7 @@ class ReplicatedEngine:
         return tickets
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
-        """End a request: at once if no replica has it yet, else by the engine's next step."""
+        """End a request: at once if no replica has it yet, else by the replica's next step."""
         call = self._calls.get(request_id)
         if call is None:
             return
@@ -151,7 +153,7 @@ class ReplicatedEngine:
         return total([each for each in found if isinstance(each, EngineStats)])
 
     async def ask(self, question: Callable[[int], ToEngine]) -> Any:
-        """Refuse: what is changed in one engine would be changed in one of several.
+        """Refuse the command: it would change only one of several engines.
 
         Raises:
             NotOffered: always.
@@ -159,7 +161,7 @@ class ReplicatedEngine:
         raise NotOffered("Replicas load their adapters when they start.", code="not_offered")
 
     async def close(self) -> None:
-        """Let go of the replicas; what is in flight fails. May be called again."""
+        """Release the replicas and fail the requests in flight. May be called again."""
         if self._failure is not None:
             return
         self._failure = _CLOSED
@@ -185,7 +187,7 @@ class ReplicatedEngine:
             self._end_here(request_id, reason)
 
     def _end_here(self, request_id: str, reason: FinishReason) -> None:
-        """End a request whose replica cannot be told; leave the call if it was the last of it."""
+        """End a request whose replica is not known, and cancel the call if no request is left."""
         if (call := self._calls.get(request_id)) is None:
             return
         self._deliver(call, Output(request_id, finish=reason))
@@ -193,7 +195,7 @@ class ReplicatedEngine:
             call.task.cancel()
 
     async def _run(self, call: _Call) -> None:
-        """See a call through, from replica to replica as they die."""
+        """Run a call to its end, with another replica each time one dies."""
         reason = ""
         for _ in range(_ATTEMPTS):
             reason = await self._attempt(call)
@@ -212,7 +214,7 @@ class ReplicatedEngine:
             self._fail(call, request_id, f"{reason}, as did {_ATTEMPTS - 1} before")
 
     async def _attempt(self, call: _Call) -> str:
-        """Hand a call to a replica and deliver what it says. Return why requests are still open."""
+        """Send a call to a replica and deliver its outputs. Return why requests are still open."""
         call.replica, asked = "", call.requests()
         stream = self._generate.remote(call.route(self._info.blocks), asked)
         lost = "the replica ended without an answer"

@@ -22,11 +22,11 @@ ROUTER = "quire.scale.router:PrefixRouter"
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many replicas there are, and what each reserves of Ray's resources.
+    """The number of replicas and the Ray resources that each reserves.
 
     Attributes:
         replicas: how many; auto lets Ray start and end them by load.
-        most: replicas of auto.
+        most: the most replicas with auto.
         router: a subclass of `quire.scale.router.Addressed`, as `module:class`.
     """
 
@@ -38,12 +38,12 @@ class Scaling:
 
     @property
     def most_replicas(self) -> int:
-        """The most replicas that there may be at once."""
+        """Return the largest number of replicas that may run at once."""
         return self.most if self.replicas == "auto" else self.replicas
 
 
 def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> Any:
-    """Return the deployment of replicas, bound to their settings."""
+    """Return the deployment of replicas, bound to its settings."""
     number: dict[str, Any] = {"num_replicas": scaling.replicas}
     if scaling.replicas == "auto":
         number["autoscaling_config"] = {"min_replicas": 1, "max_replicas": scaling.most}

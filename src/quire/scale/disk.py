@@ -1,4 +1,4 @@
-"""Folders of the disk tier for replicas that share a machine: an engine has one for itself."""
+"""Folders of the disk tier for replicas on one machine: each engine owns one folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quire.core.config import DiskConfig
 
 
 class OwnFolder:
-    """The first folder in the tier's that no other replica of this machine has.
+    """A folder within the disk tier that no other replica of this machine uses.
 
-    A replica that is started anew finds the blocks of one that ended. The folder is given back with
-    the process, or with `close`.
+    A restarted replica takes a free folder, and so finds the blocks of one that ended. The
+    process's end or `close` frees the folder.
 
     Args:
-        replicas: that may share the tier's bytes.
+        replicas: the number of replicas that share the tier's bytes.
     """
 
     def __init__(self, disk: DiskConfig, replicas: int) -> None:
@@ -36,5 +36,5 @@ class OwnFolder:
         self.disk = replace(disk, path=path, max_bytes=disk.max_bytes // max(1, replicas))
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Free the folder for another replica."""
         os.close(self._lock)

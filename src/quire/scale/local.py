@@ -1,4 +1,4 @@
-"""Replicas on a Ray of this machine's own: what `quire serve MODEL --replicas N` starts."""
+"""Replicas on a Ray that runs on this machine alone: `quire serve MODEL --replicas N`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _APPLICATION = "quire"
 
 
 def local_opener(scaling: Scaling) -> Opener:
-    """Return the opener of a model that is answered by replicas on a Ray that it starts.
+    """Return the function that starts Ray and opens a model as replicas on it.
 
-    A replica gets a GPU where there are any.
+    Each replica gets a GPU if the machine has any.
     """
 
     async def opener(config: ModelConfig, progress: OnProgress, make_room: MakeRoom) -> Loaded:
@@ -69,7 +69,7 @@ def _start(config: ModelConfig, scaling: Scaling) -> Any:
 
 
 def _shared(engine: EngineConfig, replicas: int, cores: int) -> EngineConfig:
-    """Return settings for engines that share this machine's processor and memory."""
+    """Return the settings of one engine, with its share of this machine's cores and memory."""
     return replace(
         engine, threads=engine.threads or max(1, cores // replicas), sharers=max(1, replicas)
     )

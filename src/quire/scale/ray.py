@@ -1,6 +1,6 @@
 """Quire as an application of Ray Serve: `serve run quire.scale.ray:app model=...`.
 
-Annotations here are no strings: Ray makes `Arguments` of what it is given by that of `app`.
+Annotations here are not postponed: Ray reads the one of `app` to build `Arguments`.
 """
 
 import secrets
@@ -25,17 +25,18 @@ from quire.serving.models import Models, OnProgress
 
 
 class Arguments(BaseModel):
-    """Arguments of `app`. What `quire serve` names alike means the same.
+    """Arguments of `app`. Names shared with `quire serve` have the same meaning.
 
     Attributes:
         model: a folder at the same path on all machines, a hub id, or quire-demo.
-        replicas: engines; auto lets Ray start and end them by load.
-        max_replicas: of auto.
-        gpus: of a replica; by default 1 where the cluster has any.
-        cpus: that a replica reserves of Ray's.
+        replicas: number of engines; auto lets Ray start and end them by load.
+        max_replicas: the most replicas with auto.
+        gpus: GPUs of a replica; by default 1 if the cluster has any.
+        cpus: CPUs that a replica reserves from Ray.
         router: chooses replicas; a subclass of `quire.scale.router.Addressed`, as `module:class`.
         allowed_hosts: names by which clients reach the ingress; * for any.
-        signing_key: of the reasoning that clients send back; by default each ingress has its own.
+        signing_key: signs the reasoning that clients send back; by default each ingress has its
+            own.
         dtype and all below: as in `quire.llm.Settings`.
     """
 
@@ -81,7 +82,7 @@ class Arguments(BaseModel):
 
 
 class Ingress:
-    """The HTTP API in front of the replicas: the code of `quire serve`, over their client."""
+    """The HTTP API in front of the replicas. It runs the code of `quire serve`."""
 
     # Ray awaits the constructor.
     async def __init__(self, replicas: Any, config: ModelConfig) -> None:  # type: ignore[misc]
@@ -101,7 +102,7 @@ class Ingress:
 
 
 def app(arguments: Arguments) -> Any:
-    """Build the application: an ingress before replicas."""
+    """Build the application: an ingress and the replicas behind it."""
     settings = arguments.model_dump(include=set(Settings.__annotations__))
     engine, serving = configured(arguments.model, settings)
     serving = replace(

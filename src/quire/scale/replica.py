@@ -1,4 +1,4 @@
-"""A replica: one Quire engine in an actor of Ray's."""
+"""A replica: one Quire engine inside a Ray actor."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ENTRIES = 512
 
 
 class Replica:
-    """Owns an engine's process, and the requests that ingresses have sent to it.
+    """Owns an engine's process and the requests that ingresses sent to it.
 
-    Ray calls its methods, `check_health` and `record_routing_stats` among them.
+    Ray calls its methods, including `check_health` and `record_routing_stats`.
     """
 
     # Ray awaits the constructor.
@@ -61,9 +61,9 @@ class Replica:
     async def generate(
         self, route: Route, requests: Sequence[Request]
     ) -> AsyncIterator[str | list[Output]]:
-        """Yield the replica's name, then the outputs of requests, each to its end.
+        """Yield the replica's name, then the outputs of the requests until all have ended.
 
-        A caller that leaves ends its requests.
+        When the caller stops iterating, its requests are aborted.
         """
         yield self._name
         try:
@@ -82,7 +82,7 @@ class Replica:
                 self._tickets.pop(request.id, None)
 
     async def abort(self, route: Route, request_id: str, reason: FinishReason) -> bool:
-        """End a request by the engine's next step. Return whether this replica has it."""
+        """Abort a request at the engine's next step. Return whether this replica has it."""
         if (ticket := self._tickets.get(request_id)) is None:
             return False
         ticket.abort(reason)
@@ -97,19 +97,19 @@ class Replica:
         return await self._client.stats()
 
     async def record_routing_stats(self) -> dict[str, bytes]:
-        """Return what routers are told of this replica; see `PrefixTable.report`."""
+        """Return the report for routers; see `PrefixTable.report`."""
         try:
             return {"cached": await self._client.cached()}
         except EngineFailure:
             return {}
 
     async def check_health(self) -> None:
-        """Raise if the engine cannot answer."""
+        """Raise an exception if the engine cannot answer."""
         if (failure := self._client.failure) is not None:
             raise RuntimeError(failure)
 
     async def _end_with_engine(self) -> None:
-        """End the actor soon after its engine, so that Ray starts another at once."""
+        """End the actor as soon as its engine has died, so that Ray starts another."""
         await self._client.broken.wait()
         log.error("the replica ends: %s", self._client.failure)
         await asyncio.sleep(_LAST_WORD_S)
@@ -117,7 +117,9 @@ class Replica:
 
 
 async def _merged(tickets: Sequence[Ticket]) -> AsyncIterator[list[Output]]:
-    """Yield the outputs of several requests as they come, those that wait together."""
+    """Yield the outputs of several requests in order of arrival. Outputs that wait come
+    together.
+    """
     ready: asyncio.Queue[Output] = asyncio.Queue()
 
     async def forward(ticket: Ticket) -> None:

@@ -1,7 +1,7 @@
 """Ray Serve's request routers for replicas of Quire.
 
-Their interface is `ray.serve.request_router`: Ray asks a router for ranks of replicas, tells it
-where a request went and when it ended, and shares what replicas report of themselves.
+The interface is `ray.serve.request_router`. Ray asks a router to rank replicas, reports where a
+request went and when it ended, and passes on what replicas report.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from quire.scale.routing import PrefixTable, Route
 
 
 class Addressed(RequestRouter):
-    """Sends calls that name a replica to it, and none to a replica that failed under it.
-
-    A base for routers of replicas.
+    """Base of routers: sends a call to the replica that it names, never to one that failed during
+    it.
     """
 
     async def choose_replicas(
@@ -26,7 +25,8 @@ class Addressed(RequestRouter):
     ) -> list[list[Any]]:
         """Return ranks of replicas, the best first.
 
-        A call to a replica that is gone goes to any other, which knows nothing of it.
+        A call to a replica that is gone may go to any other one, which answers that it does not
+        have the request.
         """
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # where all ranks are full
@@ -42,16 +42,16 @@ class Addressed(RequestRouter):
 
 
 class _ByPrefix(RequestRouter):
-    """Ranks replicas by a `PrefixTable`, which it tells what Ray tells it."""
+    """Ranks replicas by a `PrefixTable`, and keeps the table up to date from Ray's callbacks."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Begin with nothing known; Ray calls it once."""
+        """Start with an empty table. Ray calls this once."""
         self._table = PrefixTable()
         self._running: dict[str, str] = {}
         """Replicas of the requests that this router sent and that run, by Ray's ids of these."""
 
     def update_replicas(self, replicas: list[Any]) -> None:
-        """Learn which replicas there are, and what they report."""
+        """Update the set of replicas and their reports."""
         super().update_replicas(replicas)
         self._table.keep([_name(each) for each in replicas])
         for each in replicas:
@@ -68,20 +68,20 @@ class _ByPrefix(RequestRouter):
         return [[by_name[name]] for name in ranked if name in by_name]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """Learn where a request went."""
+        """Record which replica got a request."""
         route = route_of(pending_request)
         if not route.replica:
             self._running[pending_request.metadata.internal_request_id] = replica_id.unique_id
             self._table.routed(route, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """Learn that a request ended."""
+        """Record that a request ended."""
         self._running.pop(internal_request_id, None)
 
     def _loads(self, by_name: Mapping[str, Any]) -> dict[str, int]:
-        """Return the requests that replicas work on: this router's own, or what Ray has heard of.
+        """Return the number of running requests of each replica, from this router or from Ray.
 
-        Ray forgets what it heard after ten seconds without news.
+        Ray forgets a replica's number ten seconds after its last report.
         """
         own = Counter(self._running.values())
         heard = self.replica_queue_len_cache
@@ -91,11 +91,11 @@ class _ByPrefix(RequestRouter):
 
 
 class PrefixRouter(Addressed, _ByPrefix):
-    """The router of Quire's replicas."""
+    """The default router of Quire's replicas."""
 
 
 def route_of(pending_request: Any) -> Route:
-    """Return the route of a call, which is its first argument."""
+    """Return the `Route` of a call, which is its first argument."""
     given = pending_request.args[0] if pending_request and pending_request.args else None
     return given if isinstance(given, Route) else Route()
 

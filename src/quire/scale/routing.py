@@ -1,8 +1,8 @@
-"""Where a request goes: to the replica that has computed its beginning, unless that one is loaded.
+"""Routing by prefix: a request goes to the replica that has cached its beginning, unless loaded.
 
-Pure Python; knows no Ray. Replicas report the short keys of the blocks that they have cached. A
-router adds what it has sent where since, and compares both with the keys of a prompt: no token
-travels.
+Pure Python, without Ray. Replicas report the short keys of their cached blocks. A router adds the
+keys of prompts that it has sent since, and matches a prompt's keys against both. No tokens are
+sent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """First argument of each call to a replica: what decides where the router sends it.
+    """First argument of each call to a replica: the data for choosing the replica.
 
     Attributes:
-        blocks: short keys of the prompt's full blocks, one after the other.
-        session: requests of one go to one replica; empty is none.
-        replica: the replica that has to get the call; empty leaves the choice to the router.
-        lost: replicas that failed under the call already, and must not get it again.
+        blocks: short keys of the prompt's full blocks, concatenated.
+        session: requests with the same session prefer one replica; empty without a session.
+        replica: the replica that must get the call; if empty, the router chooses.
+        lost: replicas that failed during this call and must not get it again.
     """
 
     blocks: bytes = b""
@@ -42,7 +42,7 @@ class Route:
 
     @classmethod
     def of(cls, request: Request, names: BlockNames) -> Route:
-        """Return what decides where a request goes."""
+        """Return the route of a request."""
         root = names.root(names.format(request.kv_format), request.cache_salt)
         content = content_of(request.prompt, request.media)
         full = len(content) // names.block_size * names.block_size
@@ -50,23 +50,23 @@ class Route:
         return cls(b"".join(key[:SHORT] for key in keys), request.session)
 
     def keys(self) -> list[bytes]:
-        """Return the keys of `blocks`."""
+        """Split `blocks` into its keys."""
         return short_keys(self.blocks)
 
 
 def short_keys(joined: bytes) -> list[bytes]:
-    """Return the keys that `Engine.cached` and `Route.blocks` join."""
+    """Return keys in the concatenated form of `Engine.cached` and `Route.blocks`."""
     return [joined[at : at + SHORT] for at in range(0, len(joined), SHORT)]
 
 
 @dataclass(slots=True)
 class _Replica:
-    """What a router knows of one replica.
+    """A router's knowledge of one replica.
 
     Attributes:
-        reported: keys of the blocks that it has, by its last report.
-        sent: keys of the prompts sent to it, and until when they count as cached.
-        placed: conversations that began there.
+        reported: keys of its cached blocks, from its last report.
+        sent: keys of the prompts sent to it, each with the time until which it counts as cached.
+        placed: number of conversations that began there.
     """
 
     reported: frozenset[bytes] = frozenset()
@@ -74,7 +74,7 @@ class _Replica:
     placed: int = 0
 
     def matched(self, keys: Sequence[bytes], now: float) -> int:
-        """Return how many blocks of a prompt's beginning it has."""
+        """Return how many leading blocks of a prompt are cached there."""
         for number, key in enumerate(keys):
             if key not in self.reported and self.sent.get(key, 0.0) <= now:
                 return number
@@ -82,12 +82,12 @@ class _Replica:
 
 
 class PrefixTable:
-    """Chooses replicas by what they have cached, and by their load. Belongs to one thread.
+    """Chooses replicas by cached prefixes and by load. Belongs to one thread.
 
-    A conversation that begins goes where the fewest requests run, and the fewest conversations
-    began: each replica computes a common system prompt once. One that goes on goes to the replica
-    that has most of it, unless that one is loaded: it has `SPARE` requests more than twice as many
-    as the least busy one.
+    A new conversation goes to the replica with the fewest requests, then with the fewest
+    conversations begun. So each replica computes a common system prompt once. A continued
+    conversation goes to the replica with its longest cached prefix. It leaves that replica if the
+    replica has more than twice as many requests as the least busy one, and `SPARE` more.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,17 +96,17 @@ class PrefixTable:
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
     def keep(self, names: Collection[str]) -> None:
-        """Learn which replicas there are; forget all others."""
+        """Set the known replicas; forget all others."""
         self._replicas = {name: self._replicas.get(name) or _Replica() for name in names}
 
     def report(self, name: str, cached: bytes) -> None:
-        """Take in the short keys of the blocks that a replica has, joined."""
+        """Store the report of a replica: the short keys of its cached blocks, concatenated."""
         replica, now = self._replicas[name], self._clock()
         replica.reported = frozenset(short_keys(cached))
         replica.sent = {key: until for key, until in replica.sent.items() if until > now}
 
     def ranked(self, route: Route, loads: Mapping[str, int]) -> list[str]:
-        """Return the replicas, the best for a request first.
+        """Return the replicas for a request, the best first.
 
         Args:
             loads: requests that replicas work on; one that is missing has none.
@@ -131,7 +131,7 @@ class PrefixTable:
         return sorted(matched, key=cost)
 
     def routed(self, route: Route, name: str) -> None:
-        """Learn that a request went to a replica."""
+        """Record that a request went to a replica."""
         if (replica := self._replicas.get(name)) is None:
             return
         keys, now = route.keys(), self._clock()
@@ -148,5 +148,5 @@ class PrefixTable:
 
 
 def _begins(blocks: int, matched: int) -> bool:
-    """Return whether a prompt begins a conversation: most of it is not cached anywhere."""
+    """Return whether a prompt begins a conversation: no replica has cached most of it."""
     return 2 * matched < blocks

@@ -22,10 +22,10 @@ _MAX_LOOKUP_TOKENS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits that the scheduler keeps.
+    """Limits of the scheduler.
 
     Attributes:
-        max_context: tokens a sequence may have, prompt and answer together.
+        max_context: the most tokens of a sequence, prompt and answer together.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
     """
 
@@ -40,8 +40,8 @@ class Admission:
     """Owner of the queues of running and waiting sequences.
 
     Args:
-        fail: ends a request for which there is no room, however long it waits.
-        clock: seconds; by which sequences arrived.
+        fail: ends a request that can never get room.
+        clock: returns seconds, on the clock of arrival times.
 
     Attributes:
         running: oldest first.
@@ -74,17 +74,17 @@ class Admission:
         again until a block is released."""
 
     def begin(self) -> None:
-        """Start a plan. Where all places are taken, one may go to a sequence that comes before."""
+        """Begin a plan. If all places are taken, a waiting sequence of higher rank may take one."""
         self.admitted = []
         self.fairness.begin(self.running, self.waiting)
         self._change_places()
 
     def forget(self) -> None:
-        """Let sequences without room try again, because no block is held any more."""
+        """Forget which sequences lacked room, because no block is held any more."""
         self._no_room = None
 
     def vacate(self, sequence: Sequence) -> None:
-        """Release a running sequence's blocks. Its computed blocks stay reusable."""
+        """Release a running sequence's blocks. Computed blocks stay reusable."""
         sequence.status = Status.WAITING
         self.running.remove(sequence)
         self.fairness.stopped(sequence)
@@ -98,7 +98,7 @@ class Admission:
         self.waiting.add(sequence)
 
     def _change_places(self) -> None:
-        """Where all places are taken, preempt one sequence for one that comes before it."""
+        """If all places are taken, preempt one sequence for a waiting one of higher rank."""
         if len(self.running) < self._config.max_sequences:
             return
         passed: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class Admission:
             passed[sequence.request.caller] += 1
 
     def _may_start(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence waits for nothing but a place and blocks."""
+        """Return whether a waiting sequence lacks nothing but a place and blocks."""
         return not sequence.progress.pending and not self._sharing.must_wait(sequence)
 
     def admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:
@@ -155,7 +155,7 @@ class Admission:
         return True
 
     def _start(self, sequence: Sequence, match: Match) -> None:
-        """Let a waiting sequence run, behind the prefix that it reuses."""
+        """Start a waiting sequence after the prefix that it reuses."""
         self.waiting.remove(sequence)
         sequence.progress.computed = match.length
         if self._sharing.start(sequence, match, self.running):
@@ -168,9 +168,9 @@ class Admission:
         self.running.sort(key=lambda s: s.number)
 
     def make_room(self, rows: PlannedRows, plan: list[PlannedRows]) -> bool:
-        """Allocate blocks for rows, preempting other sequences if needed, the last in order first.
+        """Allocate blocks for rows, preempting the sequences last in order if needed.
 
-        False when the sequence itself was the last and had to give way.
+        Return False if the sequence itself was preempted, being last.
         """
         sequence = rows.sequence
         while not self._tables.extend(sequence, rows.end):
@@ -185,9 +185,9 @@ class Admission:
         return True
 
     def _yield_room(self, sequence: Sequence) -> bool:
-        """Free reused blocks of a lone sequence without room: it will reuse nothing.
+        """Release the reused blocks of a lone sequence without room; it will reuse nothing.
 
-        False if it reuses nothing already: it can never run, and its request failed.
+        Return False if it reuses nothing already: it can never run, and its request has failed.
         """
         if not sequence.prefix.ignored:
             self._sharing.ignore(sequence, MissKind.EVICTED)

@@ -31,8 +31,10 @@ class BlockTables:
     # -- blocks come ---------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence, match: Match) -> bool:
-        """Share the matched blocks and allocate blocks for the prompt. Return False, without
-        changes, if there is no room."""
+        """Share the matched blocks and allocate blocks for the prompt.
+
+        Return False, without changes, if there is no room.
+        """
         format, held = sequence.format, sequence.blocks
         shared = [b for table in match.blocks.values() for b in table if b is not None]
         sources = [*match.partial.values(), *match.snapshots.values()]
@@ -61,7 +63,8 @@ class BlockTables:
     def extend(self, sequence: Sequence, end: int) -> bool:
         """Allocate blocks for the tokens up to `end`, and for media that they attend to.
 
-        False changes nothing but that it holds what is there of the latter.
+        Return False if there is no room. Cached media blocks may then be held already; nothing else
+        has changed.
         """
         count = (end - 1) // self._size + 1
         tables = sequence.blocks.tables
@@ -85,14 +88,18 @@ class BlockTables:
         return True
 
     def extend_for_drafts(self, sequence: Sequence, end: int) -> bool:
-        """Allocate what rows up to `end` need that include drafts, if there is room."""
+        """Allocate blocks and spare slots for rows up to `end` that include drafts, if there is
+        room.
+        """
         if self._reserve_spares(sequence) and self.extend(sequence, end):
             return True
         self.drop_spares(sequence)
         return False
 
     def _reserve_spares(self, sequence: Sequence) -> bool:
-        """Reserve second slots for recurrent states, which keep the state before the drafts."""
+        """Reserve a second slot for each recurrent state, so that the state before the drafts is
+        kept.
+        """
         held = sequence.blocks
         if not self._recurrent or held.spares:
             return True
@@ -153,11 +160,11 @@ class BlockTables:
                 number -= 1
 
     def max_drafts(self, sequence: Sequence) -> int:
-        """Return how many drafts the next rows may have, so that `settle` can undo them.
+        """Return how many drafts the next rows may include so that `settle` can undo them.
 
-        What a wrong draft wrote is written anew, but for two things. The tail is quantised when it
-        is full. A recurrent state goes back to before all the rows; these must not fill a block
-        meanwhile, which the index would then hold.
+        Most of what a wrong draft wrote is overwritten later, with two exceptions. A full tail is
+        quantised. A recurrent state is restored to the state before all the rows, so these must not
+        complete a block that the index would register.
         """
         if not (self._recurrent or sequence.format.has_tail):
             return sequence.max_context
@@ -168,13 +175,14 @@ class BlockTables:
         return end - progress.known if sequence.format.has_tail else sequence.max_context
 
     def until_block_end(self, sequence: Sequence) -> int:
-        """Return the tokens that are missing in the block of the sequence's next row."""
+        """Return how many tokens are free in the block of the sequence's next row."""
         return self._size - sequence.progress.computed % self._size
 
     def to_block_end(self, sequence: Sequence, count: int) -> int:
-        """Return how many of the next `count` rows end at a block end; all if none does.
+        """Return how many of the next `count` rows lie before a block end; `count` if none is
+        crossed.
 
-        In formats with tails: rows that begin a block need nothing of its tail.
+        In formats with tails, rows that start a block do not read its tail.
         """
         beyond = (sequence.progress.computed + count) % self._size
         return count - beyond if sequence.format.has_tail and beyond < count else count
@@ -186,7 +194,7 @@ class BlockTables:
         return bool(spares)
 
     def advance(self, sequence: Sequence) -> None:
-        """Note that the sequence's own state slots will include the rows just planned."""
+        """Record that the sequence's own state slots will include the rows just planned."""
         if self._recurrent and not sequence.progress.drafts:
             sequence.blocks.state_at = sequence.progress.computed
 
@@ -197,8 +205,8 @@ class BlockTables:
         known.
 
         Returns:
-            How many of them the sequence can go on from: all, but for a recurrent state that took
-            in a wrong draft; it is then the one before the rows.
+            How many computed tokens the sequence can continue from: `accepted`, or fewer if a
+            recurrent state included a wrong draft and was restored to the one before the rows.
         """
         held = sequence.blocks
         if self._recurrent and accepted == sequence.progress.computed:
@@ -213,9 +221,9 @@ class BlockTables:
         """Release the blocks of computed tokens from `length` on.
 
         Returns:
-            How many computed tokens are left: `length`, or fewer where the block within which it
-            lies belongs to others too, or is kept as codes alone. None if too little is left to
-            go on from: the sequence has to begin again, and nothing was changed.
+            How many computed tokens are left: `length`, or fewer if its block is shared or is kept
+            as codes only. None, without changes, if too few are left to continue from: the sequence
+            must start again.
         """
         if self._recurrent and sequence.blocks.state_at > length:
             return None
@@ -242,14 +250,14 @@ class BlockTables:
         return length
 
     def _may_write(self, sequence: Sequence, number: int, within: int) -> bool:
-        """Return whether tokens from `within` block `number` on may be written anew."""
+        """Return whether tokens from offset `within` of block `number` on may be overwritten."""
         if sequence.format.has_tail:
             return number == (sequence.progress.computed - 1) // self._size
         tables = (sequence.blocks.table(group) for group in self._attention)
         return not any(self._is_shared(table[number], within) for table in tables)
 
     def _is_shared(self, block: Block | None, within: int) -> bool:
-        """Return whether anybody else relies on a block's tokens from `within` on."""
+        """Return whether others rely on a block's tokens from offset `within` on."""
         if block is None:
             return False
         return block.refs > 1 or (
@@ -257,7 +265,7 @@ class BlockTables:
         )
 
     def _holds_window(self, sequence: Sequence, length: int) -> bool:
-        """Return whether every block is there that the token after `length` tokens sees."""
+        """Return whether all blocks visible to the token after `length` tokens are held."""
         for group, spec in self._windows.items():
             first, end = spec.first_needed(length) // self._size, -(-length // self._size)
             if any(block is None for block in sequence.blocks.table(group)[first:end]):

@@ -14,7 +14,7 @@ class CrossEntry:
     """The blocks of a list of media items, by group. Implements `cache.blocks.Holder`.
 
     Args:
-        on_evict: called with the entry and the block that is evicted.
+        on_evict: called with the entry and the evicted block.
 
     Attributes:
         users: number of sequences that hold the entry.
@@ -37,7 +37,7 @@ class CrossEntry:
 
     @property
     def all(self) -> list[Block]:
-        """The blocks of all groups."""
+        """Return the blocks of all groups."""
         return [block for blocks in self.blocks.values() for block in blocks]
 
     def name(self, block: Block) -> bytes | None:

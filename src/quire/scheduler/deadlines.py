@@ -1,4 +1,4 @@
-"""Deadlines of requests. A query costs by the number of passed ones, not by all."""
+"""Deadlines of requests. A query's cost grows with the number of passed deadlines, not of all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 
 
 class Deadlines:
-    """Deadlines by the number of their sequence."""
+    """Deadlines of sequences, by sequence number."""
 
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
@@ -26,7 +26,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def take_passed(self, now: float) -> list[int]:
-        """Return the sequences whose deadline is now or before, earliest first; forget them."""
+        """Remove and return the sequences whose deadline has passed, earliest first."""
         passed = []
         while self._heap and self._heap[0][0] <= now:
             _, number = heapq.heappop(self._heap)
@@ -35,5 +35,5 @@ class Deadlines:
         return passed
 
     def __len__(self) -> int:
-        """Return how many entries are held, those of dropped sequences among them."""
+        """Return how many entries are stored, including those of dropped sequences."""
         return len(self._heap)

@@ -29,8 +29,8 @@ class Candidate:
     """A sequence that could be drafted.
 
     Attributes:
-        rate: probability that a guessed token is right where those before it are.
-        most: guessed tokens that there are.
+        rate: probability that a drafted token is accepted if those before it are.
+        most: number of drafted tokens available.
     """
 
     rate: float
@@ -44,26 +44,27 @@ class DraftLengths(Protocol):
         """Return the number of drafts for each candidate.
 
         Args:
-            rows: of the step without drafts, one for each sequence that generates.
+            rows: rows of the step without drafts, one for each generating sequence.
         """
         ...
 
 
 class EveryDraft:
-    """Takes all drafts that there are. For tests and measurements."""
+    """Verifies every draft. For tests and measurements."""
 
     def choose(self, candidates: Seq[Candidate], rows: int) -> list[int]:
         return [each.most for each in candidates]
 
 
 class WorthwhileDrafts:
-    """Takes the drafts that raise the expected tokens per second of the whole step.
+    """Verifies the drafts that raise the expected tokens per second of the whole step.
 
-    A step with drafts costs more: it has more rows, and it is planned only when the tokens of the
-    step before have been read, while the device waits.
+    A step with drafts costs more: it has more rows, and the device waits while it is planned,
+    because planning needs the previous step's tokens.
 
     Args:
-        seconds: of a step that generates, by its rows; None before any was measured.
+        seconds: returns the duration of a generating step by its rows; None before one was
+            measured.
     """
 
     def __init__(self, seconds: Callable[[int], float | None]) -> None:
@@ -72,7 +73,7 @@ class WorthwhileDrafts:
         self._wait_s = 0.0
 
     def observe_wait(self, seconds: float) -> None:
-        """Enter how long the device waited for the plan of a step."""
+        """Record how long the device waited for a step's plan."""
         self._waits.append(seconds)
         self._wait_s = median_low(self._waits)
 

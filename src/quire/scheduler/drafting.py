@@ -1,10 +1,9 @@
 """Drafts: guessed tokens that a step verifies beside the rows that it has to compute. Pure Python.
 
-A drafter guesses, the engine verifies: a drafted position gets the token that the model samples
-there, with that position's own randomness, and the draft stands as long as it is that token.
-
-How many drafts a step takes follows from how often the drafts of a sequence were right, and from
-the measured time of a step with so many rows (`draft_lengths`).
+A drafter guesses and the engine verifies. The model samples a token at each drafted position, with
+that position's own randomness; the draft is accepted if it equals this token. The number of drafts
+in a step follows from each sequence's acceptance rate and from measured step times by rows
+(`draft_lengths`).
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ which it is not asked, since nothing is known of it meanwhile."""
 
 @dataclass(frozen=True, slots=True)
 class _Found(Candidate):
-    """A candidate with its draft; None stands for one that is not made yet."""
+    """A candidate with its draft; the draft is None until it is made."""
 
     draft: Draft | None
 
 
 class _Asked(NamedTuple):
-    """A sequence for which drafts are wanted, and its query."""
+    """A sequence to draft for, and its query."""
 
     sequence: Sequence
     state: DraftState
@@ -52,10 +51,11 @@ class _Asked(NamedTuple):
 
 
 class Drafting:
-    """Asks the drafters, decides how many drafts a step takes, and measures their acceptance.
+    """Asks the drafters, chooses how many drafts a step verifies, and measures their acceptance.
 
     Args:
-        drafters: in order; of two equally promising drafts the first one's is taken.
+        drafters: drafters by preference; of two equally promising drafts the first drafter's is
+            taken.
         lengths: decides how many drafts of each sequence are worth their rows.
         vocab_size: drafts end before a token that the model does not have.
     """
@@ -71,10 +71,10 @@ class Drafting:
         """Drafts that stood, by drafter."""
 
     def wants_tokens(self, running: Seq[Sequence]) -> bool:
-        """Return whether the next step should be planned after the running one's tokens are read.
+        """Return whether to plan the next step only after the running step's tokens are read.
 
-        Then all sequences go on together. It is so while drafts are verified, and where drafting
-        is worth it for a sequence whose last token is still on the device.
+        All sequences then continue together. True while drafts are verified, and if drafting pays
+        for a sequence whose last token is still on the device.
         """
         if any(sequence.progress.drafts for sequence in running):
             return True
@@ -88,7 +88,9 @@ class Drafting:
         return bool(ahead) and any(self._lengths.choose(ahead, rows))
 
     def worth_guessing(self, drafter: GuessingDrafter, running: Seq[Sequence]) -> int:
-        """Return how many tokens the next step should guess for the step after it."""
+        """Return how many tokens the draft head should guess in the next step for the step after
+        it.
+        """
         rates = [
             self._rate(state, (drafter.name, 0))
             for each in running
@@ -116,7 +118,7 @@ class Drafting:
         return chosen
 
     def settle(self, sequence: Sequence, drafts: int, accepted: int) -> None:
-        """Count the drafts of a step, once it is known how many of them stand."""
+        """Count the accepted and rejected drafts of a step."""
         state = sequence.drafting
         assert state is not None, "only sequences with drafters have drafts"
         state.accepted += accepted
@@ -126,7 +128,7 @@ class Drafting:
         self.accepted[drafter] += accepted
 
     def compare(self, sequence: Sequence) -> None:
-        """Compare what was guessed, drafted or not, with the tokens that came."""
+        """Compare guesses, drafted or not, with the tokens that followed."""
         state = sequence.drafting
         if state is None or state.foreseen is None:
             return
@@ -141,7 +143,7 @@ class Drafting:
                 return
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what drafters keep of a sequence that has ended."""
+        """Drop drafters' state of a sequence that has ended."""
         if sequence.drafting is not None:
             for drafter in self._drafters:
                 drafter.forget(sequence.number)
@@ -149,12 +151,12 @@ class Drafting:
     # -- within --------------------------------------------------------------------------------
 
     def _propose(self, asked: Seq[_Asked], rows: int, *, ahead: bool) -> dict[int, _Found]:
-        """Return each sequence's most promising draft, by its number.
+        """Return each sequence's most promising draft, by sequence number.
 
         Args:
-            rows: of the step without drafts.
-            ahead: the last token of each sequence is not read yet. Drafters that need it are not
-                asked; how often they were right says what they would find.
+            rows: rows of the step without drafts.
+            ahead: whether each sequence's last token is still unread. Drafters that need it are not
+                asked; their acceptance rates stand for what they would find.
         """
         best: dict[int, _Found] = {}
         for drafter in self._drafters:
@@ -183,9 +185,9 @@ class Drafting:
     def _worth_asking(
         self, drafter: Drafter, asked: Seq[_Asked], best: dict[int, _Found], rows: int
     ) -> list[_Asked]:
-        """Return the sequences for which a drafter may find the best draft, if any is worth it.
+        """Return the sequences whose best draft may come from a drafter, if any is worth verifying.
 
-        Their limits are what is worth verifying: a dear drafter makes no more.
+        Their limits are the worthwhile lengths, so an expensive drafter makes no more.
         """
         leading = []
         candidates = []
@@ -205,12 +207,14 @@ class Drafting:
         return chosen
 
     def _reconsider(self, state: DraftState, grade: Grade) -> None:
-        """Let a drafter that is not asked regain trust: what comes next may suit it better."""
+        """Raise the estimated acceptance of a drafter that is not asked, so that it is tried
+        again.
+        """
         if grade in state.rates:
             state.rates[grade] += _REGAINED * (_FIRST_RATE - state.rates[grade])
 
     def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
-        """Return a draft that is cut where nothing of it can be right any more."""
+        """Return a draft without its tail that cannot be right."""
         tokens = draft.tokens[: asked.query.limit]
         for place, token in enumerate(tokens):
             if not 0 <= token < self._vocab_size:

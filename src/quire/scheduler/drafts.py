@@ -1,4 +1,4 @@
-"""Drafts of a sequence, and the interface of what makes them. Pure Python."""
+"""Drafts of a sequence, and the interface of drafters. Pure Python."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Draft:
     """Tokens that a drafter expects next.
 
     Attributes:
-        tokens: in order; the first one follows the last known token of the sequence.
-        drafter: its name.
-        grade: how much the drafter relies on it, a small number with a meaning of its own.
+        tokens: the guessed tokens; the first one follows the sequence's last known token.
+        drafter: name of the drafter.
+        grade: the drafter's own class of confidence, a small integer. Acceptance is measured by
+            grade.
     """
 
     tokens: tuple[int, ...]
@@ -31,15 +32,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftQuery:
-    """A sequence for which drafts are wanted.
+    """A request to draft for one sequence.
 
     Attributes:
-        number: of the sequence.
-        tokens: that the host knows; only to be read, and only during the call.
-        content: the same as the prefix index knows them.
-        node: of the last registered block in the prefix index; None if it was evicted.
+        number: the sequence's number.
+        tokens: tokens that the host knows. Read-only, and valid only during the call.
+        content: the same tokens as the prefix index names them.
+        node: the prefix index node of the last registered block; None if it was evicted.
         node_end: number of tokens up to the end of that block.
-        limit: the most drafts, at least 1.
+        limit: the most tokens to draft, at least 1.
     """
 
     number: int
@@ -59,32 +60,32 @@ class Drafter(Protocol):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether it can guess past a token that the host has not read yet, and guesses cheaply."""
+        """Whether it can draft past a token that the host has not read yet, at little cost."""
         ...
 
     def propose(self, queries: Seq[DraftQuery]) -> Seq[Draft | None]:
-        """Return a draft for each query, or None; of tokens beyond the limit none is used."""
+        """Return a draft for each query, or None. Tokens beyond the query's limit are ignored."""
         ...
 
     def forget(self, number: int) -> None:
-        """Drop what is kept of a sequence; it has ended."""
+        """Drop the state of a sequence that has ended."""
         ...
 
 
 class GuessingDrafter(Drafter, Protocol):
-    """A drafter whose tokens are guessed within steps, by a head of the model."""
+    """A drafter whose tokens are computed within steps, by a head of the model."""
 
     @property
     def most(self) -> int:
-        """Tokens that it guesses in a row."""
+        """The most tokens that it guesses in a row."""
         ...
 
 
 class Foreseen(NamedTuple):
-    """A guess to compare with the tokens that come.
+    """A draft kept for comparison with the tokens that follow.
 
     Attributes:
-        position: of the first guessed token.
+        position: position of the first guessed token.
     """
 
     position: int
@@ -94,13 +95,13 @@ class Foreseen(NamedTuple):
 
 @dataclass(slots=True)
 class DraftState:
-    """Drafts of one sequence. Written by `Drafting`.
+    """Draft statistics of one sequence. Written by `Drafting`.
 
     Attributes:
-        drafters: names of those that its request allows.
-        accepted, rejected: drafts so far.
-        rates: how often a guessed token was right, by grade.
-        foreseen: the guess that the next tokens are compared with.
+        drafters: names of the drafters that its request allows.
+        accepted, rejected: number of drafted tokens accepted and rejected so far.
+        rates: acceptance rate by grade.
+        foreseen: the draft that the next tokens are compared with.
     """
 
     drafters: frozenset[str]

@@ -15,15 +15,15 @@ _Bucket = tuple[str, int]
 
 
 class EncodingCost:
-    """Seconds per row of a piece, by media kind and piece size."""
+    """Seconds per row of hidden states of an encoder piece, by media kind and piece size."""
 
     def __init__(self) -> None:
         self._row_s: dict[_Bucket, float] = {}
 
     def seconds(self, kind: str, rows: int) -> float | None:
-        """Return the expected time of a piece of so many hidden states; None before any was seen.
+        """Return the expected time of a piece with `rows` hidden states; None before any was seen.
 
-        Of a size that was not seen, by the nearest one of the same kind.
+        An unseen size is estimated from the nearest one of the same kind.
         """
         bits = rows.bit_length()
         seen = [size for name, size in self._row_s if name == kind]

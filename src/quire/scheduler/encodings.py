@@ -1,7 +1,7 @@
-"""Plans which media items are encoded in a step, and which features stay cached. Pure Python.
+"""Plans which media items a step encodes, and which features stay cached. Pure Python.
 
-Encoding is work like reading prompts: a step computes as many pieces of it as its time allows, and
-at least one. Rows that need an item's features are planned once its last piece is.
+Encoding is scheduled like prompts: a step computes as many pieces as its time allows, and at least
+one. Rows that need an item's features are planned after its last piece.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ KEPT_BYTES = 64 << 20
 
 @dataclass(slots=True, eq=False)
 class _Encoding:
-    """An item of which some pieces are planned.
+    """An item with some pieces planned.
 
     Attributes:
-        done: pieces that are planned.
-        bytes: of the features; 0 before they are there.
+        done: number of pieces planned.
+        bytes: bytes of the features; 0 until they are complete.
     """
 
     item: MediaItem
@@ -42,11 +42,11 @@ class Encodings:
     """Owner of the encoder cache's contents: the runner's cache follows the plans made here.
 
     Args:
-        ahead: the next tokens of a prompt, whose items are encoded before they are read; as many as
-            a step reads at most. Bounds what is held.
-        has_keys: whether keys of the item that a sequence attends to, by its number in
-            `Sequence.cross_media`, are there already, so that nobody needs its features.
-        kept_bytes: features at most, less those that running requests need.
+        ahead: how many tokens ahead of a prompt's next token items are encoded, at most those of
+            one step. Bounds the memory held.
+        has_keys: returns whether an item's cross-attention keys are computed already, by its index
+            in `Sequence.cross_media`. Its features are not needed then.
+        kept_bytes: the most bytes of features, including those that running requests need.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Encodings:
     # -- a step --------------------------------------------------------------------------------
 
     def update_needs(self, running: Iterable[Sequence]) -> bool:
-        """Update what running sequences need; return whether anything has to be encoded."""
+        """Update which items running sequences need; return whether any must be encoded."""
         missing = False
         for sequence in running:
             if not sequence.request.media:
@@ -89,9 +89,8 @@ class Encodings:
     def plan(self, running: Iterable[Sequence], seconds: float) -> tuple[list[EncoderWork], float]:
         """Choose pieces for about `seconds`; return them with their expected time.
 
-        API keys take turns by the rows that were encoded for them. Within a key, every other step
-        begins with the request that came first, the others with the one that has the least to
-        encode.
+        API keys take turns by rows encoded so far. Within a key, steps alternate between the oldest
+        request and the one with the least left to encode.
         """
         queues = [(each.request.caller, self._queue(each)) for each in running]
         queues = [(caller, queue) for caller, queue in queues if queue]
@@ -117,7 +116,7 @@ class Encodings:
         return planned, min(seconds, seconds - left)
 
     def ready(self, sequence: Sequence) -> int:
-        """Return the position up to which the sequence's rows can be planned."""
+        """Return the position before which the sequence's rows can be planned."""
         for key, first in self._needed.get(sequence.number, {}).items():
             encoding = self._encodings.get(key)
             if encoding is None or not encoding.complete:
@@ -128,7 +127,8 @@ class Encodings:
 
     def forget(self) -> tuple[MediaKey, ...]:
         """Evict features that no live request needs: incomplete ones, and the least recently needed
-        beyond the limit."""
+        beyond the limit.
+        """
         if not self._encodings:
             return ()
         needed = {key for keys in self._needed.values() for key in keys}
@@ -147,7 +147,7 @@ class Encodings:
         self._needed.pop(sequence.number, None)
 
     def made(self, features: Mapping[MediaKey, int]) -> None:
-        """Note the features that a step completed, with their bytes."""
+        """Record features that a step completed, with their bytes."""
         for key, size in features.items():
             if key in self._encodings:
                 self._encodings[key].bytes = size
@@ -160,7 +160,9 @@ class Encodings:
     # -- within --------------------------------------------------------------------------------
 
     def _needs(self, sequence: Sequence) -> Iterator[tuple[MediaKey, int]]:
-        """Return items that the next rows need, the nearest first, and the first of these rows."""
+        """Return the items that the next rows need, nearest first, and the first row that needs
+        one.
+        """
         computed = sequence.progress.computed
         ahead = computed + self._ahead
         for number, media in enumerate(sequence.cross_media):
@@ -197,5 +199,5 @@ class Encodings:
 
 
 def _work(queue: list[_Encoding]) -> int:
-    """Return how much is left to encode, in rows of hidden states."""
+    """Return the rows of hidden states left to encode."""
     return sum((each.pieces.count - each.done) * each.pieces.rows for each in queue)

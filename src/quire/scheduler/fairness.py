@@ -1,10 +1,9 @@
-"""Order between sequences: priorities first, then fair shares of API keys, then arrival.
+"""The order of sequences: priorities first, then fair shares of API keys, then arrival.
 
-A *key* here is an API key. Two things are shared out: places among the running sequences, of which
-each key with requests gets an equal number (times its `share`), and rows of prompts, of which the
-key with the lowest use so far goes first (`core.turns`). A positive `priority` puts a request
-behind those of every key; a negative one puts it before others of its own key only, so that no
-client can push itself before another key.
+A *key* here is an API key. Two resources are shared. Places among running sequences are divided
+equally among keys with requests, weighted by `share`. Rows of prompts go first to the key with the
+lowest use so far (`core.turns`). A positive `priority` puts a request behind those of every key. A
+negative one puts it before others of its own key only, so that no client can overtake another key.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from quire.scheduler.sequence import Sequence
 
 
 class WaitingQueue:
-    """The sequences that hold no blocks, those of each key by priority and arrival."""
+    """Sequences that hold no blocks, ordered within each key by priority and arrival."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[Sequence]] = {}
@@ -32,15 +31,15 @@ class WaitingQueue:
 
     @property
     def callers(self) -> Iterable[str]:
-        """The keys with sequences that wait."""
+        """Return the keys with waiting sequences."""
         return self._of.keys()
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait: new, or preempted."""
+        """Add a new or preempted sequence."""
         insort(self._of.setdefault(sequence.request.caller, []), sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that waits."""
+        """Remove a waiting sequence."""
         caller = sequence.request.caller
         queue = self._of[caller]
         del queue[bisect_left(queue, _rank(sequence), key=_rank)]
@@ -48,28 +47,28 @@ class WaitingQueue:
             del self._of[caller]
 
     def heads(self, passed: Mapping[str, int]) -> list[Sequence]:
-        """Return the next sequence of each key, behind as many as were passed over."""
+        """Return the next sequence of each key, after skipping as many as were passed over."""
         queues = ((queue, passed.get(caller, 0)) for caller, queue in self._of.items())
         return [queue[index] for queue, index in queues if index < len(queue)]
 
 
 class Fairness:
-    """The use of each key, and how many sequences of it run. Pure Python, owned by the planner."""
+    """Each key's use and number of running sequences. Pure Python, owned by the planner."""
 
     def __init__(self) -> None:
         self._shares: Shares[str] = Shares()
         self._running: Counter[tuple[int, str]] = Counter()
 
     def begin(self, running: Iterable[Sequence], waiting: WaitingQueue) -> None:
-        """Note the keys that have requests when a step is planned."""
+        """Update which keys have requests, at the beginning of a plan."""
         self._shares.ordered(chain((each.request.caller for each in running), waiting.callers))
 
     def started(self, sequence: Sequence) -> None:
-        """Count a sequence that runs from now on."""
+        """Count a sequence that starts to run."""
         self._running[_place(sequence)] += 1
 
     def stopped(self, sequence: Sequence) -> None:
-        """Count a sequence that runs no longer."""
+        """Count a sequence that stops running."""
         self._running[_place(sequence)] -= 1
 
     def charge(self, sequence: Sequence, rows: int) -> None:
@@ -84,18 +83,18 @@ class Fairness:
         return min(heads, key=lambda each: (each.level, self._load(each), *self._turn(each)))
 
     def ordered(self, prompts: list[Sequence]) -> list[Sequence]:
-        """Return sequences that read, in the order in which rows are theirs."""
+        """Return the sequences that read prompts, in the order in which they get rows."""
         return sorted(prompts, key=lambda each: (each.level, *self._turn(each)))
 
     def first_to_yield(self, running: list[Sequence]) -> Sequence:
-        """Return the running sequence that is preempted if blocks run out."""
+        """Return the running sequence to preempt first if blocks run out."""
         return max(running, key=lambda each: (each.level, self._load(each), *_rank(each)))
 
     def displaced_by(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
-        """Return the running sequence that a waiting one takes the place of, if any.
+        """Return the running sequence whose place a waiting one takes, if any.
 
-        It has a lower priority, or its key runs so many more that the two keys are no further
-        apart when they have changed places: so they never change back.
+        The running one has a lower priority, or its key runs more sequences by so much that
+        swapping does not make the difference larger the other way; so the two never swap back.
         """
         request = sequence.request
         lower = [
@@ -117,7 +116,7 @@ class Fairness:
         return self.first_to_yield(over) if over else None
 
     def _load(self, sequence: Sequence, more: int = 0) -> float:
-        """Return how many sequences of a key run, `more` included, by its share."""
+        """Return the number of running sequences of a key plus `more`, divided by its share."""
         return (self._running[_place(sequence)] + more) / sequence.request.share
 
     def _turn(self, sequence: Sequence) -> tuple[float, int, int]:
@@ -125,7 +124,7 @@ class Fairness:
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
-    """Return the order among sequences of one key."""
+    """Return the sort key of a sequence within its API key."""
     return sequence.request.priority, sequence.number
 
 

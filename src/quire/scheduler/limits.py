@@ -12,10 +12,10 @@ from quire.core.request import Request
 
 
 class Limits:
-    """The longest context, by the model and by what the KV budget holds in each format.
+    """The longest context, limited by the model and by the KV budget in each format.
 
     Args:
-        max_context: tokens a sequence may have, prompt and answer together.
+        max_context: the most tokens of a sequence, prompt and answer together.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Limits:
     def check(
         self, request: Request, format: KVFormat, cross_media: tuple[CrossMedia, ...] = ()
     ) -> None:
-        """Raise `RequestError` if the request would not fit even with all the memory.
+        """Refuse a request that would not fit even with all the memory.
 
         Args:
             cross_media: the media that its tokens attend to through cross-attention layers.
 
         Raises:
-            RequestError: it cannot; names the limit.
+            RequestError: it would not fit; the message names the limit.
         """
         length = len(request.prompt)
         if length == 0:
@@ -56,7 +56,7 @@ class Limits:
     def context(
         self, format: KVFormat, item: int = 0, cross_media: tuple[CrossMedia, ...] = ()
     ) -> int:
-        """Return how many tokens a lone sequence in a format may have.
+        """Return the most tokens of a lone sequence in a format.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
@@ -81,11 +81,11 @@ class Limits:
     def worst_case_bytes(
         self, format: KVFormat, tokens: int, item: int = 0, crossed: int = 0
     ) -> int:
-        """Return the bytes of the blocks that a lone sequence of so many tokens holds at most.
+        """Return the most bytes that the blocks of a lone sequence with so many tokens take.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
-            crossed: blocks of a group for the media that it attends to.
+            crossed: blocks in a group for the media that it attends to.
         """
 
         def count(group: KVGroup) -> int:
@@ -96,5 +96,5 @@ class Limits:
 
 
 def largest_item(request: Request) -> int:
-    """Return tokens of the largest item of a request whose rows see each other; 0 without any."""
+    """Return the tokens of a request's largest item whose rows see each other; 0 without one."""
     return max((each.item.tokens for each in request.media if each.item.bidirectional), default=0)

@@ -1,7 +1,7 @@
 """The plan of one step: a frozen snapshot of all decisions, without references to live state.
 
-A plan can be pickled: a second process with another shard of the model can be sent the same one,
-and a test can write one by hand.
+A plan can be pickled. A process with another shard of the model gets the same plan, and a test can
+write one by hand.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class BlockIds:
     """The block table of one sequence in one group, as it was when the step was planned.
 
     Attributes:
-        ids: shared with the sequence, which may append to it later; whatever else changes makes a
-            new array. 0 stands for a block that the sequence no longer holds.
+        ids: array shared with the sequence, which may append to it later; any other change makes a
+            new array. 0 stands for a block that the sequence has released.
         length: how many of `ids` belong to the snapshot.
     """
 
@@ -48,7 +48,7 @@ class KVPlacement:
     changes.
 
     Attributes:
-        tables: by group; of a recurrent group, the one slot that holds the state.
+        tables: block ids by group; for a recurrent group, the slot of the state.
         tails: by group, the tail block in formats that have one.
     """
 
@@ -61,9 +61,9 @@ class CrossKeys:
     """Keys and values of media that some of a sequence's rows attend to.
 
     Attributes:
-        rows: their tokens' indices.
+        rows: token indices of these rows.
         tables: by group, the ids of the blocks that hold the keys, in order.
-        writes: whether the step computes what is in them.
+        writes: whether the step computes the keys and values.
     """
 
     rows: range
@@ -79,21 +79,21 @@ class ScheduledSequence:
     Implements `attention.metadata.AttentionRows`.
 
     Attributes:
-        id: the request's.
-        number: the sequence's own, of which the engine makes each but once.
-        tokens: of the rows that the host knows. Where there are fewer than `count`, the last row's
-            token is on the device: the step before samples it.
+        id: the request's id.
+        number: the sequence's number, unique within the engine.
+        tokens: the rows' tokens that the host knows. If one fewer than `count`, the last row's
+            token is on the device: the previous step samples it.
         pooled: how many of the last rows give their hidden states to the task's result.
-        completes: whether the last row is the last one that the task needs.
-        sampling: what the sampler is told of each sampled row. Where there are more than one, the
-            tokens of all of these rows but the first are drafts.
+        completes: whether the task needs no rows after these.
+        sampling: the sampler's input for each sampled row. If there are several, the tokens of all
+            but the first of these rows are drafts.
         awaits_mask: whether the mask of its sampled row depends on the token that is on the device.
-            The sampler is told it when the host has read that token (`Scheduler.masks`).
-        media: the items that stand in some of the rows.
+            The sampler gets the mask once the host has read that token (`Scheduler.masks`).
+        media: items whose placeholders are among the rows.
         snapshots: (group, slot) that also gets the recurrent state after the last row.
-        drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
-            the state before the rows: some of them are drafts.
-        adapter: the LoRA adapter of its rows; empty is none.
+        drafted_states: (group, slot) that gets the state after the rows if some are drafts. The
+            sequence's own slot then keeps the state before the rows.
+        adapter: the LoRA adapter of its rows; empty for none.
         crossed: the media that some of the rows attend to through cross-attention layers, in order.
     """
 
@@ -123,20 +123,22 @@ class ScheduledSequence:
 
     @property
     def sampled(self) -> int:
-        """How many of the last rows are sampled."""
+        """Number of last rows that are sampled."""
         return len(self.sampling)
 
     @property
     def wanted(self) -> int:
-        """How many of the last rows' hidden states the step's last stage takes."""
+        """Number of last rows whose hidden states the step's last stage takes."""
         return self.sampled or self.pooled
 
     def block_ids(self, group: int) -> array[int]:
-        """Return the ids of the sequence's block table; there may be more than the rows need."""
+        """Return the ids of the sequence's block table, which may have more blocks than the rows
+        need.
+        """
         return self.placement.tables[group].ids
 
     def tail_block(self, group: int) -> int | None:
-        """Return the block that holds the last, still filling block's tokens as written."""
+        """Return the tail block, which holds the last, partly filled block's tokens uncoded."""
         return self.placement.tails.get(group)
 
     @property
@@ -147,7 +149,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Block `target` of a pool becomes a copy of block `source`."""
+    """A copy of block `source` of a pool to block `target`."""
 
     pool: PoolKey
     source: int
@@ -159,8 +161,8 @@ class EncoderWork:
     """Pieces `[first, first + count)` of an item's encoding.
 
     Attributes:
-        rows: hidden states that a piece computes.
-        completes: whether the last piece is among them: the item's features are there then.
+        rows: hidden states of one piece.
+        completes: whether these include the last piece, so that the item's features are complete.
     """
 
     item: MediaItem
@@ -175,12 +177,12 @@ class StepPlan:
     """One step, in the order in which it is carried out.
 
     Attributes:
-        changes: of the pools' arrays, and blocks to or from the disk tier, in order.
-        copies: made before anything is written.
+        changes: resizes of pools, and moves of blocks to or from the disk tier, in order.
+        copies: block copies, made before anything is written.
         sequences: the rows to compute; sequences that generate come first.
-        ended: numbers of sequences that ended since the plan before.
-        forgotten: items whose features, or what there is of them, are no longer kept.
-        encoding: what encoders compute, before the rows that may need it.
+        ended: numbers of sequences that ended since the previous plan.
+        forgotten: items whose features, complete or not, are dropped.
+        encoding: the encoders' work, done before the rows that may need it.
     """
 
     sequences: tuple[ScheduledSequence, ...] = ()
@@ -192,7 +194,7 @@ class StepPlan:
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether its tokens can be drawn only when those of the step before have been read."""
+        """Whether its tokens can be sampled only after the previous step's tokens were read."""
         return any(each.awaits_mask for each in self.sequences)
 
     @property
@@ -202,12 +204,12 @@ class StepPlan:
 
     @property
     def prompt_chunks(self) -> int:
-        """Sequences that read a part of their prompt."""
+        """Number of sequences that read a part of their prompt."""
         return sum(each.count != each.sampled for each in self.sequences)
 
     @property
     def prompt_rows(self) -> int:
-        """Rows that read a prompt."""
+        """Number of rows that read prompts."""
         return sum(each.count for each in self.sequences if each.count != each.sampled)
 
 
@@ -216,7 +218,7 @@ class SampledTokens:
     """The tokens read on the host for the sampled rows of one sequence, in row order.
 
     Attributes:
-        logprobs: one a token where the request asked for them.
+        logprobs: one for each token if the request asked for them.
     """
 
     tokens: tuple[int, ...]
@@ -228,8 +230,8 @@ class StepResult:
     """The results of a step, on the host, by sequence number.
 
     Attributes:
-        vectors: of the sequences whose task is not to generate.
-        features: bytes of the features that were completed, by item.
+        vectors: results of sequences whose task is a vector.
+        features: bytes of the completed features, by item.
     """
 
     tokens: Mapping[int, SampledTokens] = field(default_factory=dict)

@@ -33,10 +33,9 @@ class Planner:
 
     Args:
         fail, clock: see `Admission`.
-        max_graph_rows: of a step that costs little beside its rows, several of a sequence among
-            them; by the format of all its sequences. In formats with tails those of a sequence must
-            lie in one block.
-        drafting: guesses tokens of sequences that have drafters.
+        max_graph_rows: returns the most rows of a step that runs as a CUDA graph, by the format of
+            its sequences. In formats with tails the rows of a sequence must lie in one block.
+        drafting: drafts tokens for sequences that have drafters.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Planner:
         """Return the next step, or None when no sequence can move before the host reads tokens.
 
         Args:
-            ended: numbers of sequences that ended since the plan before.
+            ended: numbers of sequences that ended since the previous plan.
         """
         plan: list[PlannedRows] = []
         self.admission.begin()
@@ -118,7 +117,7 @@ class Planner:
                 plan.append(rows)
 
     def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
-        """Return drafts by sequence number, as many as fit without taking room from others."""
+        """Return drafts by sequence number, as many as fit without preempting others."""
         rows = sum(each.progress.known - each.progress.computed for each in generating)
         room = self._prefill_budget.room(rows)
         limits = [
@@ -158,13 +157,13 @@ class Planner:
     def _shares(
         self, prompts: list[Sequence], generating: int, budget: int, most_recorded: int, count: int
     ) -> list[int]:
-        """Return the tokens that each of the prompts may read.
+        """Return how many tokens each prompt may read in this step.
 
         Args:
-            generating: rows of the step so far.
-            budget: tokens for all prompts, if the step is not recorded.
-            most_recorded: rows of a recorded step; 0 if this one cannot be.
-            count: prompts that wait, begun or not.
+            generating: rows of the step that generate.
+            budget: tokens for all prompts if the step runs eagerly.
+            most_recorded: the most rows of a graphed step; 0 if this step cannot be graphed.
+            count: number of waiting prompts, begun or not.
         """
         remaining = [self._readable(sequence) for sequence in prompts]
         room = self._prefill_budget.room(generating)
@@ -198,7 +197,7 @@ class Planner:
     ) -> tuple[list[EncoderWork], float]:
         """Plan encoder work for `seconds`; return it with its expected time.
 
-        Half of the time is left to prompts that can go on meanwhile.
+        Half of the time is reserved for prompts that can be read meanwhile.
         """
         if not self.encodings.update_needs(self.admission.running):
             return [], 0.0
@@ -207,13 +206,13 @@ class Planner:
         return self.encodings.plan(self.admission.running, seconds)
 
     def _readable(self, sequence: Sequence) -> int:
-        """Return how many tokens of a prompt can be read now: those before an unencoded item."""
+        """Return how many tokens of a prompt can be read now, before the next unencoded item."""
         progress = sequence.progress
         end = min(len(progress.tokens), self.encodings.ready(sequence))
         return end - progress.computed
 
     def _chunk(self, sequence: Sequence, count: int) -> PlannedRows:
-        """Return the next `count` tokens of a prompt, or a few more or fewer around media."""
+        """Return a chunk of about `count` tokens of a prompt; media items are not split."""
         start = sequence.progress.computed
         end = start + count
         read = [p for p in sequence.request.media if p.start < end and p.end > start]
@@ -225,7 +224,7 @@ class Planner:
     # -- after a plan --------------------------------------------------------------------------
 
     def _advance(self, rows: PlannedRows) -> None:
-        """Mark the rows as computed, so that later steps may rely on them."""
+        """Mark the rows as computed."""
         sequence, progress = rows.sequence, rows.sequence.progress
         self.admission.fairness.charge(sequence, rows.count)
         progress.computed = rows.end
@@ -245,8 +244,10 @@ class Planner:
         ended: tuple[int, ...],
         encoding: list[EncoderWork],
     ) -> StepPlan:
-        """Return the plan as a snapshot. Block ids are read last: making room may have changed
-        them."""
+        """Return the plan as a snapshot.
+
+        Block ids are read last, because making room may have changed them.
+        """
         for rows in plan:
             self._advance(rows)
         changes = self._manager.take_changes()
@@ -275,7 +276,10 @@ class Planner:
 
 
 def _one_format(sequences: list[Sequence]) -> KVFormat | None:
-    """Return the sequences' common format. None if they differ, read media, or do not sample."""
+    """Return the sequences' common format.
+
+    None if formats differ, or if a sequence reads media or does not sample.
+    """
     formats = {each.format for each in sequences}
     if len(formats) != 1 or any(each.request.media for each in sequences):
         return None
@@ -283,7 +287,7 @@ def _one_format(sequences: list[Sequence]) -> KVFormat | None:
 
 
 def _generates(sequence: Sequence) -> bool:
-    """Return whether the next rows are the last known token's, and perhaps a few before it."""
+    """Return whether the next rows end with the last known token."""
     progress = sequence.progress
     behind = progress.known - progress.computed
     catches_up = sequence.drafting is not None and progress.generated > 0
@@ -295,7 +299,7 @@ def _generates(sequence: Sequence) -> bool:
 def _allowed(
     sequence: Sequence, drafts: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[TokenMask | None, ...]]:
-    """Return the leading drafts that the sequence's constraint allows, and their masks."""
+    """Return the leading drafts that the sequence's constraint allows, and the masks after them."""
     if sequence.constraint is None:
         return drafts, ()
     masks = tuple(sequence.constraint.follow(drafts))

@@ -9,7 +9,7 @@ from quire.scheduler.plan import Positions
 
 
 def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
-    """Return each row's position, `[count]`; None if it is another on another axis."""
+    """Return each row's position, `[count]`; None if axes of a row differ."""
     if isinstance(positions, range):
         return np.array(positions, np.float32)
     return positions[0] if (positions == positions[0]).all() else None
@@ -19,9 +19,8 @@ class TokenPositions:
     """Positions of the prompt and of all tokens after it.
 
     Args:
-        prompt: `[axes, prompt tokens]` for multimodal RoPE, of most families time, height and
-            width (Qwen2-VL, arXiv:2409.12191, section 2.1); None where a token's position is its
-            index.
+        prompt: `[axes, prompt tokens]` for multimodal RoPE, in most families time, height and width
+            (Qwen2-VL, arXiv:2409.12191, section 2.1); None if a token's position is its index.
 
     Tokens after the prompt go on from the largest position within it, alike in all coordinates.
     """

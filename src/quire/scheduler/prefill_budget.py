@@ -50,9 +50,9 @@ class MeasuredSteps:
     """Step times of one model on one machine.
 
     Attributes:
-        generating: of steps that only generate, and of all that run as CUDA graphs.
-        reading: of steps that only read prompts.
-        reading_beside: what prompts add to a step that generates, too; by their rows.
+        generating: times of steps that only generate, and of all steps that run as CUDA graphs.
+        reading: times of steps that only read prompts.
+        reading_beside: seconds that prompt rows add to a generating step, by their number.
     """
 
     generating: StepTimes = field(default_factory=StepTimes)
@@ -60,17 +60,19 @@ class MeasuredSteps:
     reading_beside: StepTimes = field(default_factory=StepTimes)
 
     def prompts(self, decode_rows: int) -> StepTimes:
-        """Return the table of prompts beside so many generating rows, or else one that is known."""
+        """Return the table of prompts beside `decode_rows` generating rows, or the nearest known
+        one.
+        """
         tables = [self.reading_beside, self.reading][:: 1 if decode_rows else -1]
         return next((each for each in tables if each.largest), tables[0])
 
 
 class _Expected(NamedTuple):
-    """A planned step whose time is not known yet.
+    """A planned step whose duration is not known yet.
 
     Attributes:
         shape: generating rows, chunks and prompt rows.
-        seconds: what its prompts are expected to add.
+        seconds: seconds that its prompts are expected to add.
     """
 
     shape: tuple[int, int, int]
@@ -81,11 +83,11 @@ class PrefillBudget:
     """Sizes prompt chunks by time.
 
     Args:
-        step_s: seconds that the prompts of a step may take, at most.
+        step_s: the most seconds for the prompts of a step.
         stall_factor: more than 1. While one or two prompts are read, steps that generate take on
-            average this many times as long as they do without. Each further prompt that waits adds
-            as much again: those who wait for a first token count as much as those who have theirs.
-        max_rows: rows of a step at most.
+            average this many times as long as they do without. Each further waiting prompt adds as
+            much again: clients that wait for a first token count as much as those that stream.
+        max_rows: the most rows of a step.
         times: measured at warm-up; updated by every step that runs.
     """
 
@@ -108,15 +110,15 @@ class PrefillBudget:
     # -- planning ------------------------------------------------------------------------------
 
     def room(self, decode_rows: int) -> int:
-        """Return the rows that a step has left beside the generating ones."""
+        """Return how many rows a step has left beside the generating ones."""
         return max(0, self._max_rows - decode_rows)
 
     def seconds(self, decode_rows: int, prompts: int = 1) -> float:
         """Return the time for prompts and their media in the next step.
 
         Args:
-            decode_rows: rows of the step that generate.
-            prompts: how many wait, begun or not.
+            decode_rows: generating rows of the step.
+            prompts: number of waiting prompts, begun or not.
         """
         if not decode_rows:
             return self._step_s
@@ -125,7 +127,7 @@ class PrefillBudget:
     def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
         """Return how many prompt tokens the next step may read; for arguments see `seconds`.
 
-        0 while streams are owed time, or to see what generating takes alone.
+        0 while the account is overdrawn, or to measure a step that only generates.
         """
         room = self.room(decode_rows)
         if decode_rows and self._owed_s > 0:
@@ -149,16 +151,16 @@ class PrefillBudget:
     def graphed(
         self, tokens: int, decode_rows: int, waiting: int, max_graph_rows: int, prompts: int = 1
     ) -> int:
-        """Return the prompt tokens of the next step: what a CUDA graph reads, or `tokens`.
+        """Return the prompt tokens of the next step: those that fit a CUDA graph, or `tokens`.
 
-        A graphed step reads as much as fits into the time for prompts. Prompts go through graphs
-        where these read all that waits in no more time than steps that are launched layer by layer.
+        A graphed step reads what fits into the time for prompts. Prompts are read by graphs if
+        graphs need no more time for all that waits than eager steps.
 
         Args:
-            tokens: that a step may read which is not graphed.
+            tokens: tokens that an eager step may read.
             waiting: prompt tokens that can be read now.
-            max_graph_rows: of a graphed step; 0 if the next one cannot be.
-            prompts: how many wait, begun or not.
+            max_graph_rows: the most rows of a graphed step; 0 if the next step cannot be graphed.
+            prompts: number of waiting prompts, begun or not.
         """
         room = max_graph_rows - decode_rows
         if not tokens or not waiting or room < _LEAST_GRAPHED:
@@ -175,7 +177,7 @@ class PrefillBudget:
         return rows if fits else tokens
 
     def _graph_rows(self, decode_rows: int, prompts: int) -> int:
-        """Return the prompt rows that a graphed step reads in the time for prompts."""
+        """Return how many prompt rows a graphed step reads in the time for prompts."""
         generating = self.times.generating
         if not generating.largest:
             return self._max_rows
@@ -185,10 +187,10 @@ class PrefillBudget:
         return max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
 
     def beside_encoders(self, tokens: int, spent_s: float) -> int:
-        """Return how many of a step's prompt tokens fit beside encoders; half of them always do.
+        """Return how many of a step's prompt tokens fit beside encoder work; at least half.
 
         Args:
-            spent_s: what the encoders take of the time.
+            spent_s: seconds that the encoders take.
         """
         half = tokens // 2
         table = self.times.prompts(0)
@@ -206,7 +208,7 @@ class PrefillBudget:
         *,
         recorded: bool = False,
     ) -> None:
-        """Charge a planned step's prompts to their allowance."""
+        """Charge a planned step's prompts to the account."""
         if not decode_rows:
             self._owed_s = 0.0
             return
@@ -231,7 +233,7 @@ class PrefillBudget:
         *,
         recorded: bool = False,
     ) -> None:
-        """Enter what a step took into the tables, and correct what its prompts were charged."""
+        """Record a step's duration in the tables, and correct the charge of its prompts."""
         seconds = max(seconds, _LEAST_S)
         if prompt_rows == 0 or recorded:
             self.times.generating.observe(decode_rows + prompt_rows, seconds)
@@ -248,17 +250,17 @@ class PrefillBudget:
         table.observe(prompt_rows, added_s)
 
     def prompt_seconds(self, tokens: int) -> float | None:
-        """Return how long reading a prompt is likely to take; None before any was read."""
+        """Return the expected seconds to read a prompt; None before any was read."""
         return self.times.prompts(0).seconds(tokens)
 
     def step_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
-        """Return how long a step is likely to take; `step_s` before any was seen."""
+        """Return a step's expected seconds; `step_s` before any was seen."""
         if not self.times.generating.largest:
             return self._step_s
         return self.known_seconds(decode_rows, chunks, prompt_rows)
 
     def known_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
-        """Return the same, or 0 where no such step was seen."""
+        """Return a step's expected seconds; 0 if no such step was seen."""
         known = decode_rows and self.times.generating.largest
         generating_s = self._generating_s(decode_rows) if known else 0.0
         prompts_s = self.times.prompts(decode_rows).seconds(prompt_rows) if prompt_rows else None
@@ -267,20 +269,20 @@ class PrefillBudget:
     # -- within --------------------------------------------------------------------------------
 
     def _allowance(self, decode_rows: int, prompts: int) -> float:
-        """Return the seconds that prompts have of each step beside `decode_rows` rows."""
+        """Return the seconds for prompts in a step beside `decode_rows` generating rows."""
         return max(1, prompts - 1) * (self._stall_factor - 1) * self._generating_s(decode_rows)
 
     def _generating_s(self, rows: int) -> float:
-        """Return how long a step takes that only generates; a guess before any was seen.
+        """Return the seconds of a step that only generates; a guess before any was seen.
 
-        More rows than were seen are taken to take as long as these.
+        Steps larger than any seen are assumed to take as long as the largest.
         """
         times = self.times.generating
         seconds = times.seconds(min(rows, times.largest))
         return self._step_s / 4 if seconds is None else seconds
 
     def _added_s(self, decode_rows: int, prompt_rows: int, *, graphed: bool) -> float:
-        """Return what prompt rows are expected to add to a step of generating ones."""
+        """Return the seconds that prompt rows are expected to add to a generating step."""
         if not graphed:
             seconds = self.times.prompts(decode_rows).seconds(prompt_rows)
             return self._step_s / 4 if seconds is None else seconds

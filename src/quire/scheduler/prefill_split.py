@@ -13,9 +13,9 @@ _MAX_OVERTAKING = 256
 
 
 class PrefillSplit:
-    """Half of each step for the first prompt in turn, half for the shortest.
+    """Splits each step's prompt tokens: half to the first prompt in turn, half to the shortest.
 
-    A short prompt that arrives while a long one is read goes before it, but for only so long.
+    A short prompt that arrives during a long one overtakes it, but only for a bounded time.
     """
 
     def __init__(self) -> None:
@@ -29,10 +29,11 @@ class PrefillSplit:
 
         Args:
             remaining: tokens that each prompt has left, in the order of their turns.
-            room: the most rows that the step can take. A prompt with `_MIN_CHUNK` left is read to
-                its end even beyond the budget: a second chunk costs more than the tokens do.
-            levels: of the prompts' priorities, lowest first; a prompt gets what those of lower
-                levels leave. Empty: all are equal.
+            room: the most rows that the step can take. A prompt with at most `_MIN_CHUNK` tokens
+                left is read to its end even beyond the budget: a second chunk costs more than the
+                tokens do.
+            levels: priority level of each prompt. A prompt gets what those of lower levels leave.
+                Empty if all are equal.
         """
         first = bisect_right(levels, levels[0]) if levels else len(remaining)
         shares = self._among_equals(budget, remaining[:first], room)
@@ -56,10 +57,10 @@ class PrefillSplit:
 
 
 def split(budget: int, remaining: list[int], *, short_first: bool = False) -> list[int]:
-    """Splits a budget among prompts, oldest first: half by age, or none, the rest by shortness.
+    """Split a budget among prompts, oldest first: half by age, or none, the rest by shortness.
 
-    A chunk costs time of its own, so what is less than `_MIN_CHUNK` goes to the oldest instead.
-    Where the whole budget is less, one prompt takes it.
+    Each chunk has a fixed cost, so shares below `_MIN_CHUNK` go to the oldest prompt instead. If
+    the whole budget is smaller, one prompt gets it.
     """
     shares = [0] * len(remaining)
     left = budget

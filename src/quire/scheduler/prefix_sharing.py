@@ -1,6 +1,6 @@
 """Prefix sharing between sequences: lookup, waiting for a neighbour, registration, snapshots.
 
-The scheduler asks here before it admits a sequence, and tells what was computed after each plan.
+The scheduler calls it before it admits a sequence, and reports after each plan what was computed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)
 
 
 class PrefixSharing:
-    """The prefix index as sequences use it. Owns the index and each sequence's cursor.
+    """Prefix reuse among sequences. Owns the prefix index and each sequence's cursor.
 
     Args:
         block_size: tokens per block.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
-        enabled: whether anything is shared at all.
+        enabled: whether prefixes are shared at all.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class PrefixSharing:
     # -- before a sequence runs ----------------------------------------------------------------
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Return whether what a sequence waits for has still not come; costs next to nothing."""
+        """Return whether a waiting sequence's prefix is still not there. Costs next to nothing."""
         return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:
-        """Return the cached beginning of a sequence; None if waiting is better than starting now.
+        """Return the cached beginning of a sequence; None if it should wait instead.
 
-        It waits for a neighbour that is computing what it needs, or for the disk.
+        It waits while a neighbour computes blocks that it needs, or while they are read from disk.
         """
         progress, cursor = sequence.progress, sequence.prefix
         if not self._enabled or cursor.ignored:
@@ -97,7 +97,7 @@ class PrefixSharing:
         return None if cursor.waits_for_disk else match
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
-        """Return whether a neighbour will keep its recurrent state where the prompts agree."""
+        """Return whether a neighbour will save its recurrent state where the prompts diverge."""
         neighbour = self._computing.get(keys[-1]) if keys else None
         if neighbour is None:
             return False
@@ -115,24 +115,25 @@ class PrefixSharing:
             neighbour.prefix.parting = parting
 
     def _reads_disk(self, sequence: Sequence) -> bool:
-        """Return whether a part of the prompt is still being read from disk. Finished parts are
-        indexed."""
+        """Return whether a part of the prompt is still being read from disk. Index finished
+        parts.
+        """
         if self.prefetch is None or sequence.prefix.reading is None:
             return False
         return not self.prefetch.settle(sequence.prefix.reading)
 
     def ignore(self, sequence: Sequence, kind: MissKind) -> None:
-        """Let a sequence reuse nothing, for a reason that its output names."""
+        """Exclude a sequence from reuse, for a reason that its output names."""
         sequence.prefix.ignored = ReuseMiss(kind)
 
     def start(self, sequence: Sequence, match: Match, running: Iterable[Sequence]) -> bool:
-        """Start a sequence after its match; note the blocks that it will compute.
+        """Start a sequence after its match; record the blocks that it will compute.
 
         Args:
-            running: the others that run.
+            running: the other running sequences.
 
         Returns:
-            Whether it runs for the first time.
+            Whether the sequence runs for the first time.
         """
         progress, cursor = sequence.progress, sequence.prefix
         size = self._size
@@ -159,12 +160,12 @@ class PrefixSharing:
     def _beside_neighbours(
         self, sequence: Sequence, match: Match, running: Iterable[Sequence]
     ) -> tuple[ReuseMiss | None, int]:
-        """Correct a match's miss by the last blocks of running neighbours.
+        """Correct a match's miss reason by the last blocks of running neighbours.
 
-        These are not in the index before they are full, or the neighbour ends.
+        These blocks are indexed only when full, or when the neighbour ends.
 
         Returns:
-            Why no more is reused, and the position up to which anybody's prompt agrees.
+            Why no more is reused, and the longest agreement with any prompt.
         """
         miss, parting = match.miss, match.reached
         if miss is None or miss.kind not in _NOT_FOUND:
@@ -204,7 +205,7 @@ class PrefixSharing:
         self.index.move(left, node)
 
     def prompt_done(self, sequence: Sequence) -> None:
-        """Note that no other sequence has to wait for this prompt."""
+        """Record that no other sequence has to wait for this prompt."""
         cursor = sequence.prefix
         for key in cursor.computing:
             if self._computing.get(key) is sequence:
@@ -247,9 +248,9 @@ class PrefixSharing:
         return {position for position in wanted if 0 < position < length}
 
     def save_states(self, sequence: Sequence) -> list[Block]:
-        """Return slots for snapshots of the state, where another prompt is likely to diverge.
+        """Return slots for snapshots of the state, at positions where another prompt may diverge.
 
-        They are the index's from now on; the caller releases them once the plan is made.
+        The index owns them from now on. The caller releases them once the plan is made.
         """
         progress = sequence.progress
         saves: list[Block] = []
@@ -293,7 +294,7 @@ class PrefixSharing:
         self._move(cursor, node)
 
     def end(self, sequence: Sequence) -> None:
-        """Register the blocks of a sequence that releases them, for later reuse."""
+        """Register the blocks of a sequence that is about to release them, for later reuse."""
         self.prompt_done(sequence)
         self._register_tail(sequence)
         self._move(sequence.prefix, None)
@@ -318,7 +319,9 @@ class PrefixSharing:
 
 
 def _agreement(sequence: Sequence, other: Sequence) -> int:
-    """Return how many tokens of a prompt, of all but its last, begin another sequence as well."""
+    """Return how many leading tokens of a prompt, without its last, begin another sequence as
+    well.
+    """
     if other.prefix.identity != sequence.prefix.identity:
         return 0
     agreed = common_length(sequence.progress.content, other.progress.content)
@@ -326,5 +329,7 @@ def _agreement(sequence: Sequence, other: Sequence) -> int:
 
 
 def _comes_before(owner: Sequence | None, sequence: Sequence) -> bool:
-    """Return whether a block is being computed, and no later than a sequence's own turn."""
+    """Return whether a block is being computed by a sequence whose turn is not later than this
+    one's.
+    """
     return owner is not None and owner.level <= sequence.level

@@ -1,4 +1,4 @@
-"""Rows of a plan in the making, and their conversion to a snapshot."""
+"""Rows of a plan under construction, and their conversion to a snapshot."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PlannedRows:
     """Tokens `[start, start + count)` of one sequence.
 
     Attributes:
-        last: whether they end with the last token that is known, or with a draft.
-        drafts: tokens of the last rows that are guesses.
-        draft_masks: of the token after each draft; empty where no constraint holds.
+        last: whether they end with the last known token, or with a draft.
+        drafts: drafted tokens, which are those of the last rows.
+        draft_masks: mask of the token after each draft; empty without a constraint.
         awaits_mask: see `ScheduledSequence`.
         snapshots: slots that also get the recurrent state after the last row.
     """

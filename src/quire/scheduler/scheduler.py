@@ -1,9 +1,8 @@
 """The scheduler: chooses the tokens and blocks of each step. Pure Python.
 
 There is no prefill phase and no decode phase. Each step takes the next rows of every sequence that
-generates (one, or as many more as there are drafts), then fills a budget of prompt tokens
-(`prefill_budget`), split so that a long prompt neither starves the others nor is starved by them
-(`prefill_split`).
+generates (one, plus its drafts). It then fills a budget of prompt tokens (`prefill_budget`), which
+is split so that long and short prompts both make progress (`prefill_split`).
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class Scheduler:
 
     Args:
         identity: root of the block identities for (format, salt).
-        clock: seconds; for deadlines and times of waiting.
+        clock: returns seconds, for deadlines and waiting times.
         max_graph_rows: see `Planner`.
-        drafting: see `Planner`; None drafts nothing.
+        drafting: see `Planner`; None turns drafting off.
     """
 
     def __init__(
@@ -95,21 +94,21 @@ class Scheduler:
 
     @property
     def waiting(self) -> WaitingQueue:
-        """The sequences that hold no blocks; those of each API key in the order of their turns."""
+        """The sequences that hold no blocks; those of each API key in order."""
         return self._admission.waiting
 
     def users_of(self, adapter: str) -> int:
-        """Return how many requests name an adapter."""
+        """Return how many unfinished requests name an adapter."""
         return sum(each.request.adapter == adapter for each in self._by_id.values())
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished, or its end not yet taken."""
+        """Whether any request is unfinished, or its last output not yet taken."""
         return bool(self._by_id or self._outbox)
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether any request waits for blocks that are being read; asked when nothing runs."""
+        """Whether any request waits for blocks that are being read. For when nothing runs."""
         return any(sequence.prefix.waits_for_disk for sequence in self.waiting)
 
     def add(
@@ -118,10 +117,10 @@ class Scheduler:
         format: KVFormat,
         parts: SequenceParts | None = None,
     ) -> None:
-        """Queues a request.
+        """Queue a request.
 
         Args:
-            parts: what was made of it; None is what suits a request of text.
+            parts: objects made for the request; None for plain text.
 
         Raises:
             RequestError: the request could never be served; nothing was queued.
@@ -144,19 +143,21 @@ class Scheduler:
         self._admission.waiting.add(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a request before the next step. Unknown ids are ignored: the race is harmless."""
+        """End a request before the next step. Unknown ids are ignored: the request may just have
+        ended.
+        """
         sequence = self._by_id.get(request_id)
         if sequence is not None:
             self._finish(sequence, reason)
 
     def truncate(self, request_id: str, length: int) -> None:
-        """Cuts a request back to its first `length` tokens, from which it goes on.
+        """Cut a request back to its first `length` tokens; it continues from there.
 
-        What is in flight beyond them is dropped. Loop detection still counts what was cut.
+        Tokens in flight beyond them are dropped. Loop detection still counts the removed tokens.
 
         Raises:
-            ValueError: the prompt would be cut, there are fewer tokens, or a constraint has
-                followed those that would go.
+            ValueError: `length` is shorter than the prompt or longer than the sequence, or a
+                constraint has consumed tokens beyond it.
         """
         sequence = self._by_id[request_id]
         progress = sequence.progress
@@ -177,10 +178,10 @@ class Scheduler:
         self.sharing.cut(sequence, length)
 
     def start_over(self, failure: Failure) -> None:
-        """A step failed: ends every request that has blocks, and forgets all blocks there are.
+        """Recover from a failed step: end every request that has blocks, and drop all blocks.
 
-        What waits stays. A token that was sampled but never read is sampled again: its randomness
-        comes from seed and position.
+        Waiting requests stay. A token that was sampled but never read is sampled again with the
+        same randomness, which comes from seed and position.
         """
         for sequence in list(self.running):
             self._fail(sequence, failure)
@@ -198,7 +199,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Return the next step, or None when no sequence can move before the host reads tokens.
 
-        If `drafting.wants_tokens`, call `update` first: no sequence sits a step out then.
+        If `drafting.wants_tokens`, call `update` first; otherwise sequences sit a step out.
         """
         self._expire()
         plan = self._planner.plan(tuple(self._ended))
@@ -216,7 +217,7 @@ class Scheduler:
     # -- tokens come back ----------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Output]:
-        """Takes in what a step computed, and says what each request got."""
+        """Process the result of a step: append tokens, settle drafts, and queue outputs."""
         self.encodings.made(result.features)
         for rows in plan.sequences:
             sequence = self._by_number.get(rows.number)
@@ -231,10 +232,9 @@ class Scheduler:
         return self.take_outputs()
 
     def masks(self, plan: StepPlan) -> dict[int, TokenMask | None]:
-        """By number, what may come next for those of a plan that awaited it.
+        """Return the masks that sequences of a plan awaited, by sequence number.
 
-        Ask when the step before has been taken in. Of those that it ended nothing is wanted: they
-        are not there.
+        Call it after `update` for the previous step. Sequences that this step ended have no mask.
         """
         awaiting = (each.number for each in plan.sequences if each.awaits_mask)
         known = ((number, self._by_number.get(number)) for number in awaiting)

@@ -1,4 +1,4 @@
-"""A request while it is served, in parts that each have one writer."""
+"""A request while it is served. Each of its parts has one writer."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from quire.scheduler.sequence_blocks import SequenceBlocks
 
 
 class TokenConstraint(Protocol):
-    """A constraint on the host of the next token: a grammar or a thinking budget."""
+    """A constraint on the next token, evaluated on the host: a grammar or a thinking budget."""
 
     def mask(self) -> TokenMask | None:
-        """Return the tokens that may come next, or None while all may."""
+        """Return the mask of tokens that may come next, or None if all may."""
         ...
 
     def accept(self, token: int) -> None:
-        """Take the row's next token."""
+        """Advance by the sequence's next token."""
         ...
 
     def follow(self, drafts: Seq[int]) -> list[TokenMask | None]:
-        """Return the mask after each leading draft that is allowed. The state stays as it is.
+        """Return the mask after each leading draft that is allowed, without changing the state.
 
-        The list ends before the first draft that is not allowed, or after which there is no mask.
+        The list ends before the first draft that is not allowed, or after which no token is.
         """
         ...
 
@@ -51,7 +51,7 @@ class LoopDetector(Protocol):
 
 
 class Status(Enum):
-    """The state of a request."""
+    """The state of a request in the scheduler."""
 
     WAITING = "waiting"  # holds no blocks: new, or pre-empted
     RUNNING = "running"  # holds blocks
@@ -65,14 +65,15 @@ class Progress:
     those that a step in flight samples (`pending`).
 
     Attributes:
-        tokens: that the host knows: the prompt, and what was accepted of the answer.
+        tokens: tokens that the host knows: the prompt and the accepted part of the answer.
         content: the tokens as the prefix index knows them, in which media differ.
-        pending: tokens that steps in flight are certain to yield, at most one when a step is
-            planned.
-        drafts: tokens guessed beyond those, rows of the step in flight.
-        computed: tokens whose keys and values are written, or will be by a planned step; drafts
-            included.
-        unwanted: steps in flight whose tokens are dropped, since the sequence was cut back.
+        pending: number of tokens that steps in flight are certain to yield; at most one when a step
+            is planned.
+        drafts: number of drafted tokens beyond those, in the step in flight.
+        computed: number of tokens whose keys and values are written, or will be by a planned step;
+            includes drafts.
+        unwanted: number of steps in flight whose tokens are dropped because the sequence was cut
+            back.
     """
 
     __slots__ = (
@@ -97,32 +98,32 @@ class Progress:
 
     @property
     def known(self) -> int:
-        """Tokens that exist, read by the host or not."""
+        """Number of tokens that exist, read by the host or not."""
         return len(self.tokens) + self.pending
 
     @property
     def generated(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of answer tokens so far."""
         return self.known - self.prompt_length
 
     @property
     def certain(self) -> int:
-        """Computed tokens that are not drafts."""
+        """Number of computed tokens that are not drafts."""
         return self.computed - len(self.drafts)
 
     @property
     def confirmed(self) -> int:
-        """Computed tokens that the host has read. The index may register their blocks."""
+        """Number of computed tokens that the host has read. The index may register their blocks."""
         return min(self.computed, len(self.tokens))
 
     def append(self, token: int) -> None:
-        """Add the next token, read by the host."""
+        """Append the next token that the host has read."""
         self.tokens.append(token)
         if self.content is not self.tokens:
             self.content.append(token)
 
     def cut(self, length: int) -> None:
-        """Drops the tokens after the first `length`, and those in flight."""
+        """Drop the tokens after the first `length`, and those in flight."""
         if self.content is not self.tokens:
             del self.content[length:]
         del self.tokens[length:]
@@ -136,18 +137,17 @@ class PrefixCursor:
 
     Attributes:
         identity: root of the keys of its blocks.
-        node: of the last registered block; its parent is None once it was evicted.
-        registered: blocks that the index knows.
+        node: index node of the last registered block; its parent is None once it was evicted.
+        registered: number of blocks registered in the index.
         computing: keys of the prompt's blocks that this sequence is about to compute.
         waits_on: the key of the last block of its prompt that another sequence will compute.
-        reading: the part of its beginning that is, or was last, read from disk.
-        parting: prompt position at which a recurrent snapshot is left, since another prompt goes on
-            differently there; 0 if there is none.
-        ignored: why it reuses nothing, for instance since it had no room beside what it would have
-            reused; None if it does.
+        reading: the part of the prompt that is being read, or was last read, from disk.
+        parting: prompt position for a recurrent snapshot, because another prompt diverges there; 0
+            for none.
+        ignored: why it may reuse nothing, for instance a lack of room; None if it may.
         started: whether the sequence has run.
-        cached: prompt tokens that were reused when it first ran.
-        miss: why not more of them; None if all were, and before it first ran.
+        cached: number of prompt tokens reused when it first ran.
+        miss: why no more were reused; None if all were, and before it first ran.
     """
 
     __slots__ = (
@@ -181,15 +181,16 @@ class PrefixCursor:
 
     @property
     def reason(self) -> str | None:
-        """The value of `Output.reuse`: why reuse ended; empty if it did not, None before the first
-        run."""
+        """The value of `Output.reuse`: why reuse stopped; empty if all was reused, None before the
+        first run.
+        """
         if not self.started:
             return None
         return "" if self.miss is None else str(self.miss)
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether a part of its beginning is on its way from disk."""
+        """Whether a part of its prompt is being read from disk."""
         return self.reading is not None and not self.reading.settled
 
     def keys(self, content: array[int], blocks: int, block_size: int) -> list[bytes]:
@@ -211,10 +212,10 @@ class SequenceParts:
     """Objects made for one request before it is queued.
 
     Attributes:
-        positions: of its tokens.
+        positions: positions of its tokens.
         cross_media: the media that its tokens attend to through cross-attention layers, in order.
-        pieces: how the encoding of each item is cut; one that is not there is one piece.
-        drafters: names of those that may guess its tokens.
+        pieces: how each item's encoding is cut into pieces; a missing item is one piece.
+        drafters: names of the drafters that may draft its tokens.
     """
 
     positions: TokenPositions = field(default_factory=TokenPositions)
@@ -229,16 +230,15 @@ class Sequence:
     """A request while it is served; `SequenceParts` describes the other attributes.
 
     Attributes:
-        number: in the order of arrival; no other sequence of the engine ever has it.
-        max_context: tokens that it may have, by the model and by what the budget holds in its
-            format.
-        arrived: by the scheduler's clock.
+        number: number by order of arrival, unique within the engine.
+        max_context: the most tokens it may have, by the model and by the KV budget in its format.
+        arrived: time of arrival, by the scheduler's clock.
         queued_s: seconds from its arrival until it first ran; None before that.
         status: written by the scheduler.
         blocks: written by `BlockTables`.
         prefix: written by `PrefixSharing`.
-        row: what the sampler is told; the scheduler tells it of tokens.
-        drafting: written by `Drafting`; None where nothing guesses its tokens.
+        row: sampling state; the scheduler adds tokens to it.
+        drafting: draft statistics, written by `Drafting`; None if no drafter may draft for it.
     """
 
     def __init__(
@@ -275,12 +275,12 @@ class Sequence:
 
     @property
     def level(self) -> int:
-        """Its priority among all API keys: 0, or how far it stands behind."""
+        """Its priority among all API keys: 0, or how far behind 0 it is."""
         return max(0, self.request.priority)
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that it may still get, beyond those that steps in flight sample."""
+        """Number of tokens that it may still get, beyond those that steps in flight sample."""
         progress = self.progress
         end = min(progress.prompt_length + self.request.max_tokens, self.max_context)
         return end - progress.known

@@ -25,7 +25,9 @@ class BlockTable:
         return BlockIds(self._ids, len(self.blocks))
 
     def renew(self) -> None:
-        """Start a new array for the next snapshot, because ids already read have changed."""
+        """Start a new array for the next snapshot, because ids already in a snapshot have
+        changed.
+        """
         self._ids = array("i")
 
 
@@ -33,12 +35,13 @@ class SequenceBlocks:
     """The blocks and state slots of one sequence. Only `BlockTables` writes them.
 
     Attributes:
-        tables: by group; for a recurrent group, the state's slot. Empty while the request waits.
+        tables: block tables by group; for a recurrent group, the state's slot. Empty while the
+            request waits.
         tails: by group, the tail block in formats that have one.
         copies: (from, to) blocks to copy before the sequence's next rows are computed.
-        spares: by group, the slot for the state after rows that include drafts.
-        cross: by number in `Sequence.cross_media`, the blocks of media. Written by `CrossBlocks`.
-        state_at: number of tokens in the state of the sequence's own slots.
+        spares: by group, the slot for the recurrent state after rows that include drafts.
+        cross: blocks of media, by index in `Sequence.cross_media`. Written by `CrossBlocks`.
+        state_at: number of tokens that the state in the sequence's own slots includes.
     """
 
     __slots__ = ("copies", "cross", "epoch", "placement", "spares", "state_at", "tables", "tails")

@@ -13,11 +13,11 @@ _GROWTH = 2
 
 
 class StepTimes:
-    """A table of seconds by rows of a step.
+    """A table of step times by number of rows.
 
-    The ranges of rows are 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and so on. A range has one point: the
-    mean rows of its last five steps, times the median seconds of a row in these: now and then
-    something slows a step down, such as a kernel that is loaded.
+    The ranges of rows are 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and so on. A range has one point from
+    its last five steps: their mean rows, times their median seconds per row. The median ignores
+    single slow steps, such as one that loads a kernel.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class StepTimes:
 
     @property
     def largest(self) -> int:
-        """The most rows of a point; 0 if no step was seen."""
+        """The row count of the largest point; 0 if no step was seen."""
         return int(self._points[-1][0]) if self._points else 0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Enter the time of a step."""
+        """Record the time of a step."""
         self._steps.setdefault(_range(rows), deque(maxlen=_REMEMBERED)).append((rows, seconds))
         points: list[tuple[float, float]] = []
         most = float("inf")  # fewer rows never take longer

@@ -1,4 +1,4 @@
-"""LoRA adapters that come and go while a model is served."""
+"""Loading and unloading LoRA adapters while a model is served."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.serving.models import Models
 
 
 async def change_adapter(models: Models, model: Model, name: str, place: str | None) -> None:
-    """Let requests name a LoRA adapter of a model from now on, or no longer.
+    """Load a LoRA adapter into a served model, or unload it.
 
-    A model that is loaded again has the adapters that it had.
+    A model that is unloaded and loaded again gets its adapters back.
 
     Args:
-        place: a folder; None forgets the adapter.
+        place: the adapter's folder; None unloads it.
 
     Raises:
         RequestError: the name is taken, unknown or in use, or the adapter cannot be used.

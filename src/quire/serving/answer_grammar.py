@@ -14,11 +14,10 @@ class AnswerFormat:
     """The format that constrains an answer.
 
     Attributes:
-        kind: what `source` is: the JSON text of a schema, a regular expression, a JSON list of the
-            texts of which the answer is one, or a context-free grammar, in Lark's notation or in
-            llama.cpp's (GBNF).
-        field: what the client calls it, for errors.
-        strict: whether a schema is refused of which the grammar would leave a part to the model.
+        kind: the kind of `source`: the JSON text of a schema, a regular expression, a JSON list of
+            allowed answers, or a context-free grammar in Lark's notation or llama.cpp's (GBNF).
+        field: the client's name of the field, for errors.
+        strict: whether to refuse a schema that the grammar can enforce only in part.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
@@ -32,14 +31,14 @@ class GrammarRequest:
     """The input from which the grammar of an answer is built.
 
     Attributes:
-        format: of the answer.
-        strict: names of the tools whose calls have to meet their schemas though nothing forces
-            them.
-        forced: the answer is nothing but calls, of the tool `name` if that is not empty.
-        parameters_field: what the client calls a tool's schema, for errors.
-        bare: the answer follows a bare prompt or its own start, so that the dialect's header is
-            not in it.
-        started: the start that was given, which the grammar lets through as well.
+        format: the answer's format.
+        strict: names of the tools whose calls, if the model makes any, must meet their schemas.
+        forced: whether the answer must consist of calls only, of the tool `name` if that is not
+            empty.
+        parameters_field: the client's name of a tool's schema, for errors.
+        bare: whether the answer lacks the dialect's header, because it follows a bare prompt or its
+            own start.
+        started: the given start of the answer, which the grammar must accept.
     """
 
     format: AnswerFormat | None
@@ -60,10 +59,10 @@ class GrammarRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrammar:
-    """The grammar of an answer; None where nothing can bind it.
+    """The grammar of an answer; its source is None if no grammar is needed.
 
     Attributes:
-        unenforced: what the client's schemas ask for and the grammar leaves to the model.
+        unenforced: parts of the client's schemas that the grammar does not enforce.
     """
 
     grammar: GrammarSpec | None

@@ -1,4 +1,4 @@
-"""Assembles a model's service from settings and the engine's client."""
+"""Builds a model's service from settings and the engine's client."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def _controls(
     *,
     allow: bool,
 ) -> Controls:
-    """Return the controls that keep clients' text from becoming control tokens.
+    """Return the controls that keep control tokens out of clients' text.
 
     Args:
-        media_tokens: those that stand for media; never text, even if others are allowed.
+        media_tokens: placeholders of media; never allowed in text, even if other control tokens
+            are.
     """
     texts = frozenset() if allow else control_tokens(tokenizer, template.source)
     texts |= media_tokens

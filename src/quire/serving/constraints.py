@@ -29,11 +29,11 @@ class AnswerConstraints:
 
 
 class Constraints:
-    """Makes the constraints of answers of one model.
+    """Makes the constraints of one model's answers.
 
     Args:
-        vocabulary: the tokenizer's, as dialects see it.
-        sandbox: makes grammars.
+        vocabulary: the tokenizer's vocabulary, as dialects see it.
+        sandbox: compiles grammars in a process of its own.
     """
 
     def __init__(
@@ -46,30 +46,30 @@ class Constraints:
 
     @property
     def can_think(self) -> bool:
-        """Whether the model's template or dialect knows reasoning at all."""
+        """Whether the model's template or dialect supports reasoning."""
         known = THINKING_VARIABLES | {"reasoning_effort"}
         return self.can_limit_reasoning or bool(known & self._prompts.template.variables)
 
     @property
     def can_limit_reasoning(self) -> bool:
-        """Whether the end of the reasoning can be forced."""
+        """Whether the end of reasoning can be forced."""
         return self._dialect.reasoning is not None
 
     async def close(self) -> None:
-        """Ends the process that makes grammars. May be called again."""
+        """End the process that compiles grammars. May be called again."""
         await self._sandbox.close()
 
     def bind(self, prepared: Prepared) -> bool:
-        """Return whether a grammar binds the answer."""
+        """Return whether a grammar constrains the answer."""
         spec = prepared.spec
         return bool(spec.format is not None or spec.tool_choice.forced or spec.strict_tools)
 
     async def build(self, prepared: Prepared) -> AnswerGrammar:
-        """Return the grammar of the answer; compiled once, so that a bad schema is a 400.
+        """Compile the grammar of the answer once, so that a bad schema is a 400.
 
         Raises:
-            RequestError: it cannot be compiled, or lets no answer through that starts as the one
-                that is to be gone on with (code `NO_BEGINNING`).
+            RequestError: it cannot be compiled, or it accepts no answer with the given start (code
+                `NO_BEGINNING`).
         """
         if not self.bind(prepared):
             return AnswerGrammar(grammar=None)
@@ -100,11 +100,11 @@ class Constraints:
         """Return the constraints of the answers to a prompt.
 
         Args:
-            grammar: as `build` made it.
-            max_tokens: of the answer.
+            grammar: result of `build`.
+            max_tokens: the most tokens of the answer.
 
         Raises:
-            RequestError: a limit is asked for that this model cannot be held to.
+            RequestError: the request sets a reasoning limit that cannot be enforced on this model.
         """
         if prepared.bare:
             return AnswerConstraints(grammar, thinking=None)
@@ -115,11 +115,13 @@ class Constraints:
         )
 
     def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
-        """Return whether the prompt leaves reasoning open."""
+        """Return whether the prompt ends within open reasoning."""
         return self._dialect.parser(prompt, (), self._vocabulary).thinking is True
 
     def _may_think(self, spec: Generation) -> bool:
-        """Return whether the answer may reason: as asked for, or else as the template has it."""
+        """Return whether the answer may contain reasoning: by the request, or else by the
+        template's default.
+        """
         if spec.thinking.enabled is not None:
             return spec.thinking.enabled
         for name in THINKING_VARIABLES & spec.template_kwargs.keys():
@@ -128,7 +130,9 @@ class Constraints:
 
     @cached_property
     def _thinks_by_default(self) -> bool:
-        """Whether asking for reasoning changes nothing in a prompt: then it was never off."""
+        """Whether asking for reasoning does not change the prompt, which means that it is always
+        on.
+        """
         probe = Generation(messages=({"role": "user", "content": "?"},))
         asked = replace(probe, thinking=Thinking(enabled=True))
         return self._prompts.render(probe) == self._prompts.render(asked)
@@ -136,8 +140,8 @@ class Constraints:
     def _after_reasoning(
         self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
     ) -> GrammarSpec:
-        """Return the grammar, free until reasoning that is open, or that the model opens, has
-        ended.
+        """Return the grammar to apply after reasoning, whether already open or opened by the
+        model.
         """
         marks = self._dialect.thinking(self._vocabulary)
         if grammar.lazy or self._dialect.frame is not None:
@@ -154,7 +158,7 @@ class Constraints:
     ) -> ThinkingBudget | None:
         """Return the limit on reasoning, so that tokens are left for the answer.
 
-        A model that opens its reasoning whatever the template is told is given none to spend.
+        A model that reasons whatever the template says gets a budget of none if reasoning is off.
         """
         marks, thinking = self._dialect.thinking(self._vocabulary), spec.thinking
         budget = thinking.budget

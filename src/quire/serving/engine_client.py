@@ -1,7 +1,8 @@
 """The client of the engine's process, for the HTTP side's event loop.
 
-Python's interpreter lock would make building graphs and rendering streams take turns in one
-process. Apart, they run at the same time; and when the engine dies, the server is there to say so.
+In one process, Python's interpreter lock would make building graphs and rendering streams take
+turns. In two, they run at the same time; and if the engine dies, the server still answers and
+reports it.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ MakeRoom = Callable[[NoRoom], Awaitable[EngineConfig]]
 
 
 async def refuse(lacking: NoRoom) -> EngineConfig:
-    """Return the `MakeRoom` of a model without others beside it."""
+    """Return the `MakeRoom` of a model that is served alone."""
     raise lacking
 
 
 class ProcessEngine:
-    """Owns the engine's process; implements `EngineClient`. Made by `start`."""
+    """Owns the engine's process; implements `EngineClient`. Created by `start`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], pipe: socket.socket, timeout_s: float
@@ -109,18 +110,19 @@ class ProcessEngine:
         on_progress: Callable[[Progress | None], None] = lambda progress: None,
         make_room: MakeRoom = refuse,
     ) -> ProcessEngine:
-        """Starts the process and waits until the model is open.
+        """Start the process and wait until the model is open.
 
         Args:
-            worker: the module that the process runs; one that registers families of its own ends in
-                `quire.engine.worker.main`.
-            timeout_s: silence without work after which what is in flight fails.
-            on_progress: how far it has come, again and again; None when it is open or cannot be.
-            make_room: called while the engine waits, its weights not read yet, if the model does
-                not fit.
+            worker: the module that the process runs. A module that registers families of its own
+                must end by calling `quire.engine.worker.main`.
+            timeout_s: seconds without an answer or work after which requests in flight fail.
+            on_progress: called with the progress of loading; with None once the model is open or
+                has failed.
+            make_room: called before weights are read if the model does not fit; the engine waits
+                meanwhile.
 
         Raises:
-            ModelError: it cannot be opened, or neither works nor answers.
+            ModelError: it cannot be opened, or the process hangs.
         """
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", worker, str(theirs.fileno())]
@@ -151,14 +153,14 @@ class ProcessEngine:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine cannot go on, or does not answer at present; None while it does."""
+        """Why the engine cannot continue, or does not answer at present; None while it works."""
         return self._failure or self._silence
 
     def submit(self, requests: Sequence[Request]) -> list[Ticket]:
-        """Queues requests.
+        """Queue requests.
 
         Raises:
-            EngineFailure: the engine is gone.
+            EngineFailure: the engine's process has ended.
         """
         if self.failure is not None:
             raise EngineFailure(self.failure)
@@ -168,24 +170,24 @@ class ProcessEngine:
         return tickets
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
-        """Ends a request by the next step."""
+        """End a request by the next step."""
         if request_id in self._tickets:
             self._send(Abort(request_id, reason))
 
     async def stats(self) -> EngineStats:
-        """Counters and gauges, asked of the engine between two steps.
+        """Return the engine's counters and gauges, read between two steps.
 
         Raises:
-            EngineFailure: the engine is gone.
+            EngineFailure: the engine's process has ended.
         """
         stats: EngineStats = await self.ask(AskStats)
         return stats
 
     async def ask(self, question: Callable[[int], ToEngine]) -> Any:
-        """Ask the engine something between two steps, by a message that has a number.
+        """Send the engine a numbered message, which it answers between two steps.
 
         Raises:
-            EngineFailure: the engine is gone.
+            EngineFailure: the engine's process has ended.
         """
         if self.failure is not None:
             raise EngineFailure(self.failure)
@@ -195,15 +197,15 @@ class ProcessEngine:
         """Return the short keys of the blocks that a prompt may reuse; see `Engine.cached`.
 
         Raises:
-            EngineFailure: the engine is gone.
+            EngineFailure: the engine's process has ended.
         """
         keys: bytes = await self.ask(AskCached)
         return keys
 
     async def close(self) -> None:
-        """Ends the process; what is in flight fails. May be called again.
+        """End the process; requests in flight fail. May be called again.
 
-        One that still opens its model has nothing to lose and is not waited for.
+        A process that is still opening its model is killed at once.
         """
         if not self._closing:
             self._closing = True
@@ -217,7 +219,7 @@ class ProcessEngine:
         await asyncio.to_thread(wait_or_kill, self._process, _GRACE_S)
 
     async def _open(self, make_room: MakeRoom) -> None:
-        """Return when the model is open; make room as often as the engine asks for it."""
+        """Wait until the model is open; make room as often as the engine asks for it."""
         while not self._opened.done():
             events = (self._opened, self._lacking)
             await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
@@ -286,7 +288,9 @@ class ProcessEngine:
                 self.give_up(reason)
 
     async def _end(self) -> None:
-        """Says how the process ended, which the system tells a moment after its pipe has closed."""
+        """Report how the process ended. The exit status comes a moment after its pipe has
+        closed.
+        """
         how = "it still runs, but has closed its pipe"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_S):
@@ -296,7 +300,7 @@ class ProcessEngine:
         self.give_up(f"the engine's process ended ({how})")
 
     def give_up(self, reason: str) -> None:
-        """Every request in flight ends with an error; nothing new is taken."""
+        """Fail every request in flight and take no new ones."""
         if self._failure is not None:
             return
         self._failure = reason
@@ -308,11 +312,11 @@ class ProcessEngine:
             self._opened.set_exception(ModelError(reason))
 
     async def _watch_silence(self, timeout_s: float) -> None:
-        """Ask the engine for a heartbeat again and again; fail what is in flight without one.
+        """Ask the engine for heartbeats, and fail the requests in flight if none comes.
 
-        A step may take long, and nothing is read meanwhile; but then the process uses the
-        processor. One that neither answers nor works has been stopped, or hangs. One that does so
-        while it opens its model counts as broken.
+        A step may take long, and the engine reads no messages meanwhile; but then it uses the
+        processor. A process that neither answers nor uses the processor was stopped, or hangs.
+        While it opens its model, that counts as broken.
         """
         process = _Worker(self._process.pid)
         pause_s, quiet = timeout_s / _MISSED_HEARTBEATS, 0
@@ -341,7 +345,7 @@ class ProcessEngine:
 
 
 def _deliver(tickets: dict[str, Ticket], step: StepOutputs) -> None:
-    """Hand a step's outputs to their requests. Tickets that got their last one are removed."""
+    """Hand a step's outputs to their requests. Remove tickets that got their last output."""
     for further in step.tokens:
         if further.request_id in tickets:
             tickets[further.request_id].put_tokens(further)
@@ -355,7 +359,7 @@ def _deliver(tickets: dict[str, Ticket], step: StepOutputs) -> None:
 
 
 class _Questions:
-    """Questions to the engine that wait for their answers, by number."""
+    """Questions to the engine that wait for an answer, by number."""
 
     def __init__(self) -> None:
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -377,14 +381,14 @@ class _Questions:
             waiting.set_result(value)
 
     def fail(self, error: EngineFailure) -> None:
-        """Raise an error where answers are waited for."""
+        """Raise an error in all callers that wait for an answer."""
         for waiting in self._answers.values():
             waiting.set_exception(error)
         self._answers.clear()
 
 
 def _fail_all(tickets: dict[str, Ticket], questions: _Questions, reason: str) -> None:
-    """End all that waits for the engine with an error."""
+    """End all requests and questions that wait for the engine with an error."""
     failure = Failure(reason, 503, "server_error", code="engine_failure")
     for ticket in tickets.values():
         ticket.fail(failure)
@@ -393,7 +397,7 @@ def _fail_all(tickets: dict[str, Ticket], questions: _Questions, reason: str) ->
 
 
 class _Worker:
-    """The processor time of the engine's process and of the compilers that it runs."""
+    """Measures the processor time of the engine's process and of the compilers that it runs."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -403,7 +407,8 @@ class _Worker:
         """Return whether processor time was used since the last call.
 
         Args:
-            compiles: count processes that it started, too; looks at all of the machine.
+            compiles: whether to include processes that it started. This scans all processes of the
+                machine.
         """
         used = 0.0
         with contextlib.suppress(psutil.Error):

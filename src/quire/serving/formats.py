@@ -1,4 +1,4 @@
-"""Formats of answers as grammars."""
+"""Grammars of answer formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.text.dialects.grammar import json_term, literal
 
 
 def format_grammar(format: AnswerFormat) -> GrammarSpec:
-    """Return the grammar of an answer that is nothing else.
+    """Return the grammar of an answer that consists of the format alone.
 
     Raises:
         RequestError: a grammar in GBNF that cannot be translated.
@@ -28,10 +28,10 @@ def format_grammar(format: AnswerFormat) -> GrammarSpec:
 
 
 def body_rule(format: AnswerFormat) -> str:
-    """Return the Lark rule `body` of an answer that stands within a larger grammar.
+    """Return the Lark rule `body` for an answer within a larger grammar.
 
     Raises:
-        RequestError: a grammar of the client's own, whose rules might have names of the other.
+        RequestError: the format is the client's own grammar, whose rule names might clash.
     """
     match format.kind:
         case "json_schema":

@@ -17,18 +17,20 @@ from quire.text.dialects.base import Tool
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the answer may, must not or must call a tool; `name` when it must be that one."""
+    """Whether the answer may, must not or must call a tool; `name` is the tool that it must
+    call.
+    """
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
 
     @property
     def forced(self) -> bool:
-        """Whether the answer is nothing but calls."""
+        """Whether the answer must consist of calls only."""
         return self.mode in ("required", "named")
 
     def check(self, names: Collection[str]) -> None:
-        """Raise `RequestError` if the choice names none of these tools."""
+        """Raise `RequestError` if the choice names a tool that is not offered."""
         if self.mode == "named" and self.name not in names:
             what = f"names '{self.name}', which is not among 'tools'"
         elif self.mode == "required" and not names:
@@ -43,9 +45,10 @@ class Thinking:
     """Whether and how long the model reasons before it answers.
 
     Attributes:
-        enabled: None leaves it to the template.
-        budget: reasoning tokens at most; None takes the share of `max_tokens` that `effort` names.
-        effort: OpenAI's word, also handed to the template.
+        enabled: whether to reason; None leaves it to the template.
+        budget: the most reasoning tokens; None takes the share of `max_tokens` that `effort` stands
+            for.
+        effort: OpenAI's `reasoning_effort`, also passed to the template.
     """
 
     enabled: bool | None = None
@@ -55,7 +58,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """A protocol's names of the fields that the service may have to refuse."""
+    """A protocol's names of fields that the service may refuse."""
 
     messages: str = "messages"
     stops: str = "stop"
@@ -72,37 +75,39 @@ class Generation:
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
             are text as the model writes it: no reasoning, no calls.
         tools: in the shape that chat templates read.
-        strict_tools: names of those whose calls have to meet their schemas though nothing forces
-            them.
+        strict_tools: names of the tools whose calls, if the model makes any, must meet their
+            schemas.
         sampling: `seed` is the first choice's; the others' are derived from it.
-        n: choices a prompt.
+        n: choices for each prompt.
         keep_alive_s: how long the model stays loaded afterwards; None leaves that as it is.
-        max_tokens: None is the operator's default, or all that the context has room for. 0 reads
-            the prompts, so that later ones find them in the cache, and answers nothing.
-        min_tokens: before which no end token comes.
-        stop_on_loop: repeats of a cycle that end the answer; 0 is never, None the server's.
+        max_tokens: the most tokens of an answer; None means the operator's default, or all that the
+            context has room for. 0 only reads the prompts into the prefix cache.
+        min_tokens: tokens that must come before an end token.
+        stop_on_loop: repeats of a cycle that end the answer; 0 means never, None the server's
+            default.
         rules: tokens that the client allows or bans.
         include_stop: whether the stop string or the client's own stop token is part of the answer.
         skip_special: whether tokens that are marked special are left out of the answer's text.
         truncate: how many tokens of each prompt are kept; None keeps all, -1 those that fit.
         truncate_left: whether the last ones are kept, not the first.
         token_ids: whether the client gets the answer's token ids.
-        format: what the answer must meet.
+        format: the format that the answer must have.
         show_reasoning: whether the reasoning is part of the answer that the client gets.
-        show_progress: whether events tell how far the reading of the prompt has come.
+        show_progress: whether events report the progress of reading the prompt.
         template_kwargs: further variables of the chat template.
-        continue_final: go on with the last message instead of start one.
-        or_anew: of a `continue_final` that nobody asked for by name: a last message that cannot be
-            gone on with is answered.
-        cache_salt: prompts share what is cached only with those of the same.
-        adapter: the LoRA adapter that answers; empty is none.
-        caller: for whom it is counted.
-        session: the conversation or agent that it belongs to; of several replicas one answers it.
-        share: of the caller's API key, of places and rows.
-        priority: None is 0; see `core.request.Request`.
-        speculation: what may guess tokens of the answer; None is the server's default.
+        continue_final: whether to continue the last message instead of starting a new one.
+        or_anew: whether to answer a last message that cannot be continued, because the client did
+            not ask for `continue_final` by name.
+        cache_salt: prompts share cached prefixes only with prompts of the same salt.
+        adapter: the LoRA adapter that answers; empty for none.
+        caller: the API key that it is counted for.
+        session: the conversation or agent that it belongs to; requests of one session prefer one
+            replica.
+        share: weight of the caller's API key when places and rows are divided.
+        priority: see `core.request.Request`; None means 0.
+        speculation: which drafters may draft tokens; None means the server's default.
         prediction: the text that the client expects as the answer.
-        names: for errors.
+        names: the protocol's field names, for errors.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -154,12 +159,12 @@ class Generation:
 
     @property
     def anew(self) -> Generation:
-        """The same generation, with an answer that starts after the last message."""
+        """The same generation, but with a new answer after the last message."""
         return replace(self, continue_final=False, or_anew=False)
 
     @property
     def without_prompt(self) -> Generation:
-        """The generation without what only its prompts are made of."""
+        """The generation without the fields that only its prompts are made of."""
         offered = () if self.tool_choice.mode == "none" else self.tools
         tools = tuple({"function": _undescribed(tool["function"])} for tool in offered)
         return replace(self, messages=(), prompts=(), tools=tools)
@@ -174,11 +179,11 @@ class Prepared:
     """A generation with encoded prompts, small enough to cross processes quickly.
 
     Attributes:
-        spec: without what has become prompts.
-        bare: the prompts were no messages.
+        spec: the generation without the fields that became prompts.
+        bare: whether the prompts were texts or tokens, not messages.
         started: the text of the answer that the last message starts, without its reasoning.
-        anew: the prompts of `spec.anew`, which is served instead if the format leaves no way to go
-            on from `started`; empty if it is not to be.
+        anew: the prompts of `spec.anew`, which is served instead if the format cannot continue
+            `started`; empty if that is not allowed.
     """
 
     spec: Generation
@@ -189,4 +194,6 @@ class Prepared:
 
 
 class NeedsJob(Exception):
-    """Reading the request may block the event loop for too long, so it needs a job."""
+    """Raised if reading the request may block the event loop for too long, so that it needs a
+    job.
+    """

@@ -1,7 +1,7 @@
 """Builds the grammar that enforces a schema, a format or tool calls.
 
-Runs in a process of its own, see `serving.sandbox`: schemas are the client's, and a grammar may
-cost its compiler any time, memory or stack.
+It runs in a process of its own (see `serving.sandbox`): schemas come from clients, and compiling a
+grammar may take any time, memory or stack.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class GrammarBuilder:
     """Makes grammars for one model.
 
     Args:
-        folder: the model's, for its tokenizer.
-        dialect: its name in the registry.
-        vocab_size: of the model's logits.
+        folder: the model's folder, for its tokenizer.
+        dialect: the dialect's name in the registry.
+        vocab_size: number of the model's logits.
     """
 
     def __init__(self, folder: Path, dialect: str, vocab_size: int) -> None:
@@ -55,9 +55,9 @@ class GrammarBuilder:
         )
 
     def build(self, request: GrammarRequest) -> AnswerGrammar:
-        """Return the grammar, which has been compiled once.
+        """Return the grammar after compiling it once.
 
-        A schema binds the answer, and leaves the model free to call a tool instead.
+        A schema constrains the answer, but leaves the model free to call a tool instead.
 
         Raises:
             RequestError: a schema that cannot be compiled, or a call that cannot be forced.
@@ -79,7 +79,7 @@ class GrammarBuilder:
         return AnswerGrammar(grammar, tuple(lost))
 
     def _rehearse(self, grammar: GrammarSpec, field: str) -> None:
-        """Compiles a grammar and takes its first tokens: some outgrow their limits only then."""
+        """Compile a grammar and feed it its first tokens: some exceed their limits only then."""
         state = self._compiler.compile(grammar, field)
         try:
             for _ in range(_REHEARSED):
@@ -93,7 +93,7 @@ class GrammarBuilder:
             raise RequestError(reason, param=field, code="invalid_schema") from error
 
     def _prepared(self, request: GrammarRequest) -> tuple[GrammarRequest, tuple[str, ...]]:
-        """Return the request with schemas that can be compiled, and the parts left out."""
+        """Return the request with schemas that can be compiled, and the schema parts left out."""
         lazy = request.format is None and not request.forced
         tools, unenforced = list(request.tools), []
         for index, tool in enumerate(request.tools):
@@ -172,7 +172,7 @@ class GrammarBuilder:
     def _strict_calls(
         self, request: GrammarRequest, opener: int | None, on_unenforced: Callable[[str], None]
     ) -> GrammarSpec | None:
-        """Return a grammar that binds the calls of strict tools and leaves other text free."""
+        """Return a grammar that constrains calls of strict tools and leaves other text free."""
         source = None
         if any(tool.name in request.strict for tool in request.tools):
             source = self._dialect.strict_grammar(request.tools, self._vocabulary, on_unenforced)
@@ -181,7 +181,7 @@ class GrammarBuilder:
         return GrammarSpec("lark", source, opener=opener, lazy=opener is not None)
 
     def _calls(self, request: GrammarRequest, on_unenforced: Callable[[str], None]) -> str:
-        """Lark source of nothing but tool calls."""
+        """Return Lark source that allows only tool calls."""
         return self._dialect.tool_grammar(
             request.tools,
             request.name or None,
@@ -192,7 +192,7 @@ class GrammarBuilder:
 
 
 def _not_strict(field: str, lost: Sequence[str]) -> RequestError:
-    """Return the refusal of a strict schema that the grammar would not hold an answer to."""
+    """Return the refusal of a strict schema that the grammar cannot enforce in full."""
     return RequestError(
         f"'{field}' is strict, but no grammar can enforce all of it: {'; '.join(lost[:_TOLD])}. "
         "Leave these keywords out, or 'strict'.",
@@ -202,7 +202,7 @@ def _not_strict(field: str, lost: Sequence[str]) -> RequestError:
 
 
 def _started(request: GrammarRequest) -> str:
-    """Return the given start as the grammar would have it written: JSON with few blanks."""
+    """Return the given start in the form that the grammar accepts: JSON with few blanks."""
     if request.format is None or request.format.kind != "json_schema":
         return request.started
     return _IN_JSON.sub(lambda found: found["string"] or " ", request.started.lstrip(_BLANKS))
@@ -218,7 +218,7 @@ def _read(schema: str, field: str) -> Any:
 
 
 def _of_object(parameters: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Return a tool's schema. Without a type, it is an object's."""
+    """Return a tool's schema, with type object if it has none."""
     if parameters.get("type", "object") != "object":
         raise RequestError(
             f"'{field}' must be of type 'object'.", param=field, code="invalid_schema"

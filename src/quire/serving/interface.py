@@ -1,4 +1,4 @@
-"""The face that the engine shows to the HTTP side, whichever process it runs in."""
+"""The interface of an engine as the HTTP side sees it, in whichever process it runs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from quire.serving.ticket import Ticket
 
 
 class EngineClient(Protocol):
-    """Owned by the HTTP side's event loop."""
+    """The client of an engine. Owned by the HTTP side's event loop."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def failure(self) -> str | None:
-        """Why the engine cannot go on, or None while it can."""
+        """Why the engine cannot continue, or None while it can."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> Sequence[Ticket]:
-        """Queues requests, which may share a prompt.
+        """Queue requests, which may share a prompt.
 
-        Refusals that need the engine come as an output with `error`.
+        A request that only the engine can refuse ends with an output that has `error`.
         """
         ...
 
     async def stats(self) -> EngineStats: ...
 
     async def ask(self, question: Callable[[int], ToEngine]) -> Any:
-        """Ask the engine something between two steps, by a message that has a number."""
+        """Send the engine a numbered message, which it answers between two steps."""
         ...
 
     async def close(self) -> None: ...

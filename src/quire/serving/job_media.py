@@ -1,4 +1,4 @@
-"""Media of a request that is read in a job: its features stay with the server."""
+"""Media of a request that is read in a job. Its features stay in the server's process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from quire.serving.placing import Prompt
 
 
 class JobMedia:
-    """The server's media for one request's job. The job gets items without their features.
+    """The server's media for one request's job. The job gets items without features.
 
     Args:
-        processors: the model's, by kind; they keep the files that were read lately.
+        processors: the model's media processors, by kind. They cache recently read files.
     """
 
     def __init__(self, processors: Mapping[str, MediaProcessor]) -> None:
@@ -26,11 +26,13 @@ class JobMedia:
 
     @property
     def answers(self) -> dict[str, Callable[..., object]]:
-        """Answers for `Jobs.run`: the job's processors look files up and keep them here."""
+        """Return the answers to a job's questions, for `Jobs.run`: looking up files and storing
+        them.
+        """
         return {"file": self._find, "keep": self._keep}
 
     def complete(self, prepared: Prepared) -> Prepared:
-        """Return `prepared` with the features of its items, and forget these."""
+        """Return `prepared` with its items' features, and release these here."""
         if not self._items:
             return prepared
         prompts, anew = map(self._complete, (prepared.prompts, prepared.anew))

@@ -33,9 +33,9 @@ class JobLimits:
 
     Attributes:
         at_once: jobs that run at the same time; others wait, or are paused.
-        cpu_s: processor seconds of one.
-        wall_s: seconds of one, without those in which it was paused.
-        memory: bytes of one, beside what all share. Kept on Linux.
+        cpu_s: the most processor seconds of a job.
+        wall_s: the most seconds of a job, without pauses.
+        memory: the most bytes of a job beyond what all share. Enforced on Linux only.
     """
 
     at_once: int = max(2, min(8, (os.cpu_count() or 2) // 2))

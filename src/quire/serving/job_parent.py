@@ -28,13 +28,15 @@ _ENVIRONMENT = {
 
 
 class Job:
-    """A child, or one to be. Its owner calls `end` once it waits for the result no longer.
+    """A child process, or one that is still to be started.
+
+    Its owner must call `end` when it no longer waits for the result.
 
     Attributes:
-        number: tells the child from all others of its parent.
-        pipe: the server's end of the child's pipe; does not block.
-        ended: done once the child is reaped, or will never be; its result is the exit code, the
-            negative of a signal's number, or None if the first process is gone.
+        number: identifies the child among all of its parent.
+        pipe: the server's end of the child's pipe; non-blocking.
+        ended: future that is done once the child is reaped, or never can be. Its result is the exit
+            code, the negative of a signal's number, or None if the first process is gone.
     """
 
     def __init__(self, parent: JobParent, number: int, pipe: socket.socket) -> None:
@@ -48,7 +50,7 @@ class Job:
         self._parent.signal(self, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused child go on."""
+        """Continue a paused child."""
         self._parent.signal(self, signal.SIGCONT)
 
     def end(self) -> None:
@@ -67,9 +69,9 @@ class _Order:
 
 
 class JobParent:
-    """Owns the first process and the children it has. Made by `start`, belongs to one event loop.
+    """Owns the first process and its children. Created by `start`; belongs to one event loop.
 
-    Orders wait here while the pipe to the process is full, so none is lost.
+    Orders are queued here while the pipe to the process is full, so none is lost.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -137,7 +139,7 @@ class JobParent:
         return job
 
     def signal(self, job: Job, number: signal.Signals) -> None:
-        """Send a signal to a child that lives. A child that was not started yet never will be."""
+        """Send a signal to a living child. A child that was not started yet will never start."""
         if job.ended.done():
             return
         unsent = next((each for each in self._orders if each.job is job and each.pipe), None)
@@ -157,7 +159,7 @@ class JobParent:
         await asyncio.to_thread(wait_or_kill, self._process, 5)
 
     def _lose(self) -> None:
-        """Nothing more comes from the process."""
+        """Handle the end of the process: fail its jobs."""
         if self._gone:
             return
         self._gone = True

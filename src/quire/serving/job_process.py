@@ -1,4 +1,4 @@
-"""The process that forks a child for each job, and what runs in the child; see `jobs`."""
+"""The process that forks a child for each job, and the code that runs in the child; see `jobs`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DATA = b"VmData:"
 
 
 def main() -> None:
-    """Start jobs until the pipe closes. Argument 1: the file descriptor of the pipe."""
+    """Start jobs until the pipe closes. Argument 1 is the file descriptor of the pipe."""
     leave_stopping_to_the_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     opening = Frames(control).next()
@@ -60,9 +60,9 @@ def main() -> None:
 
 
 class _PipeAsker:
-    """An `Asker`. The first process makes it; each child connects its own copy.
+    """An `Asker` over a pipe. The first process creates it; each child connects its own copy.
 
-    Any thread of a job may ask: one question at a time is on the pipe, and its answer follows it.
+    Any thread of a job may ask. One question is on the pipe at a time, followed by its answer.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _JobRunner:
         """Job numbers and process ids. A pid is not used again before it is reaped, here."""
 
     def run(self) -> None:
-        """Forks, signals and reaps until the pipe closes."""
+        """Fork, signal and reap children until the pipe closes."""
         ended, wake = socket.socketpair()
         for end in (ended, wake):
             end.setblocking(False)
@@ -111,7 +111,7 @@ class _JobRunner:
             os.kill(pid, signal.SIGKILL)
 
     def _obey(self) -> bool:
-        """Takes one order; False when the pipe has closed."""
+        """Carry out one order. Return False when the pipe has closed."""
         order, files, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
         if not order:
             return False
@@ -156,7 +156,7 @@ class _JobRunner:
 
 
 def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:
-    """The whole life of a child."""
+    """Run a child from start to exit."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -184,7 +184,7 @@ def _outcome(pipe: socket.socket, opened: object, limits: JobLimits) -> Done | F
 
 
 def _bound(limits: JobLimits) -> None:
-    """Set the limits of this process. The kernel ends it beyond them."""
+    """Set the limits of this process, which the kernel enforces."""
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # only Linux says what is there, and minds

@@ -1,9 +1,10 @@
-"""Runs work that may be slow, large or crash in processes of their own.
+"""Runs work that may be slow, large or crash in processes of its own.
 
 A first process opens what all jobs need, once, and forks a child for each job (`job_process`). So a
 job starts in milliseconds, leaves nothing behind, and can be killed at any moment: when its client
-leaves, when it takes too long, or too much memory. A fault of native code costs one request. A job
-keeps its place until its child is reaped, so no more children live than have places.
+leaves, or when it exceeds its time or memory. A crash of native code costs one request.
+
+A job keeps its place until its child is reaped, so there are never more children than places.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Jobs:
         self._closed = False
 
     async def open(self) -> None:
-        """Starts the first process ahead of the first job.
+        """Start the first process before the first job.
 
         Raises:
             EngineFailure: it does not start.
@@ -65,7 +66,7 @@ class Jobs:
         await self._started()
 
     def open_soon(self) -> None:
-        """Starts the first process in the background; the first job waits for it."""
+        """Start the first process in the background; the first job waits for it."""
         self._start()
 
     async def run(
@@ -78,12 +79,13 @@ class Jobs:
         """Run `function(opened, *arguments)` in a process, which is killed on cancellation.
 
         Args:
-            function: of a module's top level.
-            key: the API key that asks; keys take turns.
-            answers: to what the job asks its `Asker`, by question.
+            function: a function at a module's top level.
+            key: the API key of the request; keys take turns.
+            answers: functions that answer the job's questions to its `Asker`, by question.
 
         Raises:
-            RequestError: by the job; or it took too much, or crashed, or too many wait.
+            RequestError: raised by the job; or it exceeded a limit or crashed, or too many jobs
+                wait.
             EngineFailure: no job can be started, or the server ends.
         """
         place = await self.places.acquire(key)
@@ -100,7 +102,7 @@ class Jobs:
             job.end()
 
     async def close(self) -> None:
-        """Ends all jobs. May be called again."""
+        """End all jobs. May be called again."""
         self._closed = True
         self.places.close(_CLOSED)
         if self._starting is not None:
@@ -115,7 +117,7 @@ class Jobs:
         task: object,
         answers: Mapping[str, Callable[..., object]] | None,
     ) -> Any:
-        """Return a job's result, within its limits."""
+        """Wait for a job's result, within its limits."""
         try:
             async with asyncio.timeout(self._limits.wall_s) as limit:
                 self.places.attach(place, *_pausing(job, limit))
@@ -153,7 +155,10 @@ class Jobs:
                 raise
 
     def _start(self) -> asyncio.Task[JobParent]:
-        """Return the shared start of the first process. Cancelling a waiter does not stop it."""
+        """Return the start of the first process, shared by all that wait for it.
+
+        Cancelling one of them does not stop it.
+        """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_parent())
             self._starting.add_done_callback(self._on_started)
@@ -173,7 +178,7 @@ class Jobs:
 
 
 def _pausing(job: Job, limit: asyncio.Timeout) -> tuple[Callable[[], None], Callable[[], None]]:
-    """How a job is paused and resumed; its time limit stands still meanwhile."""
+    """Return how a job is paused and resumed. Its time limit stands still meanwhile."""
     loop = asyncio.get_running_loop()
     left = 0.0
 
@@ -196,7 +201,7 @@ def _pausing(job: Job, limit: asyncio.Timeout) -> tuple[Callable[[], None], Call
 async def _talk(
     pipe: Any, task: object, answers: Mapping[str, Callable[..., object]] | None
 ) -> Any:
-    """Hands a job its task, answers what it asks, and takes its result."""
+    """Send a job its task, answer its questions, and return its result."""
     loop = asyncio.get_running_loop()
     frames = Frames(pipe)
     await loop.sock_sendall(pipe, encode(task))

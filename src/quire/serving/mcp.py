@@ -1,7 +1,7 @@
 """Tools of MCP servers: connections that the HTTP side keeps, and calls over them.
 
-The official SDK (the extra `mcp`) speaks the protocol. A server is connected to when its tools are
-first asked for, and again after its connection was lost.
+The official SDK (the extra `mcp`) implements the protocol. A server is connected when its tools are
+first needed, and again after its connection was lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class ToolFailed(RequestError):
-    """A tool's server cannot be reached, or does not answer."""
+    """Raised if a tool's server cannot be reached or does not answer."""
 
     status = 502
     type = "api_error"
@@ -47,7 +47,7 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class McpListing:
-    """The tools of one server; `problem` says why there are none, if it cannot be reached."""
+    """The tools of one server. `problem` says why there are none if it cannot be reached."""
 
     server: str
     tools: tuple[McpTool, ...] = ()
@@ -56,14 +56,16 @@ class McpListing:
 
 @dataclass(frozen=True, slots=True)
 class McpResult:
-    """What a call gave, as text for a model; `failed` if the tool says that it failed."""
+    """The result of a call, as text for a model. `failed` says whether the tool reported an
+    error.
+    """
 
     text: str
     failed: bool
 
 
 class McpServers:
-    """The MCP servers that the operator named. Lives as long as the server."""
+    """The MCP servers that the operator named. Lives as long as the HTTP server."""
 
     def __init__(self, servers: Sequence[McpServer]) -> None:
         self._connections = {each.name: _Connection(each) for each in servers}
@@ -72,7 +74,7 @@ class McpServers:
         return bool(self._connections)
 
     async def tools(self) -> list[McpListing]:
-        """Return what each server offers; servers that cannot be reached say why."""
+        """Return the tools of each server, or why it cannot be reached."""
         return list(await asyncio.gather(*(each.listing() for each in self._connections.values())))
 
     async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> McpResult:
@@ -96,7 +98,7 @@ class McpServers:
 
 
 class _Connection:
-    """The connection to one server. A task of its own holds it open: it ends where it began."""
+    """The connection to one server. A task of its own opens, holds and closes it."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
@@ -118,18 +120,22 @@ class _Connection:
         )
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> McpResult:
-        """See `McpServers.call`. It is never made twice: a tool may have done its work unheard."""
+        """Call a tool; see `McpServers.call`. A call is never repeated: the tool may have acted
+        before the connection was lost.
+        """
         found = await self._ask(lambda client: client.call_tool(tool, arguments))
         return McpResult(_text(found), found.is_error)
 
     async def _ask(
         self, ask: Callable[[Client], Awaitable[Result]], *, again: bool = False
     ) -> Result:
-        """Return what the server answers; a lost connection is made anew, if asked, or next time.
+        """Send a request and return the answer.
+
+        A lost connection is opened again, now if `again`, else at the next request.
 
         Raises:
             ToolFailed: the server cannot be reached, or does not answer in time.
-            RequestError: it refuses what was asked.
+            RequestError: the server refuses the request.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
@@ -204,14 +210,14 @@ class _Connection:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first error of a group."""
+    """Return the first single error within an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _text(result: Any) -> str:
-    """Return the content of a result as text; what is no text is named."""
+    """Return a result's content as text. Content that is no text is replaced by its kind."""
     parts = [_part(each) for each in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
@@ -236,8 +242,8 @@ def _part(block: Any) -> str:
 
 
 def check_usable(servers: Sequence[McpServer], *, asked: bool) -> None:
-    """Raise `QuireError` if servers are named and the SDK is not installed, or asked for and none
-    is named.
+    """Raise `QuireError` if servers are named without the SDK, or MCP is asked for without
+    servers.
     """
     if not servers and asked:
         raise QuireError("--mcp needs --mcp-servers FILE, which names the servers")

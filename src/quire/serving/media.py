@@ -1,4 +1,4 @@
-"""Media on the HTTP side: what messages name is fetched and read."""
+"""Media on the HTTP side: fetching and reading what messages refer to."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class MediaLoader:
     """Reads the media of messages.
 
     Attributes:
-        places: where it stands in prompts.
+        places: puts media into prompts.
 
     Args:
-        processors: the model's, by kind; empty in a model that takes text only.
+        processors: the model's media processors, by kind; empty for a text model.
         tokens: see `MediaPlaces`.
-        limits: by kind, of those that have a processor at least.
+        limits: limits by kind, at least for each kind with a processor.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class MediaLoader:
         return tuple(self._processors)
 
     def most(self, kind: str) -> int:
-        """Files of a kind that one request may hold."""
+        """Return the most files of a kind in one request."""
         return self._limits[kind].files
 
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
+        """Return the messages with every `{"source": MediaSource}` replaced by `{"parts": Parts}`.
 
         A document becomes a text for each page, and an image behind it where the model sees.
 
@@ -88,11 +88,11 @@ class MediaLoader:
         return tuple(_with_parts(message, following) for message in messages)
 
     def _takes(self, source: MediaSource) -> bool:
-        """Return whether the kind is the model's, or a document that can be looked at."""
+        """Return whether the model takes the kind, or it is a document that can be rendered."""
         return bool(source.url) if source.kind == DOCUMENT else source.kind in self._processors
 
     def _together(self, sources: Sequence[MediaSource]) -> list[MediaSource]:
-        """Sources as finely read as the model reads several of a kind, where they do not say."""
+        """Set the resolution of sources without one, by how many of a kind there are."""
         counts = Counter(each.kind for each in sources)
 
         def detail(source: MediaSource) -> Detail:
@@ -118,7 +118,7 @@ class MediaLoader:
 
     @staticmethod
     def wanted(messages: Sequence[Message]) -> bool:
-        """Return whether messages name media that has to be loaded."""
+        """Return whether messages refer to media that has to be loaded."""
         return any("source" in part for part in _media_parts(messages))
 
     def for_job(self) -> JobMedia:
@@ -126,12 +126,12 @@ class MediaLoader:
         return JobMedia(self._processors)
 
     def share(self, files: PartStore) -> None:
-        """Finds and keeps what was read in another place from now on."""
+        """Use another store of read files from now on."""
         for processor in self._processors.values():
             processor.files = files
 
     async def _read(self, source: MediaSource) -> list[dict[str, Any]]:
-        """Return the parts of a message that take a source's place."""
+        """Return the parts of a message that replace a source."""
         limits = self._limits[source.kind].each
         policy = replace(self._policy, max_bytes=limits.bytes)
         async with self._fetching if source.remote else nullcontext():
@@ -150,7 +150,7 @@ class MediaLoader:
         return [{"type": source.kind, "parts": parts}]
 
     def _pages(self, data: bytes, source: MediaSource, limits: FileLimits) -> list[dict[str, Any]]:
-        """Return each page of a document as a text, and as an image where the model sees."""
+        """Return each page of a document as text, and as an image if the model sees images."""
         images = self._processors.get("image")
         parts: list[dict[str, Any]] = []
         found = pages(data, param=source.param, limits=limits, pictures=images is not None)
@@ -168,7 +168,7 @@ def files_of(messages: Sequence[Message]) -> list[Parts]:
 
 
 def as_template_reads(message: Message) -> Message:
-    """Return a message with its texts as one string; with media, as a list of parts."""
+    """Return a message with its texts joined to one string; with media, as a list of parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -186,7 +186,7 @@ def as_template_reads(message: Message) -> Message:
 
 
 def text_length(message: Message) -> int:
-    """Characters of a message's content."""
+    """Return the characters of a message's content."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return len(content)
@@ -200,7 +200,7 @@ def _media_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def _with_parts(message: Message, files: Iterator[list[dict[str, Any]]]) -> Message:
-    """Return the message, its sources replaced by the parts that the next of `files` became."""
+    """Return the message with its sources replaced by the parts from the next of `files`."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -1,4 +1,4 @@
-"""A bound on the media of all requests in flight."""
+"""A limit on the media of all requests in flight."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _MAX_BYTES = 1 << 30
 
 
 class MediaInFlight:
-    """Counts the features of requests in flight, which the engine keeps until they end."""
+    """Counts the media features of requests in flight, which the engine keeps until they end."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Sequence[Ticket], int]] = []
         """The tickets of a generation, and the bytes of its prompts' media."""
 
     def check_room(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses media for which other requests leave no room.
+        """Refuse media if other requests leave no room for it.
 
         Raises:
-            Overloaded: the bound would be passed. A request that is alone may be larger.
+            Overloaded: the limit would be exceeded. A lone request may be larger.
         """
         size = _bytes_of(prompts)
         if not size:
@@ -37,7 +37,7 @@ class MediaInFlight:
             )
 
     def hold(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> None:
-        """Counts the media of prompts until the last of their tickets has ended."""
+        """Count the media of prompts until the last of their tickets has ended."""
         size = _bytes_of(prompts)
         if size:
             self._held.append((tickets, size))

@@ -1,4 +1,4 @@
-"""Joining of events that wait for a slow reader."""
+"""Merging of events that wait for a slow reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quire.text.events import Event, Reasoning, Text, ToolCallArguments
 
 
 def merge(events: list[Event]) -> list[Event]:
-    """Join adjacent events of the same kind; the text is unchanged."""
+    """Merge adjacent events of the same kind. The text is unchanged."""
     merged: list[Event] = []
     same_kind: list[Event] = []
     for event in events:
@@ -20,7 +20,7 @@ def merge(events: list[Event]) -> list[Event]:
 
 
 def _continues(first: Event, event: Event) -> bool:
-    """Return whether `event` is a further piece of what `first` starts."""
+    """Return whether `event` is a further piece of what `first` begins."""
     match first, event:
         case (Text(), Text()) | (Reasoning(), Reasoning()):
             return True

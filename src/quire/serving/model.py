@@ -1,4 +1,4 @@
-"""One model of a server, loaded or not, and a request's hold on it."""
+"""One model of a server, loaded or not, and a request's lease on it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Loaded:
     """A model that can answer.
 
     Attributes:
-        tokenizer: the process that holds its tokenizer; None where the server itself does.
-        broken: set when its engine cannot go on; None if nobody says so.
+        tokenizer: the process that holds its tokenizer; None if the server does itself.
+        broken: set when its engine cannot continue; None if the engine does not report it.
     """
 
     service: Service
@@ -34,22 +34,23 @@ class Loaded:
     tokenizer: TokenizerProcess | None = None
 
     async def close(self) -> None:
-        """Ends its processes; what is in flight fails."""
+        """End its processes; requests in flight fail."""
         beside = [each.close() for each in (self.jobs, self.tokenizer) if each is not None]
         await close_all(self.service.close(), *beside)
 
 
 class Model:
-    """One model of a server. `Models` alone changes it.
+    """One model of a server. Only `Models` changes it.
 
     Attributes:
-        loaded: None unless it can answer.
-        held: requests that hold it, by the API key that asked.
-        asked: requests that will hold it as soon as it is loaded, by the API key that asked.
+        loaded: the loaded model; None unless it can answer.
+        held: number of requests that hold it, by API key.
+        asked: number of requests that wait for it to be loaded, by API key.
         callers: API keys that have held it since it was loaded.
-        progress: how far its loading has come; None where it is not loaded now, or does not say.
-        problem: why it could not be loaded, or broke down, the last time; None if all went well.
-        leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
+        progress: progress of loading; None while it is not loading or reports none.
+        problem: why its last loading failed, or why it broke down; None if neither happened.
+        leaving: whether it is unloaded as soon as nobody holds it. New requests wait, and load it
+            again.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -76,17 +77,17 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether a request need not wait for it."""
+        """Whether a request can use it without waiting."""
         return self.loaded is not None and not self.leaving
 
     @property
     def users(self) -> int:
-        """Requests that hold it."""
+        """Number of requests that hold it."""
         return self.held.total()
 
     @property
     def waiting(self) -> int:
-        """Requests that wait until the model is loaded."""
+        """Number of requests that wait until it is loaded."""
         return self.asked.total()
 
     @property
@@ -105,7 +106,7 @@ class Model:
 
     @property
     def info(self) -> ModelInfo | None:
-        """The served model as of its last loading; None before that."""
+        """The description of the served model as of its last loading; None before that."""
         if self.loaded is not None:
             self._info = self.loaded.service.info
         return self._info
@@ -119,7 +120,7 @@ class Model:
 
     @contextmanager
     def asking(self, caller: str) -> Iterator[None]:
-        """Counts a request that waits for it."""
+        """Count a request as waiting, within the context."""
         self.asked[caller] += 1
         try:
             yield
@@ -127,24 +128,24 @@ class Model:
             self.asked -= Counter({caller: 1})  # keeps no key that does not wait
 
     def show_progress(self, progress: Progress | None) -> None:
-        """An `OnProgress` for its loading."""
+        """Set the progress of loading. An `OnProgress`."""
         self.progress = progress
 
     def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
-        """Asks for an observer of each choice, if it is loaded; see `Models.observe`."""
+        """Set the observer of choices, if the model is loaded; see `Models.observe`."""
         if self.loaded is not None:
             name = self.name
             self.loaded.service.observe(lambda caller, tokens: observer(caller, tokens, name))
 
     def stop_timer(self) -> None:
-        """It is not unloaded by time."""
+        """Cancel the timer that would unload it."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
 
 class Lease:
-    """One request's hold on a loaded model: until it is released, the model stays."""
+    """One request's hold on a loaded model. The model stays loaded until it is released."""
 
     def __init__(
         self, model: Model, loaded: Loaded, caller: str, released: Callable[[Model, str], None]
@@ -155,14 +156,16 @@ class Lease:
         self._released: Callable[[Model, str], None] | None = released
 
     def keep(self, seconds: float) -> bool:
-        """Says how long the model stays after its last request; whether that has an effect."""
+        """Set how long the model stays loaded after its last request. Return whether that has an
+        effect.
+        """
         if self.model.config.pinned:
             return False
         self.model.idle_unload_s = seconds if math.isfinite(seconds) else None
         return True
 
     def release(self) -> None:
-        """May be called again."""
+        """Release the model. May be called again."""
         if (released := self._released) is not None:
             self._released = None
             released(self.model, self._caller)

@@ -14,7 +14,7 @@ _READ = {".json", ".jinja", ".model", ".txt"}
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return what shows that a file of the folder was exchanged."""
+    """Return a value that changes when a file of the folder is replaced."""
     found = set()
     for path in folder.iterdir():
         if path.suffix in _READ:
@@ -24,9 +24,9 @@ def stamp_of(folder: Path) -> Stamp:
 
 
 def check_unchanged(folder: Path, stamp: Stamp | None) -> None:
-    """Raise `ModelError` if files were exchanged under a server that has read others.
+    """Raise `ModelError` if the model's files were replaced since the server read them.
 
-    Prompts and grammars would be made with another tokenizer than the engine's.
+    Otherwise prompts and grammars would use another tokenizer than the engine's.
     """
     if stamp is None:
         return

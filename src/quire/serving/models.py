@@ -1,7 +1,7 @@
 """The models of a server: loading, leases and unloading.
 
-A loaded model is an engine's process and the processes that read its requests. It is unloaded by
-ending them, so its memory goes back to the system whole.
+A loaded model is an engine's process and the processes that read its requests. Ending them unloads
+it, so all its memory returns to the system.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Opener = Callable[[ModelConfig, OnProgress, MakeRoom], Awaitable[Loaded]]
 
 
 class Models:
-    """Loads models when they are asked for, and unloads them. Belongs to one event loop.
+    """Loads models on demand, and unloads them. Belongs to one event loop.
 
-    A model is loaded at a time. Where there is no room, the least recently used one goes that is
-    not pinned: at once if nobody holds it, else as `swaps` says.
+    One model is loaded at a time. If there is no room, the least recently used model that is not
+    pinned is unloaded: at once if nobody holds it, else by the rules of `swaps`.
 
     Args:
-        memory: bytes for all loaded models together; None is what the machine has.
+        memory: bytes for all loaded models together; None means the machine's memory.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class Models:
         """Set when the only model there is cannot go on."""
 
     def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
-        """Asks for an observer of each choice, by its caller, its prompt's tokens and its model."""
+        """Set the function that makes an observer of each choice, from caller, prompt tokens and
+        model.
+        """
         self._observer = observer
         for model in self._models:
             model.observe(observer)
@@ -81,11 +83,11 @@ class Models:
 
     @property
     def default(self) -> Model:
-        """The one that answers requests which name none."""
+        """The model that answers requests without a model name."""
         return self._models[0]
 
     def find(self, name: object) -> Model:
-        """Return the model of this name; None is the default, and so is what cannot be a name.
+        """Return the model of this name. None and values that cannot be names mean the default.
 
         Raises:
             NotFound: there is none.
@@ -98,7 +100,7 @@ class Models:
         raise unknown_model(name, [each.name for each in self._models])
 
     async def open(self) -> None:
-        """Loads what is to be there from the start: what is pinned, and a model that is alone.
+        """Load the models that must be there from the start: pinned ones, and a lone model.
 
         Raises:
             ModelError: one cannot be loaded.
@@ -110,13 +112,13 @@ class Models:
                 self._schedule(model)
 
     async def use(self, model: Model, caller: str = "") -> Lease:
-        """Waits until the model is loaded, and holds it.
+        """Wait until the model is loaded, and hold it.
 
         Args:
-            caller: the API key that asks.
+            caller: the API key of the request.
 
         Raises:
-            EngineFailure: it cannot be loaded, or somebody stopped its loading.
+            EngineFailure: it cannot be loaded, or its loading was stopped.
         """
         try:
             with model.asking(caller):
@@ -134,10 +136,10 @@ class Models:
         return Lease(model, model.loaded, caller, released=self._released)
 
     async def unload(self, model: Model) -> None:
-        """Unload a model once no request holds it; stop its loading at once.
+        """Unload a model once no request holds it. Stop its loading at once.
 
-        So a model whose loading hangs can be ended, for which all others wait. Nothing happens
-        where it is not loaded.
+        So a model whose loading hangs and delays all others can be stopped. No effect if it is not
+        loaded.
         """
         if (opening := model.opening) is not None:
             await asyncio.sleep(0)  # see `close`
@@ -151,7 +153,7 @@ class Models:
         """Return the engine counters of each loaded model by the model's name.
 
         Raises:
-            EngineFailure: the only engine there is cannot go on.
+            EngineFailure: the only engine cannot continue.
         """
         stats: dict[str, EngineStats] = {}
         for model in self._models:
@@ -165,7 +167,7 @@ class Models:
         return stats
 
     async def close(self) -> None:
-        """Ends all processes; what is in flight fails. May be called again."""
+        """End all processes; requests in flight fail. May be called again."""
         self._closed = True
         await asyncio.sleep(0)  # a task that is cancelled before it starts does nothing at all
         ending = [model.opening for model in self._models if model.opening is not None]
@@ -180,7 +182,7 @@ class Models:
     # -- loading -------------------------------------------------------------------------------
 
     async def _load(self, model: Model) -> None:
-        """Waits until it is loaded. Who gives up waiting does not stop what others wait for."""
+        """Wait until the model is loaded. A caller that gives up does not stop it for others."""
         if self._closed:
             raise EngineFailure(_CLOSED)
         if model.opening is None:
@@ -189,7 +191,7 @@ class Models:
         await asyncio.shield(model.opening)
 
     async def _open(self, model: Model) -> None:
-        """Loads a model, as soon as others have made room, for as long as anybody waits for it."""
+        """Load a model after others have made room, as long as any request waits for it."""
         turn = Turn(self._changing)
         try:
             await turn.take()
@@ -209,7 +211,7 @@ class Models:
             model.opening = model.progress = None
 
     async def _open_in_room(self, model: Model, turn: Turn) -> None:
-        """Loads a model; makes room by unloading others, as long as there are any."""
+        """Load a model. Unload others to make room, as long as there are any."""
         room = Room(model, self._models, self._evictions, self._memory, turn)
         engine = await room.config()
         while model.loaded is None:
@@ -227,7 +229,7 @@ class Models:
         self._schedule(model)  # those who waited may all have left
 
     async def _watch(self, model: Model, broken: asyncio.Event) -> None:
-        """An engine that broke down is cleared away, and the next request starts another."""
+        """Clean up after an engine that broke down. The next request starts another."""
         await broken.wait()
         if len(self._models) == 1:
             self.broken.set()
@@ -242,7 +244,7 @@ class Models:
     # -- unloading -----------------------------------------------------------------------------
 
     async def _unload(self, model: Model) -> None:
-        """Within `_changing`. New requests for it wait until this is over."""
+        """Unload a model. The caller holds `_changing`; new requests for it wait meanwhile."""
         model.leaving = True
         try:
             await model.idle.wait()
@@ -265,7 +267,7 @@ class Models:
             self._schedule(model)
 
     def _schedule(self, model: Model) -> None:
-        """Unloads the model later, if nobody asks for it until then."""
+        """Unload the model later unless a request comes before."""
         after = model.idle_unload_s
         model.stop_timer()
         if after is None or model.config.pinned or model.wanted or self._closed:
@@ -286,7 +288,7 @@ class Models:
 
 
 async def _end(model: Model, loaded: Loaded) -> None:
-    """Ends what an unloaded model leaves."""
+    """End the processes of an unloaded model."""
     if model.watch is not None:
         await cancel_and_wait(model.watch)
     await loaded.close()

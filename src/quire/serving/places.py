@@ -1,7 +1,7 @@
-"""Places for jobs: at most so many run at once, and keys take turns.
+"""Places for jobs: a limited number runs at once, and API keys take turns.
 
-A key's job that has run for long while another key waits is paused for it, and goes on later. So
-an API key that fills all places delays the others by a fraction of a second, not by its jobs.
+A job that has run for long is paused while another key's job waits, and continues later. So an API
+key that fills all places delays others by a fraction of a second, not by the length of its jobs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PAUSED = 3
 
 
 class Place:
-    """One job's right to run. Made and changed by `Places` alone.
+    """One job's right to run. Created and changed by `Places` alone.
 
     Attributes:
         key: the API key that the job belongs to.
-        since: the moment from which its use is not counted yet; None while it does not run.
+        since: time up to which its use has been counted; None while it does not run.
         started: whether it has ever run.
     """
 
@@ -42,8 +42,8 @@ class Places:
     """Hands out places. Belongs to one event loop.
 
     Args:
-        at_once: jobs that run at the same time.
-        clock: seconds.
+        at_once: the most jobs that run at the same time.
+        clock: returns seconds.
     """
 
     def __init__(self, at_once: int, clock: Callable[[], float] | None = None) -> None:
@@ -57,12 +57,12 @@ class Places:
 
     @property
     def running(self) -> int:
-        """Jobs that run now."""
+        """Number of running jobs."""
         return len(self._running)
 
     @property
     def paused(self) -> int:
-        """Jobs that have started, and wait for their next turn."""
+        """Number of started jobs that wait for their next turn."""
         return self._paused
 
     async def acquire(self, key: str) -> Place:
@@ -90,11 +90,11 @@ class Places:
         return place
 
     def attach(self, place: Place, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Say how a job that runs is paused and resumed."""
+        """Set how a running job is paused and resumed."""
         place.pause, place.resume = pause, resume
 
     def release(self, place: Place) -> None:
-        """Give a place back, or stop waiting for one. May be called again."""
+        """Give up a place, or stop waiting for one. May be called again."""
         if self._turns.discard(place.key, place):
             self._paused -= place.started
         elif place in self._running:
@@ -104,7 +104,7 @@ class Places:
         self._advance()
 
     def close(self, reason: str) -> None:
-        """Fail all that wait, and all that will ask."""
+        """Fail all waiting and future requests for a place."""
         self._closed = reason
         while (taken := self._turns.take()) is not None:
             key, place = taken
@@ -117,7 +117,9 @@ class Places:
             self._timer = None
 
     def _advance(self) -> None:
-        """Fill free places, pause who is ahead of who waits, and look again soon if any wait."""
+        """Fill free places, pause jobs that are ahead of waiting ones, and check again soon if any
+        wait.
+        """
         for place in self._running:
             self._count(place)
         while self._turns and (len(self._running) < self._at_once or self._make_room()):
@@ -146,7 +148,7 @@ class Places:
             place.resume()
 
     def _make_room(self) -> bool:
-        """Pause the job that is furthest ahead of the one whose turn it is, if it may be."""
+        """Pause the job that is furthest ahead of the next waiting one, if it may be paused."""
         following = self._turns.next()
         assert following is not None, "somebody waits"
         key, waiting = following

@@ -1,4 +1,4 @@
-"""Media in prompts: the places that a template leaves for it."""
+"""Places media in prompts, where the template leaves a mark."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Prompt:
 
 
 class MediaPlaces:
-    """Puts media where the model's template marks it.
+    """Replaces the marks of a rendered template by media placeholders.
 
     Args:
-        processors: the model's, by kind; empty in a model that takes text only.
-        tokens: the text of each processor's token, by kind.
+        processors: the model's media processors, by kind; empty for a text model.
+        tokens: text of the token that marks media, by kind.
     """
 
     def __init__(self, processors: Mapping[str, MediaProcessor], tokens: Mapping[str, str]) -> None:
@@ -37,19 +37,19 @@ class MediaPlaces:
 
     @property
     def marks(self) -> frozenset[str]:
-        """The texts of a rendered template that media takes the place of."""
+        """The marks in a rendered template that media replaces."""
         return frozenset(self._marks)
 
     @property
     def marks_by_kind(self) -> dict[str, str]:
-        """The text that media of a kind takes the place of."""
+        """The mark that media of each kind replaces."""
         return {kind: mark for mark, kind in self._marks.items()}
 
     def spell(self, rendered: str, files: Sequence[Parts]) -> str:
-        """Return a rendered template with the words of files' parts, and a token for each, at its
-        marks.
+        """Return a rendered template with its marks replaced by the text around each file and its
+        token.
 
-        Text from outside holds no marks: it is covered, see `Controls`.
+        Text from outside contains no marks: `Controls` covers it.
         """
         tokens = {kind for mark, kind in self._marks.items() if mark == self._tokens[kind]}
         if all(_bare(parts) and parts[0].item.kind in tokens for parts in files):
@@ -65,8 +65,7 @@ class MediaPlaces:
         return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
 
     def place(self, ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
-        """Return the prompt with each item's placeholders where the template's token for its kind
-        stood.
+        """Return the prompt, with each item's placeholders in place of its kind's token.
 
         Raises:
             RequestError: the template has left an item out.
@@ -98,5 +97,5 @@ class MediaPlaces:
 
 
 def _bare(parts: Parts) -> bool:
-    """Return whether a file is one item without words."""
+    """Return whether a file is one item without text."""
     return len(parts) == 1 and not parts[0].before and not parts[0].after

@@ -1,7 +1,7 @@
-"""How a model's hidden states become one vector, as the files of its folder say.
+"""How a model's hidden states become one vector, by the files of its folder.
 
-The files are those of sentence-transformers: `modules.json` lists the stages behind the model, and
-the folder of the pooling stage has a `config.json`.
+The files are those of sentence-transformers: `modules.json` lists the stages after the model, and
+the pooling stage's folder has a `config.json`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Pooling:
     """How one model embeds.
 
     Attributes:
-        task: for requests that say nothing else.
-        trained: whether the model's files name the pooling. If not, the vectors are hidden states
-            of a model that was trained to write, not to embed.
-        prompts: texts that may stand before an input, by name.
+        task: default task of requests.
+        trained: whether the model's files name a pooling. If not, the model was trained to
+            generate, not to embed.
+        prompts: prefixes of inputs, by name.
         problem: why the model's own pooling cannot be computed; empty if it can.
     """
 
@@ -39,7 +39,7 @@ class Pooling:
     problem: str = ""
 
     def prompt(self, name: str | None) -> str:
-        """Return the model's prompt of a name; no name is no prompt.
+        """Return the model's prompt of a name; an empty name has an empty prompt.
 
         Raises:
             RequestError: the model has none of this name.
@@ -62,7 +62,7 @@ class Pooling:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """Return what the files of a model's folder say of its pooling."""
+    """Read a model's pooling from the files of its folder."""
     modules = _read(folder / _MODULES)
     if not isinstance(modules, list):
         return Pooling()
@@ -83,7 +83,7 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def _mode(config: Any) -> str:
-    """Return the pooling mode, in the words of sentence-transformers' newer files."""
+    """Return the pooling mode in the terms of newer sentence-transformers files."""
     if not isinstance(config, dict):
         return "mean"
     if isinstance(mode := config.get("pooling_mode"), str):

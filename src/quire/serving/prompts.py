@@ -1,4 +1,4 @@
-"""From messages and texts to prompts of token ids."""
+"""Makes prompts of token ids from messages and texts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Prompts:
     """Renders, loads and encodes the prompts of one model.
 
     Args:
-        info: what is served at present.
+        info: description of the served model.
         media: reads media, if the model takes any.
-        controls: keeps what clients write from becoming control tokens.
-        drop_volatile: cut the parts of agents' prompts that change with each request.
-        default_system: system message of conversations that bring none; empty adds none.
+        controls: keeps clients' text from becoming control tokens.
+        drop_volatile: whether to remove the parts of agents' prompts that change with each request.
+        default_system: system message for conversations without one; empty adds none.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Prompts:
         self._default_system = default_system
 
     async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
-        """Renders, fetches, decodes and encodes: what costs time by the size of a request.
+        """Render, fetch, decode and encode a request. The time grows with its size.
 
         Args:
-            light: refuse what might take more than a few milliseconds, with `NeedsJob`.
+            light: raise `NeedsJob` if it might take more than a few milliseconds.
 
         Raises:
             RequestError: it cannot be served.
-            NeedsJob: it is to be done in a job.
+            NeedsJob: it has to be done in a job.
         """
         limit = self._limit if spec.truncate is None else self._countable
         loaded, prompts = self._prompts(await self.load_media(spec, light=light), limit)
@@ -86,8 +86,7 @@ class Prompts:
         )
 
     async def load_media(self, spec: Generation, *, light: bool = False) -> Generation:
-        """Return the generation with its media fetched and read, for those that use it more than
-        once.
+        """Return the generation with its media fetched and read, for several uses.
 
         Args:
             light: as in `prepare`.
@@ -95,7 +94,7 @@ class Prompts:
         Raises:
             RequestError: the model does not take the kind, there are too many, or one is of no
                 use.
-            NeedsJob: it is to be done in a job.
+            NeedsJob: it has to be done in a job.
         """
         if light:
             self._check_light(spec)
@@ -106,10 +105,10 @@ class Prompts:
         """Return the token ids of each prompt; `light` as in `prepare`.
 
         Raises:
-            ContextOverflow: they are more than the context takes, and more than 262,144.
-            RequestError: there is neither a message nor a prompt, no tool is what must be called,
-                an item cannot be used, or the template refuses the messages.
-            NeedsJob: it is to be done in a job.
+            ContextOverflow: there are more tokens than the context holds, and more than 262,144.
+            RequestError: there is no message and no prompt, the tool to be called is unknown, an
+                item cannot be used, or the template refuses the messages.
+            NeedsJob: it has to be done in a job.
         """
         loaded = await self.load_media(spec, light=light)
         return [prompt.tokens for prompt in self._prompts(loaded, self._countable)[1]]
@@ -132,9 +131,10 @@ class Prompts:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def _prompts(self, spec: Generation, limit: int) -> tuple[Generation, list[Prompt]]:
-        """Return the encoded prompts, and what they are prompts of: see `Generation.or_anew`.
+        """Return the encoded prompts and the generation that they belong to; see
+        `Generation.or_anew`.
 
-        A long text of `limit` tokens or more is refused ahead of encoding it.
+        A text certain to exceed `limit` tokens is refused before encoding.
         """
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
@@ -175,7 +175,7 @@ class Prompts:
         return Prompt(tokens[len(tokens) - kept :] if spec.truncate_left else tokens[:kept])
 
     def _check_light(self, spec: Generation) -> None:
-        """Raises `NeedsJob` for what is large, or holds media."""
+        """Raise `NeedsJob` if the request is large or contains media."""
         size = sum(text_length(message) for message in spec.messages)
         size += sum(map(len, spec.prompts))
         if size > _LIGHT or len(spec.messages) > _FEW or self.media.wanted(spec.messages):
@@ -186,7 +186,7 @@ class Prompts:
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
 
     def _conversation(self, spec: Generation, limit: int) -> Prompt:
-        """Return the prompt of messages whose media has been read."""
+        """Return the prompt of messages with their media read."""
         files = files_of(spec.messages)
         rendered = self.media.places.spell(self.render(spec), files)
         self._check_text(self._controls.bare(rendered), spec.names.messages, limit)
@@ -195,7 +195,7 @@ class Prompts:
         return self.media.places.place(ids, items) if items else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
-        """Render the messages with the template. Text from clients is covered by `Controls`."""
+        """Render the messages with the template. `Controls` covers text from clients."""
         controls = self._controls
         messages: Sequence[Mapping[str, Any]] = spec.messages
         if self._drop_volatile:
@@ -212,7 +212,7 @@ class Prompts:
         )
 
     def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Return the messages behind the default system message, unless they bring their own."""
+        """Return the messages, with the default system message first if they have none."""
         own = any(message["role"] in ("system", "developer") for message in messages)
         if own or not self._default_system:
             return messages
@@ -235,7 +235,7 @@ class Prompts:
         return variables
 
     def _check_text(self, text: str, param: str, limit: int) -> None:
-        """Raises `ContextOverflow` for a text far too long, in memory that stays the same."""
+        """Raise `ContextOverflow` for a text far too long, in constant memory."""
         if len(text) > _WHOLE:
             count = self.tokenizer.count_at_least(text, limit)
             if count >= limit:
@@ -250,7 +250,7 @@ class Prompts:
         self.check_vocabulary(prompt, param)
 
     def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
-        """Raises `RequestError` if a token id is none of this model's."""
+        """Raise `RequestError` if a token id is outside the model's vocabulary."""
         vocabulary, worst = self._info().vocab_size, max(ids, default=0)
         if worst >= vocabulary:
             raise RequestError(

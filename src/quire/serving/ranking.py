@@ -1,4 +1,4 @@
-"""How well documents answer queries: asked of a model that judges, or by its embeddings."""
+"""How well documents answer queries, judged by the model or by its embeddings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Ranking:
     Attributes:
         method: "judge" asks the model for each pair, and the score is the probability of "yes"
             against "no"; "embed" compares the two vectors by the cosine of their angle.
-        prepared: a prompt for each pair, or for each distinct text.
-        pairs: for "embed", the two prompts of each pair, by their places.
+        prepared: a prompt for each pair ("judge") or for each distinct text ("embed").
+        pairs: for "embed", the indices of each pair's two prompts.
     """
 
     method: Method
@@ -43,7 +43,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Scores of pairs, in order, and the tokens that were read for them."""
+    """Scores of pairs, in order, and the number of tokens read for them."""
 
     scores: list[float]
     prompt_tokens: int
@@ -58,16 +58,16 @@ async def prepare_ranking(
     spec: Generation | None = None,
     light: bool = False,
 ) -> Ranking:
-    """Render and encode what the model is asked about pairs of a query and a document.
+    """Render and encode the prompts for pairs of a query and a document.
 
     Args:
-        spec: has what else a request says, such as its salt and the tokens that are kept.
+        spec: the request's other fields, such as cache salt and truncation.
         light: as in `Prompts.prepare`.
 
     Raises:
         RequestError: a text is too long, or the model neither embeds nor has a chat template.
-        NotOffered: the model embeds, by a pooling that cannot be computed.
-        NeedsJob: it is to be done in a job.
+        NotOffered: the model's pooling cannot be computed.
+        NeedsJob: it has to be done in a job.
     """
     pooling, base = service.vectors.pooling, spec or Generation()
     if pooling.trained:

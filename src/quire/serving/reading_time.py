@@ -1,4 +1,4 @@
-"""How much longer the reading of a prompt takes."""
+"""Estimates how much longer the reading of a prompt takes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TOLD_APART = 1e-3
 
 
 class ReadingTime:
-    """Fits `a + b * place` seconds a token to the chunks of one prompt that were read.
+    """Fits `a + b * position` seconds a token to the chunks of one prompt.
 
-    A token attends to all before it, so that the last tokens of a long prompt take several times as
-    long as the first. Neither of the two costs is below 0.
+    A token attends to all before it, so the last tokens of a long prompt take several times as long
+    as the first. Neither `a` nor `b` is negative.
     """
 
     def __init__(self) -> None:
@@ -24,9 +24,10 @@ class ReadingTime:
         self._tokens = self._places = self._squares = self._seconds = self._moments = 0.0
 
     def observe(self, done: int, at_s: float) -> None:
-        """So many tokens of the prompt are there, by a clock in seconds.
+        """Record that `done` tokens are read at a time in seconds.
 
-        What is there at first was read at an unknown time; what pre-emption lost is read again.
+        The tokens of the first call were read at an unknown time. Tokens lost by preemption are
+        read again.
         """
         if self._last is None or done <= self._last[0]:
             self._started = self._started or (done, at_s)
@@ -43,7 +44,9 @@ class ReadingTime:
         self._last = (done, at_s)
 
     def left_s(self, total: int) -> float | None:
-        """Seconds until a prompt of `total` tokens is read; None as long as that is a guess."""
+        """Return the seconds until a prompt of `total` tokens is read; None before there is an
+        estimate.
+        """
         if self._started is None or self._last is None or self._chunks < _LEAST_CHUNKS:
             return None
         done, at_s = self._last
@@ -53,7 +56,7 @@ class ReadingTime:
         return max(0, total - done) * (token_s + place_s * (done + total) / 2)
 
     def _costs(self) -> tuple[float, float]:
-        """Seconds of a token at place 0, and what each place adds."""
+        """Return the seconds of a token at position 0, and what each position adds."""
         apart = self._tokens * self._squares - self._places**2
         if apart <= _TOLD_APART * self._tokens * self._squares:
             return self._seconds / self._tokens, 0.0

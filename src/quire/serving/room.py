@@ -1,4 +1,4 @@
-"""Memory for a model that is being loaded beside others."""
+"""Makes memory for a model that is loaded beside others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATS_S = 5.0
 
 
 class Turn:
-    """A loading's hold on the lock of all that loads and unloads models."""
+    """A loading's hold on the lock for loading and unloading models."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock
@@ -35,7 +35,9 @@ class Turn:
             self._lock.release()
 
     async def let_others(self, until: Awaitable[None]) -> None:
-        """Let other models load and unload until then; then take the lock again."""
+        """Release the lock within the context, so that other models load and unload; then take it
+        again.
+        """
         self.give()
         await until
         await self.take()
@@ -45,9 +47,9 @@ class Room:
     """Makes room for the loading of a model. Belongs to `Models`.
 
     Args:
-        models: all of the server.
-        memory: bytes for all loaded models together; None is what the machine has.
-        turn: given to others while the loading is postponed.
+        models: all models of the server.
+        memory: bytes for all loaded models together; None means the machine's memory.
+        turn: the lock, released while the loading is postponed.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Room:
         self._beside: list[Model] = []
 
     async def config(self) -> EngineConfig:
-        """Return the engine's settings, with the memory that the loaded models leave."""
+        """Return the engine's settings, with the memory that the loaded models leave free."""
         self._beside = [each for each in self._models if each.loaded]
         reserved = taken = 0
         for each in self._beside:
@@ -91,14 +93,14 @@ class Room:
         )
 
     async def make(self, lacking: NoRoom) -> EngineConfig:
-        """Unload the least recently used model, and return the settings for what is free then.
+        """Unload the least recently used model, and return the settings for the memory free then.
 
-        Where that model may not go yet, waits until it may. An engine that asks waits, too, so it
-        is not started again; other models load and unload meanwhile.
+        If that model may not be unloaded yet, wait until it may. An engine that asked for room
+        waits too, so it is not started again; other models load and unload meanwhile.
 
         Raises:
-            NoRoom: none may ever go.
-            LoadingStopped: nobody waits for the model any more.
+            NoRoom: no loaded model may be unloaded.
+            LoadingStopped: no request waits for the model any more.
         """
         # If one was unloaded since the settings were made, its memory is free without an eviction.
         while all(each.loaded for each in self._beside):

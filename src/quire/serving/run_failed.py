@@ -1,4 +1,4 @@
-"""The error of a run that the engine or the text side ended."""
+"""The error raised if a whole answer could not be made."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from quire.core.request import Failure
 
 
 class RunFailed(QuireError):
-    """A whole answer could not be made.
+    """Raised if a whole answer could not be made.
 
     Args:
-        failure: what the engine or the text side says of it.
+        failure: the failure event from the engine or the text side.
     """
 
     def __init__(self, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""How tokens are drawn for a request that does not say: as the model's makers recommend."""
+"""Default sampling parameters: those that the model's makers recommend."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> SamplingParams:
-    """Return the parameters with the operator's in place of theirs.
+    """Return the parameters, with the operator's values in place of the makers'.
 
     Raises:
-        RequestError: one is not what the parameter may be.
+        RequestError: a value is not allowed for its parameter.
     """
     params = replace(params, **as_drawn(overrides))
     check_sampling(params, 0)
@@ -33,8 +33,8 @@ def recommended(folder: Path) -> SamplingParams:
     """Return the sampling settings of a model's `generation_config.json`, with OpenAI's defaults
     for the rest.
 
-    `do_sample: false` is greedy decoding, whatever else the file says, as in transformers. A value
-    that is not what the parameter may be is left out, with a warning: who serves a published model
+    `do_sample: false` means greedy decoding, whatever else the file says, as in transformers. A
+    value that is not allowed is ignored with a warning, because whoever serves a published model
     did not write it.
 
     Raises:

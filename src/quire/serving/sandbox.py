@@ -1,8 +1,8 @@
 """Grammar compilation in jobs, so that a crash costs one request.
 
-The compiler is native code that a client's schema may send into endless recursion, or keep busy
-for as long as it likes. What a job accepted, within its limits on time, memory and stack, is
-compiled once more in the engine's process, within wider ones.
+The compiler is native code that a client's schema may send into endless recursion or keep busy for
+any time. A grammar that a job accepted, within limits on time, memory and stack, is compiled again
+in the engine's process, within wider limits.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _KEPT_CHARACTERS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuilderOpening:
-    """Makes what jobs share, in their process; see `Jobs`.
+    """Makes the builder that jobs share, in their process; see `Jobs`.
 
     Attributes:
-        stamp: the model's files, as the server has read them; None is not compared.
+        stamp: stamp of the model's files when the server read them; None skips the comparison.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class BuilderOpening:
 
 
 class GrammarSandbox:
-    """Makes the grammars of one model. Its process starts when it is first needed.
+    """Makes the grammars of one model. Its process starts at first use.
 
     Args:
         opening: makes the builder.
@@ -64,15 +64,14 @@ class GrammarSandbox:
         self._kept: LruCache[bytes, AnswerGrammar] = LruCache(_KEPT_CHARACTERS, _characters)
 
     async def build(self, request: GrammarRequest, caller: str = "") -> AnswerGrammar:
-        """Return the grammar of an answer; its compilation ends when the caller of this is
-        cancelled.
+        """Return the grammar of an answer. Cancelling the caller ends the compilation.
 
         Args:
-            caller: the API key that asks; keys take turns.
+            caller: the API key of the request; keys take turns.
 
         Raises:
             RequestError: it cannot be compiled, or not within the limits.
-            EngineFailure: there is no process to do it.
+            EngineFailure: the process cannot be started.
         """
         field = request.field
         try:
@@ -92,12 +91,12 @@ class GrammarSandbox:
             ) from error
 
     async def close(self) -> None:
-        """Ends the process. May be called again."""
+        """End the process. May be called again."""
         await self._jobs.close()
 
 
 def _characters(built: AnswerGrammar) -> int:
-    """Return the size of a cache entry. A grammar that binds nothing counts as well."""
+    """Return the size of a cache entry. An entry without a grammar counts as well."""
     texts = (built.grammar.source, built.grammar.started) if built.grammar else ()
     return 64 + sum(map(len, (*texts, *built.unenforced)))
 
@@ -107,7 +106,7 @@ def _refused(field: str, why: str) -> RequestError:
 
 
 async def _build(builder: GrammarBuilder, request: GrammarRequest) -> AnswerGrammar:
-    """Runs in a job: in a thread whose stack is small."""
+    """Build a grammar in a job, in a thread with a small stack."""
     outcome: list[AnswerGrammar | Exception] = []
 
     def work() -> None:

@@ -1,7 +1,7 @@
-"""One served model, from what a client asked for to a stream of events.
+"""One served model, from a client's request to a stream of events.
 
-`Service.prepare` makes prompts of a `Generation`, or refuses it; `Service.start` queues them, and
-the `GenerationStream` that it gives back yields the events.
+`Service.prepare` makes prompts of a `Generation`, or refuses it. `Service.start` queues them and
+returns a `GenerationStream` that yields the events.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from quire.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Tokenizer, template and dialect here, the engine behind `client`.
+    """One served model: tokenizer, template and dialect, with the engine behind `client`.
 
     Attributes:
         name: what clients call the model.
-        sampling: what holds for what a request does not name.
+        sampling: default sampling parameters.
     """
 
     name: str
@@ -46,17 +46,17 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The model's tokenizer."""
         return self.prompts.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The model's."""
+        """The model's chat template."""
         return self.prompts.template
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """Kinds of content that messages may hold."""
+        """The kinds of content that messages may contain."""
         return ("text", *self.prompts.media.kinds)
 
     async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
@@ -69,12 +69,12 @@ class Service:
         return await self.submission.submit(constrained)
 
     async def start(self, prepared: Prepared) -> GenerationStream:
-        """Compile the grammar, and queue."""
+        """Compile the grammar, and queue the requests."""
         return await self.submit(await self.constrain(prepared))
 
     def observe(self, observer: Callable[[str, int], Observer]) -> None:
         self.submission.observe(observer)
 
     async def close(self) -> None:
-        """Ends the engine and what else runs for this service. May be called again."""
+        """End the engine and all other processes of this service. May be called again."""
         await close_all(self.constraints.close(), self.client.close())

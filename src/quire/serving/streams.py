@@ -1,6 +1,7 @@
-"""Requests in flight: from the engine's outputs to batches of events, and the way out.
+"""Requests in flight: from the engine's outputs to batches of events, and aborts.
 
-Each choice ends in exactly one terminal event; a consumer that goes away aborts what still runs.
+Each choice ends in exactly one terminal event. If a consumer leaves, choices that still run are
+aborted.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ What waits for a slow reader is rendered in pieces, each within one turn of the 
 
 
 class Observer(Protocol):
-    """Told what happens to one choice, for metrics. Seconds are seconds."""
+    """Interface for metrics: told what happens to one choice. Durations are in seconds."""
 
     def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None:
         """Record that `done` prompt tokens were read, `cached` of them from the prefix cache.
 
         Args:
-            left_s: how long the rest is likely to take; None is unknown.
+            left_s: expected seconds for the rest; None if unknown.
         """
         ...
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
-        """The whole prompt was read, `cached` of its tokens from the prefix cache."""
+        """Record that the whole prompt was read, `cached` tokens of it from the prefix cache."""
         ...
 
     def tokens(self, seconds: float, count: int) -> None: ...
@@ -49,12 +50,12 @@ class Observer(Protocol):
     def ended(self, event: Finished | Failed) -> None: ...
 
     def gone(self) -> None:
-        """Nobody reads the choice any more, whether it ended or not."""
+        """Record that nobody reads the choice any more, whether it ended or not."""
         ...
 
 
 class Unobserved:
-    """The observer of a service that nobody watches."""
+    """An observer that records nothing."""
 
     def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None: ...
 
@@ -69,11 +70,11 @@ class Unobserved:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When an answer came how far, by `time.perf_counter`; None is not yet, or never.
+    """Times of an answer's stages, by `time.perf_counter`; None if not reached.
 
     Attributes:
-        submitted: to the engine.
-        scheduled: the engine started to read the prompt.
+        submitted: when the request was sent to the engine.
+        scheduled: when the engine started to read the prompt.
     """
 
     submitted: float
@@ -83,11 +84,11 @@ class Times:
 
 
 class ChoiceStream:
-    """One answer in the making: a ticket, and what turns its outputs into events.
+    """One answer in progress: a ticket, and the parser that turns its outputs into events.
 
     Args:
         show_reasoning: whether the reasoning is among the events.
-        show_progress: whether they tell how far the reading of the prompt has come.
+        show_progress: whether events report the progress of reading the prompt.
     """
 
     def __init__(
@@ -115,57 +116,56 @@ class ChoiceStream:
 
     @property
     def end(self) -> Finished | Failed | None:
-        """The terminal event, once it was given out."""
+        """The terminal event, once it was yielded."""
         return self._end
 
     @property
     def usage(self) -> Usage:
-        """Counts so far."""
+        """Token counts so far."""
         return self._output.usage if self._end is None else self._end.usage
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache; 0 before the reading started."""
+        """Prompt tokens from the prefix cache; 0 before reading started."""
         return 0 if self._latest is None else self._latest.cached_tokens
 
     @property
     def reuse(self) -> str | None:
-        """Why no more of the prompt was reused; None before the reading started."""
+        """Why no more of the prompt was reused; None before reading started."""
         return None if self._latest is None else self._latest.reuse
 
     @property
     def times(self) -> Times:
-        """How far it has come."""
+        """Times of the stages reached so far."""
         queued_s = None if self._latest is None else self._latest.queued_s
         scheduled = None if queued_s is None else self._submitted + queued_s
         return Times(self._submitted, scheduled, self._first_token, ended=self._ended)
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the request, or said anything else of it."""
+        """Wait until the engine has accepted the request, or has sent any other output for it."""
         await self._accepted.wait()
 
     async def placed(self) -> None:
-        """Wait until it is known what of the prompt was in the prefix cache."""
+        """Wait until it is known how much of the prompt was in the prefix cache."""
         await self._placed.wait()
 
     def take_ids(self) -> list[int]:
-        """Return the tokens since the last call, if the request asks for them."""
+        """Return the token ids since the last call, if the request asks for them."""
         return self._output.take_ids()
 
     def abort(self) -> None:
-        """Ends the request by the engine's next step."""
+        """End the request by the engine's next step."""
         self._ticket.abort()
 
     async def batches(self, entries: int = BATCH_ENTRIES) -> AsyncGenerator[list[Event], None]:
-        """Yield the events that are ready at each wake-up; the last batch ends with the terminal
-        one.
+        """Yield the events that are ready at each wake-up. The last batch ends with the terminal
+        event.
 
-        The first batch comes with the first token, and is empty if that token says nothing yet.
-        What waits while a slow reader holds up its stream is merged, and comes in batches between
-        which the event loop turns.
+        The first batch comes with the first token, and is empty if that token gives no event yet.
+        Events that wait for a slow reader are merged, in batches between which the event loop runs.
 
         Args:
-            entries: a batch takes in no further output once it has this many `Output.entries`.
+            entries: the number of `Output.entries` after which a batch takes no further output.
         """
         try:
             async for output in self._ticket:
@@ -247,8 +247,8 @@ class GenerationStream:
     """An accepted generation: one or several choices, numbered prompt by prompt.
 
     Attributes:
-        prompt_tokens: of all prompts, each counted once.
-        unenforced: what the client's schemas ask for and no grammar enforces, see `AnswerGrammar`.
+        prompt_tokens: tokens of all prompts, each prompt counted once.
+        unenforced: parts of the client's schemas that no grammar enforces; see `AnswerGrammar`.
     """
 
     def __init__(
@@ -268,29 +268,29 @@ class GenerationStream:
             await choice.accepted()
 
     async def placed(self) -> None:
-        """Wait until it is known what of the prompts was in the prefix cache."""
+        """Wait until it is known how much of the prompts was in the prefix cache."""
         for choice in self.choices:
             await choice.placed()
 
     def abort(self) -> None:
-        """Ends all choices by the engine's next step."""
+        """End all choices by the engine's next step."""
         for choice in self.choices:
             choice.abort()
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were read from the prefix cache; known from the first batch on."""
+        """Prompt tokens read from the prefix cache; known from the first batch on."""
         copies = len(self.choices) // len(self.prompts)
         return sum(choice.cached_tokens for choice in self.choices[::copies])
 
     @property
     def reuse(self) -> str | None:
-        """Why no more of the first prompt was reused; None before the reading started."""
+        """Why no more of the first prompt was reused; None before reading started."""
         return self.choices[0].reuse
 
     @property
     def usage(self) -> Usage:
-        """Counts of all choices so far."""
+        """Token counts of all choices so far."""
         counts = [choice.usage for choice in self.choices]
         return Usage(
             prompt_tokens=self.prompt_tokens,
@@ -331,9 +331,10 @@ class GenerationStream:
         }
 
     async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
-        """Batches of events with the number of their choice, until every choice has ended.
+        """Yield batches of events with the number of their choice, until every choice has ended.
 
-        A choice that fails ends them: its failure is the last event, and the others are aborted.
+        A choice that fails ends the stream: its failure is the last event, and the others are
+        aborted.
         """
         if len(self.choices) == 1:
             async for events in self.choices[0].batches():
@@ -372,7 +373,7 @@ class GenerationStream:
 
 
 def _up_to_failure(batch: list[ChoiceEvent]) -> list[ChoiceEvent]:
-    """Return a batch without what follows the first failure in it."""
+    """Return a batch up to its first failure."""
     for number, (_, event) in enumerate(batch, start=1):
         if isinstance(event, Failed):
             return batch[:number]
@@ -384,7 +385,7 @@ def _milliseconds(since: float, moment: float | None) -> float | None:
 
 
 def _outcome(end: Finished | Failed | None) -> str:
-    """How a choice ended, in one word; one that nobody waited for was aborted."""
+    """Return how a choice ended, in one word. A choice that nobody waited for was aborted."""
     match end:
         case Finished():
             return end.reason.value
@@ -400,7 +401,7 @@ async def _pump(
     entries: int,
     ready: asyncio.Queue[list[ChoiceEvent] | None],
 ) -> None:
-    """Moves one choice's batches to the queue that all choices share; None marks its end."""
+    """Move one choice's batches to the queue that all choices share; None marks its end."""
     try:
         async for events in choice.batches(entries):
             await ready.put([(index, event) for event in events])

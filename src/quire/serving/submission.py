@@ -1,4 +1,4 @@
-"""From prepared generations to requests in the engine, and streams of their events."""
+"""Turns prepared generations into requests to the engine, and streams of their events."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Submission:
     """Queues generations.
 
     Args:
-        constraints: what answers are held to.
-        dialect: of answers to messages.
-        plain: of answers to bare prompts.
-        default_max_tokens: for requests that name no limit; None is what the context has room for.
-        deadline_s: seconds after which a request ends with an error; None is never.
+        constraints: makes the constraints of answers.
+        dialect: dialect of answers to messages.
+        plain: dialect of answers to bare prompts.
+        default_max_tokens: default limit of answers; None means what the context has room for.
+        deadline_s: seconds after which a request ends with an error; None means never.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Submission:
         self._deadline_s = deadline_s
 
     def observe(self, observer: Callable[[str, int], Observer]) -> None:
-        """Asks for an observer of each choice from now on, by its caller and prompt's tokens."""
+        """Set the function that makes an observer of each choice, from caller and prompt tokens."""
         self._observer = observer
 
     async def constrain(self, prepared: Prepared) -> Constrained:
-        """Compile the grammar of what has been prepared, here or in a job.
+        """Compile the grammar of a prepared generation, here or in a job. This may take seconds.
 
-        This may take seconds. It holds nothing, and ends when it is cancelled.
+        It holds no resources, and cancelling it ends the compilation.
 
         Raises:
             RequestError: it cannot be served.
-            EngineFailure: the engine cannot go on.
+            EngineFailure: the engine cannot continue.
         """
         if self._client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
@@ -93,11 +93,13 @@ class Submission:
             return Constrained(anew, await self._constraints.build(anew))
 
     async def submit(self, constrained: Constrained) -> GenerationStream:
-        """Queue a generation. The stream owns its requests; nothing is awaited once they are there.
+        """Queue a generation. The returned stream owns its requests.
+
+        Nothing is awaited once the requests are queued.
 
         Raises:
             RequestError: it cannot be served; nothing has been queued.
-            EngineFailure: the engine cannot go on.
+            EngineFailure: the engine cannot continue.
         """
         prepared, grammar = constrained.prepared, constrained.grammar
         spec, prompts = prepared.spec, prepared.prompts
@@ -184,13 +186,13 @@ class Submission:
         )
 
     def _predicted(self, text: str, max_tokens: int) -> tuple[int, ...]:
-        """Return the tokens of the answer that a client expects."""
+        """Return the tokens of the client's expected answer (`prediction`)."""
         tokens = self._tokenizer.encode(text, add_special_tokens=False) if text else ()
         return tuple(tokens[:max_tokens])
 
 
 def _choice_of(request: Request, index: int) -> Request:
-    """Return the same request for choice `index`."""
+    """Return the same request as choice `index`."""
     sampling = request.sampling
     if index:
         sampling = replace(sampling, seed=derived_seed(sampling.seed, index))

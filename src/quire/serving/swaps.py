@@ -1,12 +1,12 @@
-"""When one model makes another leave, and which API keys pay for it.
+"""Rules for unloading a model in use in favour of another, and which API keys pay for it.
 
-A model in use is not taken away at once. It stays open for a while, and goes as soon as nobody
-holds it; then it takes nobody in for a while, so that it empties; then it is open again, for longer
-each time. So a long stream, or a busy key, neither keeps the next model away for ever nor shuts
-others out of the one that is loaded. It all ends as soon as nobody waits for the next model.
+A model in use is not unloaded at once. It stays open for a while, and is unloaded as soon as nobody
+holds it. Then it takes no new requests for a while, so that it empties; then it is open again,
+longer each time. So a long stream or a busy key cannot keep the next model away for ever, nor lock
+others out of the loaded one. All this stops as soon as nobody waits for the next model.
 
-A swap takes time of all whose model goes. The API keys that asked for it cause no other one before
-they have left the others in peace for several times as long.
+A swap costs time for all users of the unloaded model. The API keys that asked for it may cause no
+other swap before they have left the others in peace for several times as long.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _LOOK_S = 0.1
 
 
 class Debts:
-    """The time that API keys owe for swaps that they caused. Pure Python."""
+    """Seconds that API keys owe for swaps that they caused. Pure Python."""
 
     def __init__(self) -> None:
         self._ready_at: dict[str, float] = {}
 
     def wait_s(self, askers: Collection[str], users: Iterable[str], now: float) -> float:
-        """Return the seconds until `askers` may make a model leave that `users` have used.
+        """Return the seconds until `askers` may unload a model that `users` have used.
 
-        A model that nobody else has used goes at once.
+        0 for a model that nobody else has used.
         """
         if not set(users) - set(askers):
             return 0.0
@@ -49,7 +49,7 @@ class Debts:
         return max(0.0, ready_at - now)
 
     def caused(self, askers: Iterable[str], took_s: float, now: float) -> None:
-        """Record the duration of a swap for the API keys that asked for it."""
+        """Charge a swap's duration to the API keys that asked for it."""
         for each in askers:
             self._ready_at[each] = now + min(REST * took_s, _LONGEST_REST_S)
 
@@ -63,7 +63,7 @@ class Postponed:
     ready: Callable[[], bool]
 
     async def wait(self) -> None:
-        """Returns when it is worth another attempt."""
+        """Wait until another attempt is worthwhile."""
         await _until(lambda: not self.model.waiting or self.ready(), self.seconds)
 
 
@@ -84,7 +84,7 @@ class Evictions:
     async def make_room(
         self, model: Model, lacking: NoRoom, attempt: int, since: float
     ) -> Postponed | None:
-        """Unloads the model that was used least recently.
+        """Unload the least recently used model.
 
         Args:
             attempt: how often this was postponed for the same loading.
@@ -92,11 +92,11 @@ class Evictions:
                 on by the time for which it was postponed.
 
         Returns:
-            When to try again, if none may go yet.
+            When to try again, if no model may be unloaded yet.
 
         Raises:
-            NoRoom: none that is loaded may ever go.
-            LoadingStopped: nobody waits for `model`.
+            NoRoom: no loaded model may be unloaded.
+            LoadingStopped: no request waits for `model`.
         """
         rest = [each for each in self._models if each.loaded and not each.config.pinned]
         if not rest:
@@ -133,7 +133,7 @@ def _open_s(attempt: int) -> float:
 
 
 async def _empties(leaving: Model, model: Model) -> bool:
-    """Close the model to new requests for a while. Return whether it is unused then."""
+    """Close the model to new requests for a while. Return whether it became unused."""
     leaving.leaving = True
     try:
         await _until(lambda: not (leaving.users and model.waiting), CLOSED_S)
@@ -143,7 +143,7 @@ async def _empties(leaving: Model, model: Model) -> bool:
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:
-    """Waits until `holds()`, for so long at most."""
+    """Wait until `holds()` is true, at most for some seconds."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
     while not holds() and clock() < deadline:

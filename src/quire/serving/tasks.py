@@ -10,10 +10,9 @@ Result = TypeVar("Result")
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels tasks and returns when they have ended.
+    """Cancel tasks and return when they have ended, so that nothing of them keeps running.
 
-    Nothing of them runs on, or holds anything, behind their owner's back. What they raise is not
-    raised here.
+    Their exceptions are not raised here.
     """
     for task in tasks:
         task.cancel()
@@ -24,8 +23,8 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 async def to_the_end(work: Awaitable[Result]) -> Result:
     """Return the result of `work`, which runs to its end even if the caller is cancelled.
 
-    What closes something runs so: whoever asked for it may leave, and it closes all the same. The
-    cancellation is raised when the work is over.
+    For closing resources: it completes even if whoever asked for it leaves. The cancellation is
+    raised after the work.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -42,7 +41,7 @@ async def to_the_end(work: Awaitable[Result]) -> Result:
 
 
 async def close_all(*closing: Coroutine[Any, Any, None]) -> None:
-    """Close several things at once, each to its end. Raise the first error when all are closed."""
+    """Close several things at once, each to its end. Then raise the first error."""
 
     async def each_to_its_end() -> None:
         for outcome in await asyncio.gather(*closing, return_exceptions=True):

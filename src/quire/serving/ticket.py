@@ -18,7 +18,7 @@ class Ticket:
     """A request in flight: iterate its outputs, or abort it. The last output has `finish` set.
 
     Args:
-        abort: asks the engine to end the request by the next step, for a reason.
+        abort: tells the engine to end the request by the next step, with a reason.
     """
 
     def __init__(self, request_id: str, abort: Callable[[str, FinishReason], None]) -> None:
@@ -30,14 +30,14 @@ class Ticket:
         self._ended = False
 
     def put(self, output: Output) -> None:
-        """Takes in an output of the engine."""
+        """Add an output of the engine."""
         self._last = output
         self._ready.append(output)
         self._ended = output.finish is not None
         self._notify()
 
     def put_tokens(self, further: NextTokens) -> None:
-        """Takes in an output that is just more tokens."""
+        """Add an output that consists of more tokens only."""
         assert self._last is not None, "the first output of a request comes whole"
         drafts = further.accepted_drafts, further.rejected_drafts
         if drafts != (self._last.accepted_drafts, self._last.rejected_drafts):
@@ -56,7 +56,7 @@ class Ticket:
         self._notify()
 
     def fail(self, failure: Failure) -> None:
-        """Ends it where the engine does not: nothing more comes from there."""
+        """End the request with an error, because the engine will send nothing more."""
         self.put(self._further(finish=FinishReason.ERROR, error=failure))
 
     def _further(
@@ -65,7 +65,7 @@ class Ticket:
         finish: FinishReason | None = None,
         error: Failure | None = None,
     ) -> Output:
-        """Return an output that says of the prompt what the one before said."""
+        """Return an output with the prompt counts of the previous one."""
         last = self._last or Output(self._id)
         return Output(
             self._id,
@@ -81,13 +81,12 @@ class Ticket:
         )
 
     def take(self, room: int) -> list[Output]:
-        """Outputs that have arrived and were not iterated yet, without waiting; empty if none.
+        """Return the outputs that have arrived and were not read yet, without waiting.
 
-        A stream that was woken for one output, or that a slow reader held up, renders what is
-        ready into one write. Consecutive waiting outputs may be merged into one.
+        So what is ready goes into one write. Consecutive waiting outputs may be merged into one.
 
         Args:
-            room: no further output is taken once the sum of their `Output.entries` reaches this.
+            room: the sum of `Output.entries` after which no further output is taken.
         """
         outputs: list[Output] = []
         while self._ready and room > 0:
@@ -97,12 +96,12 @@ class Ticket:
 
     @property
     def waiting(self) -> bool:
-        """Whether an output has arrived that was not taken or iterated yet."""
+        """Whether an output has arrived that was not read yet."""
         return bool(self._ready)
 
     @property
     def ended(self) -> bool:
-        """Whether the engine has ended the request. Outputs may still wait to be taken."""
+        """Whether the engine has ended the request. Outputs may still wait to be read."""
         return self._ended
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -118,10 +117,10 @@ class Ticket:
                 return
 
     def abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends the request by the next step. Harmless after the end; of two calls the first counts.
+        """End the request by the next step. No effect after the end; only the first call counts.
 
         Args:
-            reason: what the engine counts the end as.
+            reason: the reason that the engine counts.
         """
         if not self._ended:
             self._abort(self._id, reason)

@@ -35,7 +35,7 @@ _TEXTS = 4096
 
 
 class TokenizerProcess:
-    """Owns the process. Made by `start`, belongs to one event loop.
+    """Owns the tokenizer's process. Created by `start`; belongs to one event loop.
 
     Attributes:
         tokenizer: calls the process; any thread may use it.
@@ -88,7 +88,7 @@ class TokenizerProcess:
         return made
 
     async def close(self) -> None:
-        """End the process; a call that is under way fails. May be called again."""
+        """End the process; a running call fails. May be called again."""
         with suppress(OSError):
             self._pipe.shutdown(socket.SHUT_RDWR)
         await asyncio.to_thread(self._end)
@@ -111,7 +111,7 @@ class TokenizerProcess:
 
 
 class _FarCodec:
-    """A `Codec` whose calls another process carries out, one at a time."""
+    """A `Codec` that runs in another process, one call at a time."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _FarCodec:
         return encode, renamed
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """Return the result of a function of the process, which is waited for.
+        """Call a function in the process and wait for its result.
 
         Raises:
             EngineFailure: the process has ended or hangs.

@@ -31,7 +31,7 @@ class Vector:
 
     Attributes:
         values: the vector.
-        prompt_tokens, cached_tokens: of its prompt; the latter were read from the prefix cache.
+        prompt_tokens, cached_tokens: tokens of its prompt, and those of them from the prefix cache.
     """
 
     values: tuple[float, ...]
@@ -62,15 +62,15 @@ class Vectors:
 
         Raises:
             RunFailed: the engine refused one, or failed.
-            EngineFailure: the engine cannot go on.
+            EngineFailure: the engine cannot continue.
         """
         return await self._run(prepared, [task] * len(prepared.prompts))
 
     async def score_prompts(self, prepared: Prepared, top: int) -> list[tuple[ScoredToken, ...]]:
-        """Return for each prompt the log-probabilities of its tokens behind the first.
+        """Return each prompt's log-probabilities of its tokens after the first.
 
         Args:
-            top: how many of the likeliest tokens to report beside each.
+            top: number of likeliest tokens to report for each position.
 
         Raises:
             RunFailed, EngineFailure: as `compute`.
@@ -130,7 +130,7 @@ def shortened(values: Sequence[float], dimensions: int | None, *, normalized: bo
 def embed_task(
     pooling: Pooling, kind: Literal["last", "mean"] | None, *, normalized: bool | None
 ) -> Embed:
-    """Return the model's own pooling, with what a request says otherwise.
+    """Return the model's pooling task, changed by what the request says.
 
     Raises:
         NotOffered: the request names no pooling, and the model's own cannot be computed.

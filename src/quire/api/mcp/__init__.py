@@ -1,1 +1,1 @@
-"""Tools of the MCP servers that the operator names: what there is, and one call."""
+"""Tools of the MCP servers that the operator names: listing them, and calling them."""

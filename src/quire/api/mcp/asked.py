@@ -1,4 +1,4 @@
-"""The MCP tools that a chat request asks for, as functions that its model sees."""
+"""MCP tools in a chat request, translated to functions that the model sees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_NAME = 64
 
 
 class AskedServer(Wire):
-    """A tool of the type `mcp`: a server that the operator has named."""
+    """A tool of type `mcp` in a request: an MCP server that the operator has named."""
 
     type: Literal["mcp"]
     server_label: str
@@ -30,7 +30,7 @@ class AskedServer(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tool of a server; `approved` if the client allowed calls beforehand."""
+    """A tool of a server. `approved` says whether the client allowed its calls beforehand."""
 
     server: str
     tool: str
@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
-    """A call that was made, as the client is told of it."""
+    """A call that this server made, in the form that clients get."""
 
     server: str
     tool: str
@@ -53,7 +53,7 @@ class MadeCall:
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """The tools of one request: as the model sees them, and what its calls of them mean."""
+    """The tools of one request: the functions that the model sees, and the MCP tool behind each."""
 
     tools: list[Any]
     targets: Mapping[str, Target]
@@ -64,7 +64,7 @@ class AskedTools:
         return bool(found) and all(each is not None and each.approved for each in found)
 
     async def call(self, servers: McpServers, call: Mapping[str, Any]) -> MadeCall:
-        """Make one approved call. What goes wrong is its output."""
+        """Make one approved call. An error becomes the call's output."""
         target, given = self.targets[call["function"]["name"]], call["function"]["arguments"]
         try:
             result = await servers.call(target.server, target.tool, json.loads(given or "{}"))
@@ -75,10 +75,10 @@ class AskedTools:
 
 
 async def asked_tools(tools: Sequence[Any], servers: McpServers) -> AskedTools | None:
-    """Return a request's tools, those of MCP servers as functions; None if it names no server.
+    """Return a request's tools, with MCP servers replaced by functions; None if it names no server.
 
     Raises:
-        RequestError: a server that is not there, cannot be reached, or lacks a tool.
+        RequestError: a server is unknown, cannot be reached, or lacks a tool.
     """
     if not any(_is_server(each) for each in tools):
         return None
@@ -112,10 +112,10 @@ def _parsed(tool: dict[str, Any], where: str) -> AskedServer:
 def _functions(
     asked: AskedServer, listings: Mapping[str, McpListing], where: str
 ) -> list[tuple[dict[str, Any], Target]]:
-    """Return the functions for a server's tools, each with what a call of it means.
+    """Return the functions of a server's tools, each with its `Target`.
 
     Raises:
-        NotFound: the server is not there, cannot be reached, or lacks a tool that is named.
+        NotFound: the server is unknown, cannot be reached, or lacks a named tool.
     """
     label = asked.server_label
     listing = listings.get(label)

@@ -1,4 +1,4 @@
-"""`/mcp/tools` and `/mcp/call`: what MCP servers offer, and single calls by the page."""
+"""`/mcp/tools` and `/mcp/call`: the tools of MCP servers, and single calls by the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.serving.mcp import McpServers
 
 
 class McpCall(Wire):
-    """A call of one tool."""
+    """The body of `/mcp/call`: a call of one tool."""
 
     server: str = Field(description="as /mcp/tools names it")
     tool: str
@@ -26,19 +26,19 @@ class McpCall(Wire):
 
 
 class Mcp:
-    """The endpoints."""
+    """The endpoints `/mcp/tools` and `/mcp/call`."""
 
     def __init__(self, server: ServerContext, servers: McpServers) -> None:
         self._server = server
         self._servers = servers
 
     async def tools(self, request: Request) -> Response:
-        """`GET /mcp/tools`: connects to servers that are not connected."""
+        """Answer `GET /mcp/tools`. Connects to servers that are not connected."""
         listings = await until_gone(request.receive, self._servers.tools())
         return JSONResponse({"object": "list", "data": [asdict(each) for each in listings]})
 
     async def call(self, request: Request) -> Response:
-        """`POST /mcp/call`: ends with its client."""
+        """Answer `POST /mcp/call`. The call is cancelled when the client leaves."""
         server = self._server
         check_headers(request)
         with server.slots.bodies.reading() as counted:

@@ -1,4 +1,4 @@
-"""`--mcp`: chat requests whose tools are MCP servers, answered in rounds of calls.
+"""`--mcp`: chat requests with MCP tools, answered in rounds of calls.
 
 A middleware of chat completions. Each round is a request of its own to the endpoint behind it, so
 no model is held while a tool runs. The client sees one answer.
@@ -27,7 +27,7 @@ _OWN_HEADERS = (b"content-length", b"content-encoding")
 
 
 class RunsTools:
-    """Route middleware that makes the calls which a chat request allows beforehand."""
+    """Route middleware that makes the MCP calls which a chat request allows beforehand."""
 
     def __init__(self, app: ASGIApp, servers: McpServers, slots: Slots, max_body: int) -> None:
         self._app = app
@@ -89,7 +89,9 @@ class RunsTools:
 
 
 def _fields(body: bytes) -> dict[str, Any] | None:
-    """Return a request's fields if it may name an MCP server; the endpoint judges all others."""
+    """Return a request's fields if it may name an MCP server. All other requests go to the endpoint
+    as they are.
+    """
     if f'"{TYPE}"'.encode() not in body:
         return None
     fields = parse_json(body)
@@ -99,7 +101,7 @@ def _fields(body: bytes) -> dict[str, Any] | None:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a channel that brings a body, and then what the client's own channel brings."""
+    """Return an ASGI receive channel that yields a body, and then the client's own messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -109,7 +111,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _Answer:
-    """What the client gets of all rounds: one head, one id, all calls, the sum of the usage."""
+    """The client's answer, merged from all rounds: one head, one id, all calls, summed usage."""
 
     def __init__(self, send: Send) -> None:
         self.started = False
@@ -128,13 +130,13 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def chunk(self, chunk: Mapping[str, Any]) -> None:
-        """Send a chunk of a stream under the id of the first round's."""
+        """Send a chunk of a stream, with the id of the first round."""
         if not self._identity:
             self._identity = {name: chunk.get(name) for name in ("id", "created", "model")}
         await self.write(b"data: " + compact({**chunk, **self._identity}) + b"\n\n")
 
     async def called(self, made: list[MadeCall]) -> None:
-        """Tell of calls that were made."""
+        """Send the calls that were made to the client."""
         self._calls += made
         if self._streams:
             delta = {"mcp_calls": [each.body() for each in made]}
@@ -148,7 +150,7 @@ class _Answer:
         return _summed(self._usage, usage)
 
     async def whole(self, head: Message, body: bytes) -> None:
-        """Send an answer that is not streamed; errors pass as they are."""
+        """Send an answer that is not streamed. Errors pass unchanged."""
         if head["status"] == 200:
             fields = json.loads(body)
             fields["choices"][0]["message"]["mcp_calls"] = [each.body() for each in self._calls]
@@ -161,7 +163,9 @@ class _Answer:
 
 
 class _Round:
-    """One round's answer: text passes as it comes, calls wait until it is known who makes them."""
+    """One round's answer. Text is passed on as it comes; calls are held until it is known who makes
+    them.
+    """
 
     def __init__(self, answer: _Answer) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -175,7 +179,7 @@ class _Round:
         self._held: list[dict[str, Any]] = []
 
     async def send(self, message: Message) -> None:
-        """Take an ASGI message of the endpoint."""
+        """Handle an ASGI message of the endpoint."""
         if message["type"] == "http.response.start":
             self._head = message
             kind = dict(message["headers"]).get(b"content-type", b"")
@@ -223,7 +227,7 @@ class _Round:
             call["function"][name] = call["function"].get(name, "") + text
 
     def _read(self) -> None:
-        """Read an answer that is not streamed."""
+        """Parse an answer that is not streamed."""
         if self._head["status"] != 200:
             return
         fields = json.loads(self._body)
@@ -233,12 +237,12 @@ class _Round:
         self.calls = self._said.get("tool_calls") or []
 
     def calls_all(self, asked: AskedTools) -> bool:
-        """Return whether the round ended with calls that this server shall make."""
+        """Return whether the round ended with calls, and this server makes all of them."""
         named = all("name" in each["function"] for each in self.calls)
         return self._finish == "tool_calls" and named and asked.approved(self.calls)
 
     def messages(self, made: list[MadeCall]) -> list[dict[str, Any]]:
-        """Return what the next round reads more than this one."""
+        """Return the messages that the next round adds to this one's."""
         said = {name: self._said[name] for name in ("role", "content") if self._said.get(name)}
         if reasoning := self._said.get("reasoning_content"):
             said["reasoning_content"] = reasoning
@@ -249,7 +253,7 @@ class _Round:
         return [{**said, "tool_calls": self.calls}, *results]
 
     async def finish(self) -> None:
-        """Send what was held back: this round is the last one."""
+        """Send what was held back, because this round is the last one."""
         if not self._streams:
             await self._answer.whole(self._head, bytes(self._body))
             return
@@ -261,7 +265,7 @@ class _Round:
 
 
 def _summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return counts added up, name by name."""
+    """Return the sums of two usage objects, name by name."""
     result = dict(one)
     for name, value in other.items():
         if isinstance(value, Mapping):

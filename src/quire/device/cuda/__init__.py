@@ -1,1 +1,1 @@
-"""CUDA kernels: products of packed weights for few rows, and by experts."""
+"""CUDA kernels: products of packed weights, experts, codes of KV blocks, and graph launches."""

@@ -1,4 +1,4 @@
-"""Blocks of chunks as codes: keys by channel, values by token, in one launch."""
+"""Codes KV blocks in one launch: keys by channel, values by token."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class BlockKind:
     """Compile-time constants of the kernel.
 
     Attributes:
-        key_dim: channels of keys.
-        keys: of a channel's 64 tokens.
-        values: of a token.
+        key_dim: number of key channels.
+        keys: coding of a channel's 64 tokens.
+        values: coding of a token's values.
     """
 
     dtype: mx.Dtype
@@ -55,10 +55,10 @@ class BlockKind:
 
 
 class BlockEncoder:
-    """Tries each kind once in a process, against the codes of single vectors.
+    """Codes blocks. Each kind is checked once in a process against the codes of single vectors.
 
     Args:
-        encoder: of single vectors.
+        encoder: codes single vectors.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -107,10 +107,10 @@ def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> boo
 
 
 def _coded(kind: BlockKind, chunks: Chunks, coding: VectorCoding) -> CodedChunks:
-    """Return one launch.
+    """Code blocks by one launch.
 
     Args:
-        coding: of values.
+        coding: coding of values.
     """
     assert coding.rotation is not None, "values are rotated"
     vectors, blocks = chunks.vectors, chunks.blocks
@@ -160,9 +160,8 @@ def header(kind: BlockKind) -> str:
 
 
 def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Encoder) -> str | None:
-    """Return how far blocks of random chunks are from those that single vectors give.
-
-    None if they are near enough.
+    """Return how codes of random blocks differ from those of single vectors; None if close
+    enough.
     """
     heads, rows, dims = 2, 2 * _TOKENS + 30, (kind.key_dim, kind.values.dim)
     tails = [_normal((3 * heads, _TOKENS, dim), kind.dtype, dim) for dim in dims]
@@ -197,7 +196,7 @@ def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Enc
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A chunk of the trial; see `ChunkBlocks.of`."""
+    """A random chunk for the check; see `ChunkBlocks.of`."""
 
     row: int
     count: int
@@ -205,7 +204,7 @@ class _Span:
     offset: int
 
     def blocks(self, tails: mx.array, vectors: mx.array) -> mx.array:
-        """`[n, heads, 64, dim]` with zeros behind the chunk's end."""
+        """Return `[n, heads, 64, dim]`, with zeros after the chunk's end."""
         heads = vectors.shape[1]
         begun = tails[self.tail * heads : (self.tail + 1) * heads, : self.offset]
         fresh = vectors[self.row : self.row + self.count].swapaxes(0, 1)

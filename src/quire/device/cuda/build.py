@@ -1,7 +1,7 @@
-"""Compiles `launch.cpp` into the extension `_cuda`, against the MLX that is installed.
+"""Compiles `launch.cpp` into the extension `_cuda`, against the installed MLX.
 
-Run by the build of the package (`hatch_build.py`), or by hand:
-`python -m quire.device.cuda.build`. CUDA's toolkit is not needed, nor a GPU.
+The package's build runs it (`hatch_build.py`), or by hand: `python -m quire.device.cuda.build`. It
+needs neither CUDA's toolkit nor a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _FLAGS = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
 
 
 def sources_digest() -> str:
-    """Changes with the source: an extension that was built from another is not used."""
+    """Return a digest of the source. An extension built from another source is not used."""
     return digest_of([SOURCES / "launch.cpp"])
 
 
 def build(target: Path = TARGET, shared: Path | None = None) -> Path:
-    """Compiles the extension to `target`; some seconds.
+    """Compile the extension to `target`. This takes some seconds.
 
     Args:
         shared: as for the CPU kernels.

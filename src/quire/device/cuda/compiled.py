@@ -1,6 +1,6 @@
 """CUDA kernels that are compiled once a machine.
 
-MLX 0.32.4 compiles those of `mx.fast.cuda_kernel` anew in each process, a second or more each.
+MLX 0.32.4 compiles kernels of `mx.fast.cuda_kernel` anew in each process, a second or more each.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ _TYPES = {
 
 @cache
 def compiler() -> Compiler:
-    """Return the process's. Keeps kernels beside those of MLX, in the process's private place."""
+    """Return the process's compiler, which caches kernels beside those of MLX in a private
+    folder.
+    """
     folder = kernel_folder()
     return Compiler(None if folder is None else folder / "quire")
 
 
 class CompiledKernel:
-    """Called as the kernels of `mx.fast` are, and like them compiled for each choice of types.
+    """A kernel that is called like those of `mx.fast`, and compiled for each choice of types.
 
     Args:
         body: names inputs and outputs; `NAME_shape` is an input's shape.
-        shared_memory: bytes that are asked for at launch.
+        shared_memory: bytes of shared memory requested at launch.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class CompiledKernel:
     def _compiled(
         self, inputs: list[mx.array], outputs: list[mx.Dtype], threads: int
     ) -> tuple[str, bytes]:
-        """Name and binary for these types."""
+        """Return the kernel's name and binary for these types."""
         types = tuple(each.dtype for each in inputs), tuple(outputs)
         ranks = {number: inputs[number].ndim for number in self._shaped}
         kind = *types, *ranks.items(), threads
@@ -102,12 +104,11 @@ class CompiledKernel:
     def _size_mark(self) -> bytes:
         """Return bytes to append to a binary, so that MLX loads it once per shared memory size.
 
-        MLX 0.32.4 asks the driver for a kernel's shared memory at the first launch of its module
-        alone (`JitModule::get_kernel_and_dims`). A text does not say how much its launches ask for,
-        and a later one with more would fail. A module is known by its name and all bytes of its
-        binary (`CustomKernel::eval_gpu`). The driver, which is told no length
-        (`cuModuleLoadDataEx`), reads as far as the binary's own header says. So nothing is
-        compiled again, and each size is asked for exactly.
+        MLX 0.32.4 requests a kernel's shared memory from the driver only at the first launch of its
+        module (`JitModule::get_kernel_and_dims`), so a later launch that needs more would fail. MLX
+        identifies a module by its name and all bytes of its binary (`CustomKernel::eval_gpu`). The
+        driver ignores appended bytes: it gets no length (`cuModuleLoadDataEx`) and reads as far as
+        the binary's header says. So nothing is compiled twice, and each size is requested exactly.
         """
         asked = self._shared_memory
         return b"" if asked <= _UNASKED_SHARED else f" shared {asked}".encode()
@@ -119,10 +120,10 @@ class CompiledKernel:
         ranks: dict[int, int],
         threads: int,
     ) -> str:
-        """Return the source, with `_NAME` for a name.
+        """Return the source, with `_NAME` in place of the kernel's name.
 
         Args:
-            ranks: of those inputs, by number, whose shapes the body reads.
+            ranks: number of dimensions of the inputs whose shapes the body reads, by input number.
         """
         given = zip(self._inputs, inputs, strict=True)
         made = zip(self._outputs, outputs, strict=True)

@@ -1,4 +1,4 @@
-"""CUDA's driver and run-time compiler, as far as recording a graph of kernels needs them."""
+"""The parts of CUDA's driver and run-time compiler that recording a graph of kernels needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADER = "cuda_bf16.h"
 
 
 class DriverError(Exception):
-    """A call of the driver or the compiler failed; the message says which, and why."""
+    """Raised if a call of the driver or the compiler fails; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Card:
     """The properties of a GPU on which the tiling of kernels depends.
 
     Attributes:
-        shared: bytes of shared memory that a thread block may ask for.
+        shared: the most bytes of shared memory of a thread block.
     """
 
     multiprocessors: int
@@ -43,13 +43,13 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel in a graph. All its arguments are addresses.
+    """A kernel launch in a graph. All its arguments are addresses.
 
     Attributes:
-        function: as `Compiler` gives it.
-        grid, block: thread blocks, and threads in each.
-        shared: bytes of shared memory beside what the kernel declares.
-        after: the launches, by number, that must be done before.
+        function: handle from `Compiler`.
+        grid, block: number of thread blocks, and threads of each.
+        shared: bytes of dynamic shared memory.
+        after: numbers of the launches that must be done before.
     """
 
     function: int
@@ -74,10 +74,10 @@ class _KernelNode(ctypes.Structure):
 
 
 class Graph:
-    """Launches that run as one.
+    """A CUDA graph of launches.
 
     Args:
-        kept: arrays that live as long: kernels read them.
+        kept: arrays that kernels read, kept alive as long as the graph.
     """
 
     def __init__(self, launches: Sequence[Launch], kept: Sequence[mx.array] = ()) -> None:
@@ -103,7 +103,7 @@ class Graph:
 
 
 def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
-    """Return the node of a launch."""
+    """Add a launch to a graph and return its node."""
     values = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
     places = (ctypes.c_void_p * len(values))(
         *(ctypes.addressof(values) + 8 * number for number in range(len(values)))
@@ -121,9 +121,9 @@ def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
 
 
 def _allow(function: int, shared: int) -> None:
-    """A function may be launched with so much shared memory.
+    """Allow a function to be launched with `shared` bytes of shared memory.
 
-    Other graphs may launch it with more: what they were given stays.
+    The limit is only ever raised, because other graphs may need more.
     """
     handle, allowed = ctypes.c_void_p(function), ctypes.c_int()
     _call("cuFuncGetAttribute", ctypes.byref(allowed), _MOST_SHARED, handle)
@@ -143,10 +143,10 @@ class _Edge(ctypes.Structure):
 
 
 def _depend(graph: ctypes.c_void_p, nodes: list[int], launches: Sequence[Launch]) -> None:
-    """Adds what each launch must wait for.
+    """Add the dependencies of each launch.
 
-    Where one launch alone waits for one other, it may start early: its kernel waits by itself
-    (`griddepcontrol.wait`).
+    If a launch waits for exactly one other, and alone, it may start early: its kernel waits by
+    itself (`griddepcontrol.wait`).
     """
     edges = [(before, number) for number, each in enumerate(launches) for before in each.after]
     if not edges:
@@ -165,10 +165,10 @@ def _depend(graph: ctypes.c_void_p, nodes: list[int], launches: Sequence[Launch]
 
 
 class Compiler:
-    """Compiles kernels for this card, and keeps them in memory and on disk.
+    """Compiles kernels for this card, and caches them in memory and on disk.
 
     Args:
-        folder: of what was compiled before; nobody else may write to it.
+        folder: cache of compiled kernels; nobody else may write to it.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -181,7 +181,7 @@ class Compiler:
         ]
 
     def functions(self, sources: Sequence[str]) -> list[int]:
-        """Return the functions `kernel` of sources; several are compiled at a time."""
+        """Return the function `kernel` of each source. Several are compiled in parallel."""
         missing = [text for text in dict.fromkeys(sources) if text not in self._functions]
         binaries = self.binaries(missing)
         for text, binary in zip(missing, binaries, strict=True):
@@ -189,7 +189,7 @@ class Compiler:
         return [self._functions[text] for text in sources]
 
     def binaries(self, sources: Sequence[str]) -> list[bytes]:
-        """Sources compiled, several at a time."""
+        """Return the sources' binaries. Several are compiled in parallel."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             return list(pool.map(self._binary, sources))
 
@@ -231,7 +231,7 @@ def _compiled(text: str, options: list[str]) -> bytes:
 
 
 def _loaded(binary: bytes) -> int:
-    """Return the function of a compiled kernel. Modules stay loaded as long as the process."""
+    """Return the function of a compiled kernel. Its module stays loaded until the process ends."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuModuleLoadData", ctypes.byref(module), binary)
     _call("cuModuleGetFunction", ctypes.byref(function), module, b"kernel")
@@ -259,7 +259,7 @@ def _driver() -> Any:
 
 @cache
 def _nvrtc() -> Any:
-    """Return the compiler that MLX has loaded."""
+    """Return the run-time compiler library that MLX has loaded."""
     for version in (13, 12):
         try:
             return ctypes.CDLL(f"libnvrtc.so.{version}")
@@ -279,7 +279,7 @@ def _check(name: str, result: int) -> None:
 
 @cache
 def card() -> Card:
-    """Return the process's."""
+    """Return the properties of the process's GPU."""
     return Card(_attribute(_MULTIPROCESSORS), _attribute(_SHARED_BY_ASKING))
 
 
@@ -289,7 +289,7 @@ def _capability() -> int:
 
 
 def _attribute(number: int) -> int:
-    """Return a number about the card."""
+    """Return an integer attribute of the GPU."""
     value = ctypes.c_int()
     _call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
     return value.value
@@ -297,7 +297,7 @@ def _attribute(number: int) -> int:
 
 @cache
 def _header_folders() -> tuple[Path, ...]:
-    """Return the folders of CUDA's headers (toolkit or NVIDIA's packages) and of MLX's own."""
+    """Return the folders of CUDA's headers (toolkit or NVIDIA's packages) and of MLX's headers."""
     roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     folders = [Path(root, "include") for root in [*roots, "/usr/local/cuda"]]
     for path in sys.path:

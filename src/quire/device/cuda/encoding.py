@@ -1,4 +1,4 @@
-"""Vectors as codes, each by one warp: affine ones, or a direction by a codebook."""
+"""Codes vectors, one warp each: affine codes, or a direction by a codebook."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Kind:
     """Compile-time constants of the kernels that code vectors; compare `VectorCoding`.
 
     Attributes:
-        dim: elements before padding.
-        scale: of the rotation; 0 without one.
+        dim: elements of a vector before padding.
+        scale: scale of the rotation; 0 without rotation.
     """
 
     dim: int
@@ -62,13 +62,15 @@ class Kind:
 
     @property
     def constants(self) -> str:
-        """The arguments of the templates in `encode.cuh`, without `dim`."""
+        """The template arguments of `encode.cuh`, without `dim`."""
         levels = "true" if self.codebook else "false"
         return f"{self.size}, {self.group}, {self.bits}, {self.refits}, {levels}"
 
 
 class Encoder:
-    """Tries each kind of coding once in a process; one that is off is left to MLX's operations."""
+    """Codes vectors. Each kind is checked once in a process; MLX's operations replace a wrong
+    one.
+    """
 
     def __init__(self) -> None:
         self._sound: dict[Kind, bool] = {}
@@ -86,7 +88,7 @@ class Encoder:
         return None if plan is None or any(not x.size for x in vectors) else plan.coded(vectors)
 
     def _serves(self, x: mx.array, coding: VectorCoding) -> bool:
-        """Mutates: tries what was not tried before."""
+        """Return whether the kernel of a kind is right. Checks it at the first call."""
         fast = coding.rotation is None or coding.rotation.map.ndim == 1
         fits = coding.size <= LONGEST and coding.group_size % 32 == 0
         if not fast or not fits or x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
@@ -107,11 +109,11 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Arguments that launches for the same kinds of vectors have in common.
+    """Arguments shared by launches for the same kinds of vectors.
 
     Attributes:
-        tables: by vector, the signs and edges that there are.
-        parts: by vector, the elements of its words, its scales and its biases.
+        tables: for each vector, its signs and edges, if any.
+        parts: for each vector, the number of elements of its words, scales and biases.
     """
 
     kernel: Kernel
@@ -134,7 +136,7 @@ class _Plan:
         return _Plan(_kernel(kinds), tables, parts, dtypes)
 
     def coded(self, vectors: Sequence[mx.array]) -> list[mx.array]:
-        """Return the parts of all vectors, by one launch."""
+        """Code all vectors by one launch; return their parts."""
         inputs: list[mx.array] = []
         shapes: list[tuple[int, ...]] = []
         counts: list[int] = []
@@ -184,14 +186,14 @@ def _kernel(kinds: tuple[Kind, ...]) -> Kernel:
 
 
 def coding_text() -> str:
-    """Return the device functions that code vectors; `THREADS` is to be defined."""
+    """Return the device functions that code vectors. The source must define `THREADS`."""
     return kernel_text(_PACKAGE, "coding.cuh") + kernel_text(_PACKAGE, "encode.cuh")
 
 
 def encoding_differs(coding: VectorCoding) -> str | None:
     """Return by how much codes of random vectors exceed the expected error; None if they do not.
 
-    Affine codes should be no worse than those whose scale and bias are a group's range.
+    Affine codes must be no worse than those that span a group's range.
     """
     x = mx.random.normal((9, coding.size), key=mx.random.key(0)) * 3 + 1
     rotated, rotation = x, coding.rotation
@@ -215,7 +217,7 @@ def encoding_differs(coding: VectorCoding) -> str | None:
 
 
 def _by_range(x: mx.array, group: int, bits: int) -> mx.array:
-    """Decode such codes of `[n, size]`."""
+    """Code and decode `[n, size]` by each group's range."""
     grouped = mx.unflatten(x, -1, (-1, group))
     low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
     scale = (high - low) / (2**bits - 1)

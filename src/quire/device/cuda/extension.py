@@ -16,7 +16,7 @@ class Extension(Protocol):
     """The functions of the compiled module, with the argument names of `launch.cpp`."""
 
     def pointer(self, array: mx.array) -> int:
-        """Return the address of an array's numbers; 0 before it is computed."""
+        """Return the device address of an array; 0 before it is computed."""
         ...
 
     def replay(
@@ -29,24 +29,26 @@ class Extension(Protocol):
         numbers: bytes = b"",
         numbers_target: int = 0,
     ) -> mx.array:
-        """Return the first `rows` of `workspace` `[rows, n]` once the graph has run.
+        """Run the graph, and return the first `rows` rows of `workspace` `[rows, n]`.
 
         Args:
-            targets: addresses that the inputs are copied to before.
-            numbers: copied to `numbers_target` before.
+            targets: addresses that the inputs are copied to first.
+            numbers: integers that are copied to `numbers_target` first.
         """
         ...
 
 
 class NoExtension(Exception):
-    """It is missing, or was built for something else; the message says which."""
+    """Raised if the extension is missing or was built for something else; the message says
+    which.
+    """
 
 
 def load_extension() -> Extension:
     """Return the extension.
 
     Raises:
-        NoExtension: there is none for this MLX and these sources.
+        NoExtension: there is no extension for this MLX and these sources.
     """
     try:
         extension = importlib.import_module("quire.device.cuda._cuda")

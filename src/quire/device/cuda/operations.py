@@ -1,4 +1,4 @@
-"""The CUDA kernels in the places of MLX's operations."""
+"""The operations of CUDA devices: own kernels in place of MLX's where they are faster."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _UNPACKED_BYTES = 128 << 20
 
 
 class CUDAOperations(Operations):
-    """Products of packed weights on tensor cores, where they are faster than MLX's.
+    """Operations with own products of packed weights on tensor cores, where these are faster.
 
-    MLX 0.32.4 compiles its own for 8 rows and more at first use, half a minute for each of six
-    kernels. None of them is needed for what these kernels read.
+    MLX 0.32.4 compiles its products of 8 rows and more at first use, half a minute for each of six
+    kernels. Weights that these kernels read need none of them.
     """
 
     # As all by which rows are gathered: a GPU compiles a gather for each type.
@@ -62,7 +62,7 @@ class CUDAOperations(Operations):
         return super().gated_mlp(x, mlp) if inner is None else self.product(inner, mlp.down)
 
     def _by_numbers(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        """Return the same by matrices that are unpacked first, a part at a time."""
+        """Return the experts' outputs by matrices that are unpacked first, a part at a time."""
         outputs = weight.codes.shape[0]
         part = max(1, _UNPACKED_BYTES // (x.shape[-1] * x.dtype.size))
         found = []
@@ -107,7 +107,9 @@ class CUDAOperations(Operations):
     def _outputs(
         self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array | None:
-        """`[T, k, hidden]` by kernels; None where they do not serve."""
+        """Return the experts' outputs `[T, k, hidden]` by kernels; None if these do not support the
+        case.
+        """
         if isinstance(experts, PlainExperts) or not experts.gating.plain:
             return None
         gate, up, down = (_alone(each) for each in (experts.gate, experts.up, experts.down))
@@ -124,6 +126,6 @@ def _affine(weight: PackedWeight) -> Packed | None:
 
 
 def _alone(matrix: Matrix | ExpertMatrices) -> Packed | None:
-    """Return the weight, where it is packed and there is no bias."""
+    """Return the weight if it is packed and has no bias; else None."""
     weight = matrix.weight
     return _affine(weight) if isinstance(weight, PackedWeight) and matrix.bias is None else None

@@ -28,7 +28,7 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix `[out, in]`, or one an expert, `[experts, out, in]`, in MLX's affine packing.
+    """A matrix `[out, in]`, or a stack `[experts, out, in]`, in MLX's affine packing.
 
     Attributes:
         codes: `[..., out, in / 8]`, uint32.
@@ -43,7 +43,7 @@ class Packed:
 
     @property
     def readable_by_kernels(self) -> bool:
-        """Whether the kernels read it."""
+        """Whether the kernels support its packing and shape."""
         return (
             self.bits == 4
             and self.group_size in (64, 128)
@@ -54,7 +54,7 @@ class Packed:
 
 
 def linear(x: mx.array, weight: Packed) -> mx.array:
-    """`[M, in]` -> `[M, out]`."""
+    """Multiply rows: `[M, in]` -> `[M, out]`."""
     rows = x.shape[0]
     if rows > SKINNY_ROWS:
         return many_rows(x, weight)
@@ -69,7 +69,7 @@ def linear(x: mx.array, weight: Packed) -> mx.array:
 
 
 def skinny_gemm(rows: int, weight: Packed) -> SkinnyGemm:
-    """Return how a product of so many rows with a matrix is cut."""
+    """Return how a product of `rows` rows with a matrix is cut."""
     outputs, words = weight.codes.shape
     return _cut(words * 8, outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
 
@@ -93,13 +93,13 @@ def _cut(
     gated: bool = False,
     experts: bool = False,
 ) -> SkinnyGemm:
-    """Kept, as it is asked for at each product."""
+    """Return how a product is cut. Cached, because it is looked up at each product."""
     return SkinnyGemm(inputs, outputs, group_size, rows, card(), gated, experts)
 
 
 @cache
 def fits(gemm: SkinnyGemm) -> bool:
-    """Return whether the card has the shared memory. Says once where it has not."""
+    """Return whether the card has enough shared memory. Log once if not."""
     if not gemm.fits:
         log.warning(
             "products of %d rows and %d columns by MLX's own kernels: they need %d bytes of "
@@ -110,7 +110,9 @@ def fits(gemm: SkinnyGemm) -> bool:
 
 
 def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
-    """`[M, in]` -> `[M, out]` of many rows; with `up`, `activation(weight(x)) * up(x)`."""
+    """Multiply many rows, `[M, in]` -> `[M, out]`; with `up`, return `activation(weight(x)) *
+    up(x)`.
+    """
     rows, (outputs, words) = x.shape[0], weight.codes.shape
     second = [] if up is None else [up.codes, up.scales, up.biases]
     most = max(ROWS, 1 << (rows - 1).bit_length())
@@ -125,7 +127,7 @@ def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int =
 
 
 def unpacked(weight: Packed) -> mx.array:
-    """`[out, in]`."""
+    """Return the matrix `[out, in]` unpacked."""
     outputs, words = weight.codes.shape
     return _unpack_kernel(weight.group_size)(
         inputs=[weight.codes, weight.scales, weight.biases],
@@ -137,7 +139,7 @@ def unpacked(weight: Packed) -> mx.array:
 
 
 def gated(x: mx.array, y: mx.array, gelu: int) -> mx.array:
-    """`activation(x) * y` of arrays of one shape, whose size is a multiple of 8."""
+    """Return `activation(x) * y` of arrays of one shape, whose size is a multiple of 8."""
     return _gate_kernel(gelu)(
         inputs=[x.reshape(-1, 8), y.reshape(-1, 8)],
         grid=(-(-x.size // 8 // _LANES) * _LANES, 1, 1),
@@ -191,7 +193,7 @@ def wide_gemm(
     gated: bool = False,
     experts: bool = False,
 ) -> WideGemm:
-    """Return how a product of many rows is cut; kept, as it is asked for at each product."""
+    """Return how a product of many rows is cut. Cached, because it is looked up at each product."""
     return WideGemm(inputs, outputs, 4, group_size, rows, card(), gated, experts)
 
 
@@ -204,12 +206,12 @@ def _expert_product(
     top: int = 1,
     gelu: int = 0,
 ) -> mx.array:
-    """`[pairs, outputs]`, a row for each pair of row and expert.
+    """Return `[pairs, outputs]`, a row for each pair of row and expert.
 
     Args:
-        tiles: thread blocks, one above the other.
-        top: pairs that share a row of the input.
-        gelu: the activation, see `ACTIVATIONS`; counts with a gate only.
+        tiles: thread blocks along the rows.
+        top: number of pairs that share a row of the input.
+        gelu: the activation, see `ACTIVATIONS`; used with a gate only.
     """
     return _expert_kernel(gemm, top, gelu)(
         inputs=inputs,

@@ -32,11 +32,15 @@ _AGREE = Verification(Check.PRODUCTS_AGREE)
 
 
 class Products:
-    """The kernels, held against MLX's products once; where they differ, none is used."""
+    """The product kernels. They are checked against MLX's products once; if they differ, none is
+    used.
+    """
 
     @cached_property
     def sound(self) -> bool:
-        """Whether this machine computes them as MLX's products. Compiles all of them, once."""
+        """Whether the kernels agree with MLX's products on this machine. Compiles all of them,
+        once.
+        """
         if verified_kernels().holds(_AGREE):
             return True
         difference = problem_of(_difference)
@@ -49,7 +53,9 @@ class Products:
         return difference is None
 
     def linear(self, x: mx.array, weight: Packed) -> mx.array | None:
-        """`[..., in]` -> `[..., out]`; None where the kernels do not serve."""
+        """Multiply rows, `[..., in]` -> `[..., out]`. Return None if no kernel supports the
+        case.
+        """
         rows = x.size // x.shape[-1]
         if not 1 < rows <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
@@ -61,7 +67,9 @@ class Products:
         return y.reshape(*x.shape[:-1], -1)
 
     def gated(self, x: mx.array, gate: Packed, up: Packed, activation: str) -> mx.array | None:
-        """`activation(gate(x)) * up(x)`, `[M, in]` -> `[M, out]`; None where nothing serves."""
+        """Return `activation(gate(x)) * up(x)`, `[M, in]` -> `[M, out]`; None if no kernel supports
+        it.
+        """
         if not packed.SKINNY_ROWS < x.shape[0] <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
         if activation not in ACTIVATIONS or gate.group_size != up.group_size:
@@ -71,13 +79,13 @@ class Products:
         return packed.many_rows(x, gate, up, ACTIVATIONS[activation])
 
     def unpacked(self, weight: Packed, dtype: mx.Dtype) -> mx.array | None:
-        """`[out, in]` of a matrix; None where the kernels do not serve."""
+        """Return a matrix `[out, in]` unpacked; None if no kernel supports it."""
         if dtype != mx.bfloat16 or not (weight.readable_by_kernels and self.sound):
             return None
         return packed.unpacked(weight)
 
     def gate(self, activation: str, x: mx.array, y: mx.array) -> mx.array | None:
-        """`activation(x) * y` of arrays of one shape; None where the kernels do not serve."""
+        """Return `activation(x) * y` of arrays of one shape; None if no kernel supports it."""
         if x.dtype != mx.bfloat16 or y.dtype != mx.bfloat16 or x.shape != y.shape or x.size % 8:
             return None
         if activation not in ACTIVATIONS or not self.sound:
@@ -97,10 +105,10 @@ class Products:
             x: `[T, hidden]`.
             chosen: `[T, k]`, uint32 or int32.
             matrices: gate, up and down.
-            activation: of the gate.
+            activation: activation of the gate.
 
         Returns:
-            `[T, k, hidden]`; None where the kernels do not serve.
+            `[T, k, hidden]`; None if no kernel supports the case.
         """
         gate, up, down = matrices
         if x.dtype != mx.bfloat16 or activation not in ACTIVATIONS:
@@ -123,10 +131,10 @@ class Products:
 
 
 def _difference() -> str | None:
-    """Return how far the kernels are from MLX's products, of random weights; None if near enough.
+    """Return how the kernels' products of random weights differ from MLX's; None if close enough.
 
-    Those of few rows also for wide matrices, after narrow ones: the same kernels then ask for more
-    shared memory.
+    Kernels of few rows are also run on a wide matrix after a narrow one, so that the same kernel
+    asks for more shared memory.
     """
     for group_size in (64, 128):
         weight = _random(144, 256, group_size, 0)
@@ -177,7 +185,7 @@ def _difference_of_experts(hidden: int, rows: int) -> str | None:
 
 
 def _spelled_out(x: mx.array, y: mx.array, gelu: int) -> mx.array:
-    """`activation(x) * y` in float32."""
+    """Return `activation(x) * y`, computed in float32."""
     x, y = x.astype(mx.float32), y.astype(mx.float32)
     if not gelu:
         return x * mx.sigmoid(x) * y
@@ -193,7 +201,7 @@ def _random(outputs: int, inputs: int, group_size: int, seed: int, experts: int 
 
 
 def _plain(weight: Packed) -> mx.array:
-    """Return the matrix in float32."""
+    """Return the matrix as float32."""
     return mx.dequantize(
         weight.codes,
         weight.scales.astype(mx.float32),

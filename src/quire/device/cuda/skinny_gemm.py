@@ -1,4 +1,4 @@
-"""How skinny GEMMs, products of few rows with large matrices, are cut."""
+"""How skinny GEMMs, products of few rows with large matrices, are cut into thread blocks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from quire.device.cuda.driver import Card
 
 
 class Cut(NamedTuple):
-    """How a product is cut: a thread block makes `16 * parts` of a matrix's rows.
-
-    Its warps share the columns.
+    """How a product is cut: a thread block computes `16 * parts` rows of the matrix. Its warps
+    share the columns.
 
     Attributes:
-        chunk: of 64 columns, how many a warp copies at a time.
+        chunk: how many times 64 columns a warp copies at a time.
         stages: chunks that a warp copies ahead.
     """
 
@@ -28,10 +27,10 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemm:
-    """How `skinny_gemm.cuh` multiplies up to `rows` rows: its constants, and how it is launched.
+    """Constants and launch of `skinny_gemm.cuh` for up to `rows` rows.
 
-    The figures are those that were fastest on an H200 (`benchmarks/gpu.md`). Where a card has less
-    shared memory, the first narrower cut is taken that fits.
+    The cuts are those that were fastest on an H200 (`benchmarks/gpu.md`). A card with less shared
+    memory takes the first narrower cut that fits.
 
     Attributes:
         outputs: of all matrices together by which a launch multiplies; with `gated`, of one of two.
@@ -57,7 +56,7 @@ class SkinnyGemm:
 
     @property
     def tiles(self) -> int:
-        """Tiles of 8 rows that a thread block multiplies."""
+        """Number of tiles of 8 rows that a thread block multiplies."""
         return _chosen(self)[0]
 
     @property
@@ -66,12 +65,12 @@ class SkinnyGemm:
 
     @property
     def fits(self) -> bool:
-        """Whether the card has the shared memory."""
+        """Whether the card has enough shared memory."""
         return self.shared <= self.card.shared
 
     @property
     def width(self) -> int:
-        """Rows of a matrix that a thread block makes."""
+        """Rows of a matrix that a thread block computes."""
         return 16 * self.cut.parts
 
     @property
@@ -80,7 +79,7 @@ class SkinnyGemm:
 
     @property
     def blocks(self) -> int:
-        """Thread blocks, one above the other, for all rows."""
+        """Number of thread blocks along the rows."""
         return -(-self.rows // (8 * self.tiles))
 
     @property
@@ -89,7 +88,7 @@ class SkinnyGemm:
         return self.shared_of(self.tiles, self.cut)
 
     def shared_of(self, tiles: int, cut: Cut) -> int:
-        """Return the same with another cut."""
+        """Return the bytes of shared memory with another cut."""
         matrices = cut.parts * (2 if self.gated else 1)
         columns = self._columns(tiles)
         ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + 128 * columns)
@@ -106,12 +105,12 @@ class SkinnyGemm:
         return arrays * (row if row % 16 else row + 16)
 
     def _columns(self, tiles: int) -> int:
-        """Return the rows that a thread block keeps."""
+        """Return how many of a tile's rows a thread block stores."""
         return min(8 * tiles, self.rows)
 
     @property
     def defines(self) -> dict[str, int]:
-        """The constants of `skinny_gemm.cuh`, but for those of activation and experts."""
+        """The constants of `skinny_gemm.cuh`, except those of activation and experts."""
         tiles, cut = self.tiles, self.cut
         return {
             "BITS": self.bits,
@@ -129,9 +128,9 @@ class SkinnyGemm:
         }
 
     def cuts(self) -> Iterator[tuple[int, Cut]]:
-        """Tiles and cuts, fastest first.
+        """Pairs of tiles and cut, fastest first.
 
-        Where sums must be added up alike, all have the same warps and chunks.
+        With `batch_invariant`, all have the same warps and chunks.
         """
         tiles = 1 if self.experts else next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
         while tiles:
@@ -173,7 +172,7 @@ class SkinnyGemm:
 
 @cache
 def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
-    """Return the first of the cuts that fits; the last if none does."""
+    """Return the first cut that fits; the last one if none does."""
     last = None
     for last in gemm.cuts():
         if gemm.shared_of(*last) <= gemm.card.shared:

@@ -1,4 +1,4 @@
-"""How wide GEMMs, products of more rows than a skinny GEMM takes, are cut."""
+"""How wide GEMMs, products of more rows than a skinny GEMM takes, are cut into thread blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ side by side (benchmarks/gpu.md)."""
 
 @dataclass(frozen=True, slots=True)
 class WideGemm:
-    """The constants of `wide_gemm.cuh`, and how it is launched.
+    """Constants and launch of `wide_gemm.cuh`.
 
     Attributes:
         inputs, outputs: columns and rows of a matrix; with `gated`, of each of the two.
@@ -53,17 +53,19 @@ class WideGemm:
 
     @property
     def tiles(self) -> int:
-        """Tiles of 8 rows that a thread block multiplies."""
+        """Number of tiles of 8 rows that a thread block multiplies."""
         return _chosen(self)[0]
 
     @property
     def columns(self) -> int:
-        """Warps side by side. The fewer these are, the more share the columns of a matrix."""
+        """Number of warps side by side. The fewer they are, the more warps share a matrix's
+        columns.
+        """
         return _chosen(self)[1]
 
     @property
     def blocks(self) -> int:
-        """Thread blocks, one above the other, for all rows."""
+        """Number of thread blocks along the rows."""
         return self._above(self.tiles)
 
     def _above(self, tiles: int) -> int:
@@ -71,7 +73,7 @@ class WideGemm:
 
     @property
     def width(self) -> int:
-        """Outputs that a thread block makes."""
+        """Outputs that a thread block computes."""
         return self._width(self.columns)
 
     def _width(self, columns: int) -> int:
@@ -83,7 +85,7 @@ class WideGemm:
 
     @property
     def stages(self) -> int:
-        """Steps that are copied ahead, one more than run at a time."""
+        """Number of steps that are copied ahead, one more than run at a time."""
         fitting = (n for n in _STAGES if self._shared(*_chosen(self), n) <= self.card.shared)
         return next(fitting, _STAGES[-1])
 
@@ -98,7 +100,7 @@ class WideGemm:
         return max(stages * step, splits * 8 * tiles * columns * 32 * 4)
 
     def cuts(self) -> list[tuple[int, int]]:
-        """Tiles and columns of the cuts that fit, the fastest first.
+        """Pairs of tiles and columns that fit, the fastest first.
 
         Thread blocks run in waves of one for each multiprocessor.
         """
@@ -117,12 +119,12 @@ class WideGemm:
 
     @property
     def fits(self) -> bool:
-        """Whether the card has the shared memory."""
+        """Whether the card has enough shared memory."""
         return self.shared <= self.card.shared
 
     @property
     def defines(self) -> dict[str, int]:
-        """The constants of `wide_gemm.cuh`, but for those of activation and experts."""
+        """The constants of `wide_gemm.cuh`, except those of activation and experts."""
         return {
             "BITS": self.bits,
             "FLOATS": int(self.mode != "affine"),
@@ -138,5 +140,5 @@ class WideGemm:
 
 @cache
 def _chosen(gemm: WideGemm) -> tuple[int, int]:
-    """Return the fastest cut; the smallest one if none fits."""
+    """Return the fastest cut; the smallest if none fits."""
     return next(iter(gemm.cuts()), (8, 4))

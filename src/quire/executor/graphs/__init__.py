@@ -1,1 +1,1 @@
-"""Computes programs as CUDA graphs of kernels."""
+"""Runs the programs of steps as CUDA graphs."""

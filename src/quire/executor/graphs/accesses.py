@@ -22,8 +22,8 @@ class Access:
     Attributes:
         offset: of the first row's first element.
         row: elements from one row to the next; 0 where all rows read the same.
-        steps: counts and distances of neighbours, the innermost first: their counts' product is
-            the elements of a row.
+        steps: `(count, distance)` pairs within a row, the innermost first. The product of the
+            counts is the number of elements of a row.
     """
 
     offset: int
@@ -32,17 +32,17 @@ class Access:
 
     @property
     def is_whole(self) -> bool:
-        """Whether rows of all elements follow each other."""
+        """Whether rows are contiguous and follow each other without gaps."""
         width = prod(count for count, _ in self.steps)
         return self.offset == 0 and self.row == width and self.steps in (((width, 1),), ())
 
     @property
     def is_uniform(self) -> bool:
-        """Whether a row reads one element alone."""
+        """Whether all elements of a row are the same element in memory."""
         return all(distance == 0 for _, distance in self.steps)
 
     def neighbours(self, elements: int, most: int) -> int:
-        """Return how many elements may be read at once, a power of two up to `most`.
+        """Return how many contiguous elements one load may read, a power of two up to `most`.
 
         Args:
             elements: neighbours of a row that a thread has; they begin at a multiple of it.
@@ -54,7 +54,7 @@ class Access:
         return min(common & -common, most)
 
     def index(self, within_row: str, within_part: str, part: int) -> str:
-        """Return an expression of C: an element's place relative to the row's.
+        """Return a C expression for an element's offset from the beginning of its row.
 
         Args:
             within_row, within_part: expressions of the element's number.
@@ -75,13 +75,13 @@ class Access:
 
 
 class Rows:
-    """The rows that a region's values have: one for each of a step's.
+    """The row shape shared by all values of a region.
 
     Args:
-        value: of which all others have as many elements a row.
+        value: the value that sets the number of elements in a row.
 
     Attributes:
-        symbol: the size that is their number.
+        symbol: the program's symbol for the number of rows.
         width: elements of a row.
     """
 
@@ -98,13 +98,13 @@ class Rows:
         self._makers = {id: each for each in node.arguments for id in each.outputs}
 
     def root(self, value: int) -> int:
-        """Return the value of which this one is a view inside of the region."""
+        """Return the value outside the region's views that this one is a view of."""
         while (node := self._makers.get(value)) is not None and node.kind in VIEWS:
             value = node.inputs[0]
         return value
 
     def access(self, value: int) -> Access:
-        """Return where a value's elements lie in its root.
+        """Return the offset and strides of a value's elements in its root.
 
         Raises:
             NotGenerated: not at distances that are fixed.
@@ -116,7 +116,7 @@ class Rows:
         return Access(int(few[0, 0]), row, _steps(few[0] - few[0, 0]))
 
     def _places(self, value: int, rows: int) -> np.ndarray:
-        """Return the number of each element in the root, `[rows, width]`."""
+        """Return the index in the root of each element, `[rows, width]`."""
         sizes = dict.fromkeys(self._program.symbols, rows)
         chain, root = list[Node](), value
         while (node := self._makers.get(root)) is not None and node.kind in VIEWS:
@@ -146,7 +146,7 @@ class Rows:
 
 
 def _steps(places: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Split the places of a row's elements into counts and distances."""
+    """Describe the indices of a row's elements by `(count, distance)` pairs."""
     found = list[tuple[int, int]]()
     while len(places) > 1:
         distance = int(places[1] - places[0])

@@ -65,15 +65,15 @@ def register_type(dtype: mx.Dtype) -> str:
 
 
 def rounded(text: str, dtype: mx.Dtype) -> str:
-    """Return an expression of a float as it is once it was stored."""
+    """Return a C expression that rounds a float to the storage type."""
     return text if dtype not in ROUNDED or dtype == mx.float32 else f"{ROUNDED[dtype]}({text})"
 
 
 def expression(program: Program, node: Node, given: Sequence[str]) -> str:
-    """Return what a node's output is, rounded to its type.
+    """Return a C expression for a node's output, rounded to its type.
 
     Args:
-        given: names of the inputs' values.
+        given: names of the input variables.
 
     Raises:
         NotGenerated: the node is not known.
@@ -119,9 +119,8 @@ def _converted(text: str, own: mx.Dtype, dtype: mx.Dtype) -> str:
 
 
 def activated(name: str, x: str, dtype: mx.Dtype) -> str:
-    """Return an activation of a float.
-
-    Where MLX has no one operation for it, each of several is rounded.
+    """Return a C expression for an activation. Where MLX uses several operations, each result is
+    rounded.
     """
     if name == "relu2":
         above = f"larger({x}, 0.f)"
@@ -136,7 +135,7 @@ def activated(name: str, x: str, dtype: mx.Dtype) -> str:
 
 
 def gated(gating: Gating, x: str, y: str, dtype: mx.Dtype) -> str:
-    """Return `activations.gated`: what is bounded is computed in float32."""
+    """Return a C expression for `activations.gated`. Bounded gates are computed in float32."""
     if gating.plain:
         return rounded(f"{activated(gating.activation, x, dtype)} * {y}", dtype)
     high, low = literal(gating.limit, mx.float32), literal(-gating.limit, mx.float32)

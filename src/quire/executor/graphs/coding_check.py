@@ -1,4 +1,4 @@
-"""What kernels code is held against the format's own way: full tails, or single tokens."""
+"""Checks the codes that kernels write against the KV format's own encoder."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _TOLERANCE = 1e-2
 
 
 class KernelRunner(ABC):
-    """Runs single kernels."""
+    """Interface that runs single kernels."""
 
     @abstractmethod
     def address(self, array: mx.array) -> int:
-        """Of an array that is computed."""
+        """Return the device address of an evaluated array."""
 
     @abstractmethod
     def run(self, kernel: Kernel) -> None:
-        """Mutates: the arrays that the kernel writes to."""
+        """Run a kernel. It writes to the arrays at its addresses."""
 
 
 class DeviceRunner(KernelRunner):
-    """Runs each as a graph."""
+    """Runs each kernel as a graph of its own."""
 
     def __init__(self, compiler: Compiler, extension: Extension) -> None:
         self._compiler, self._extension = compiler, extension
@@ -54,7 +54,7 @@ class DeviceRunner(KernelRunner):
 
 
 def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) -> str | None:
-    """How far coded tails are from those of the format's store; None if they are near enough."""
+    """Return how tails coded by the kernel differ from the store's own; None if close enough."""
     shape = LayerShape.of(spec, packed.BLOCK_SIZE, mx.bfloat16)
     store, expected = _stores(shape, format)
     for either in (store, expected):
@@ -80,9 +80,9 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
 
 
 def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | None:
-    """How far coded tokens, and queries for them, are from those of the format's store.
+    """Return how coded tokens and rotated queries differ from the store's own.
 
-    None if they are near enough.
+    None if they are close enough.
     """
     shape = LayerShape.of(case.spec, case.block_size, case.dtype)
     store, expected = _stores(shape, case.format)
@@ -118,7 +118,7 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
 
 
 def _stores(shape: LayerShape, format: KVFormat) -> tuple[LayerStore, LayerStore]:
-    """Two of three blocks."""
+    """Return two stores of three blocks each."""
     stores = make_store(shape, format), make_store(shape, format)
     for each in stores:
         each.resize(3, ())
@@ -132,7 +132,7 @@ def _keys_and_values(shape: LayerShape) -> list[mx.array]:
 
 
 def _slots(shape: LayerShape) -> SlotMapping:
-    """Those of block 2, in order."""
+    """Return the slots of block 2, in order."""
     count = shape.block_size
     blocks, offsets = np.full(count, 2, np.int32), np.arange(count, dtype=np.int32)
     starts = np.array([0, count], np.int32)
@@ -140,7 +140,7 @@ def _slots(shape: LayerShape) -> SlotMapping:
 
 
 def _difference(store: LayerStore, expected: LayerStore, shape: LayerShape) -> str | None:
-    """Between block 2 of both, as attention reads it."""
+    """Return the difference between block 2 of two stores, as attention reads it."""
     rows = mx.arange(2 * shape.kv_heads, 3 * shape.kv_heads)[:, None]
     q = _normal((shape.kv_heads, 4, shape.head_dim), 1)
     weights = _normal((shape.kv_heads, 4, shape.block_size), 2)

@@ -1,4 +1,4 @@
-"""Finds out how much of a program can be recorded as kernels, and why the rest cannot."""
+"""Measures how much of a program can be recorded as kernels, and why the rest cannot."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from quire.program.values import FUSED, Node
 
 
 class Survey(Recording):
-    """A recording that goes on behind nodes without kernels, and counts them.
+    """A recording that continues past nodes without kernels and counts them.
 
     Attributes:
-        nodes: how many nodes compute something.
-        refused: by the kind of a node without kernels and the reason, how many there are.
+        nodes: number of nodes that compute something.
+        refused: number of nodes without kernels, by node kind and reason.
     """
 
     def __init__(

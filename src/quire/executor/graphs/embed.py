@@ -62,9 +62,9 @@ def _numbers(table: mx.array, dtype: mx.Dtype, cut: Cut) -> list[str]:
 
 
 def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[str]]:
-    """Return the arrays of a table of codes, and what reads a thread's elements.
+    """Return the arrays of a coded table, and the C lines that decode one thread's elements.
 
-    An element's code is a part of a stream of bits, which begins with each row.
+    A row is a stream of bits; each row begins a new stream.
     """
     bits, size = table.packing.bits, table.packing.group_size
     if bits not in _BITS:
@@ -93,7 +93,7 @@ def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[s
 
 
 def _place(number: str, width: int, tiled: bool) -> str:
-    """Return where a token's element of a number is in an array of `width` columns."""
+    """Return a C expression for the index of a token's element in an array of `width` columns."""
     if not tiled:
         return f"token * {width} + {number}"
     return f"(token / {TILE} * {width} + {number}) * {TILE} + token % {TILE}"

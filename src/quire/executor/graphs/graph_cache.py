@@ -1,4 +1,6 @@
-"""Records a model's steps for each number of rows, and binds them to where the pools are."""
+"""Records the steps of a model by number of rows, and binds the recordings to the pools'
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,10 @@ class _Graphs:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """Compiled kernels of a step over pools at `addresses`.
+    """Compiled kernels of a step, with the pool addresses that they were recorded for.
 
-    Pools grow and move; a step is recorded once, and each time its graph is made of the same
-    kernels with other addresses.
+    A step is recorded once. When pools grow and move, a graph is made of the same kernels with new
+    addresses.
     """
 
     recorder: Recorder
@@ -61,7 +63,7 @@ class _Recorded:
     addresses: Addresses
 
     def graph(self, addresses: Addresses) -> Graph:
-        """Return the graph of the step over pools at other addresses."""
+        """Return the graph of the step for pools at `addresses`."""
         moved = dict(zip(chain(*self.addresses), chain(*addresses), strict=True))
         kept = self.recorder.kept
         if addresses != self.addresses:
@@ -71,13 +73,13 @@ class _Recorded:
 
 
 class GraphCache:
-    """The graphs of a model, and the memory that they read and write.
+    """The graphs of a model, and the device memory that they read and write.
 
     Args:
         batch_invariant: a row's bits do not depend on the other rows.
 
     Attributes:
-        heads: of each layer that keeps keys, by layer.
+        heads: attention head shapes of the layers that keep keys, by layer.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class GraphCache:
         self._record(self._recorder(MAX_ROWS), pools, states)
 
     def inputs(self, max_rows: int) -> InputLayout:
-        """Return the memory for the inputs of graphs of `max_rows` rows."""
+        """Return the input buffers for graphs of `max_rows` rows."""
         rows = MAX_ROWS if max_rows <= MAX_ROWS else WIDE_ROWS
         if rows not in self._inputs:
             tile_rows = [] if rows == MAX_ROWS else self._tile_rows()
@@ -134,13 +136,15 @@ class GraphCache:
         return self._inputs[rows]
 
     def output(self, max_rows: int) -> tuple[mx.array, bool]:
-        """Return where graphs of `max_rows` rows write, and whether these are logits."""
+        """Return the output buffer of graphs of `max_rows` rows, and whether it holds logits."""
         if self._logits is None or max_rows > MAX_ROWS:
             return self._hidden, False
         return self._logits, True
 
     def graph(self, max_rows: int, format: KVFormat) -> Graph | None:
-        """Return the graph for the pools as they are; None while work on them is pending."""
+        """Return the graph for the current pools. Return None while writes to the pools are
+        pending.
+        """
         stores = {
             layer: self._pools.kv(self._layout.group[layer], format).layers[layer]
             for layer in self.heads
@@ -195,7 +199,7 @@ class GraphCache:
     def _record(
         self, recorder: Recorder, pools: dict[int, LayerPool], states: dict[int, LayerStates]
     ) -> None:
-        """Record body and head.
+        """Record the body, and the head if it has kernels.
 
         Raises:
             UnsupportedNode: there is no kernel for a part of the body.
@@ -213,7 +217,7 @@ class GraphCache:
             self._record_head(recorder, recording, hidden)
 
     def _record_head(self, recorder: Recorder, recording: Recording, hidden: Buffer) -> None:
-        """Record the kernels from hidden states to logits.
+        """Record the kernels that turn hidden states into logits.
 
         Raises:
             UnsupportedNode: there are none for a part of the head.
@@ -227,7 +231,7 @@ class GraphCache:
             recording.record(self._programs.head, given, [logits])
 
     def _make_logits(self) -> None:
-        """Make memory for logits, if there are kernels for the head."""
+        """Allocate the logits buffer if the head has kernels."""
         outputs = self._programs.head.values[self._programs.head.outputs[0]].shape[-1]
         assert isinstance(outputs, int), "the vocabulary is fixed"
         self._logits = mx.zeros((MAX_ROWS, outputs))
@@ -241,7 +245,7 @@ class GraphCache:
             self._logits = None
 
     def _tile_rows(self) -> list[int]:
-        """Return, for each KV group, the rows of one sequence that a tile of its layers holds."""
+        """Return, for each KV group, how many rows of one sequence a tile holds."""
         found = [WIDE_ROWS] * len(self._layout.groups)
         for layer, heads in self.heads.items():
             group = self._layout.group[layer]

@@ -1,4 +1,4 @@
-"""The kernel of the head: logits of few rows, by a matrix of very many."""
+"""The kernel of the output head: logits of few rows, by a matrix with very many columns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What `head.cuh` is compiled for, and how it is launched, for steps of up to `max_rows` rows.
+    """Parameters of `head.cuh` and its launch, for steps of up to `max_rows` rows.
 
     Attributes:
-        cap: of logits, `cap * tanh(x / cap)`; None without.
+        cap: soft cap of logits, `cap * tanh(x / cap)`; None without.
     """
 
     max_rows: int
@@ -34,7 +34,7 @@ class Head:
 
     @property
     def tiles(self) -> int:
-        """Times 8 rows in a thread block: as many as its shared memory holds."""
+        """Return how many tiles of 8 rows a thread block's shared memory holds."""
         wanted = min(4, -(-self.max_rows // 8))
         return max(
             n for n in (1, 2, 4) if n <= wanted and (n == 1 or self._shared(n) <= self.card.shared)
@@ -42,12 +42,12 @@ class Head:
 
     @property
     def fits(self) -> bool:
-        """Whether the card has the shared memory."""
+        """Whether the card has enough shared memory."""
         return self.shared <= self.card.shared
 
     @property
     def columns(self) -> int:
-        """Of 8 rows, those that are kept."""
+        """Return how many of a tile's 8 rows are rows of the step, and are stored."""
         return min(8, self.max_rows)
 
     @property
@@ -56,13 +56,13 @@ class Head:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks: for all rows, and so many that they fill the card."""
+        """Return the number of thread blocks: enough for all rows and to fill the card."""
         blocks = self.card.multiprocessors * (_MOST_BLOCKS if self.tiles == 1 else 1)
         return -(-self.max_rows // (8 * self.tiles)), blocks, 1
 
     @property
     def shared(self) -> int:
-        """Bytes."""
+        """Return the bytes of shared memory."""
         return self._shared(self.tiles)
 
     def _shared(self, tiles: int) -> int:
@@ -70,7 +70,7 @@ class Head:
 
     @property
     def text(self) -> str:
-        """rows, x, codes, scales, biases, y."""
+        """Return the source. Parameters: rows, x, codes, scales, biases, y."""
         parameters = ["const int* rows", "const T* x"]
         parameters += [*kernels.matrix_parameters(), "float* y"]
         defines: Mapping[str, object] = {
@@ -98,7 +98,7 @@ class Head:
 def record_head(
     recorder: Recorder, weight: PackedWeight, softcap: float | None, hidden: Buffer, logits: Buffer
 ) -> None:
-    """Record the product with a head: logits of `hidden`, in float32."""
+    """Record the product of `hidden` with the head. Logits are float32."""
     outputs, words = weight.codes.shape
     group_size = weight.packing.group_size
     head = Head(recorder.max_rows, words * 8, outputs, group_size, softcap, recorder.card)
@@ -112,7 +112,7 @@ def record_head(
 
 
 def served_head(program: Program, card: Card) -> tuple[PackedWeight, float | None] | None:
-    """Return the matrix and the soft cap of a head that `record_head` serves; None otherwise."""
+    """Return the matrix and the soft cap of a head that `record_head` supports; None otherwise."""
     nodes = [
         each
         for node in program.nodes

@@ -1,4 +1,4 @@
-"""Records what is computed of heads outside of attention: products by head, and rotations."""
+"""Records nodes that work on heads outside of attention: products by head, and rotations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _THREADS = 128
 
 
 class HeadRecording(ValueRecording):
-    """Records nodes that compute something of each head."""
+    """Records nodes that work on single heads."""
 
     def _by_head(self, node: Node) -> None:
-        """Record products of each head with a matrix of its own."""
+        """Record the products of heads, each with its own matrix."""
         recorder, weight = self._recorder, ProductMatrix.of(node.weight("matrices").weight)
         heads, outputs = weight.experts, weight.outputs
         x = self._rows_of(node.inputs[0])
@@ -32,7 +32,7 @@ class HeadRecording(ValueRecording):
         recorder.add(source, grid, gemm.threads, arguments, [x.buffer], [y], gemm.shared)
 
     def _rotate(self, node: Node) -> None:
-        """Record the rotation of heads by positions."""
+        """Record the rotation of heads by position (RoPE)."""
         recorder, value = self._recorder, self._program.values[node.outputs[0]]
         x, cosines, sines = (self._rows_of(each) for each in node.inputs)
         heads, dim = self._width(node.outputs[0], 1), self._width(node.outputs[0], 2)

@@ -17,10 +17,11 @@ THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How keys and values are coded, if blocks hold codes of single tokens.
+    """How keys and values are coded in blocks that hold codes of single tokens.
 
     Attributes:
-        query_scale: of the turn of queries into the coordinates of coded keys; 0 without one.
+        query_scale: scale of the rotation of queries into the coordinates of coded keys; 0 without
+            one.
     """
 
     keys: Kind
@@ -29,7 +30,7 @@ class Coding:
 
     @staticmethod
     def of(store: TokenStore) -> Coding:
-        """For a store whose vectors a kernel can turn."""
+        """Return the coding of a store whose vectors a kernel can rotate."""
         shape, turn = store.shape, store.coded().layout.key_rotation
         keys, values = store.codings
         return Coding(
@@ -40,7 +41,9 @@ class Coding:
 
     @property
     def parameters(self) -> list[str]:
-        """Signs, edges of keys and of values, then words, scales and biases of each."""
+        """Return the parameters: signs, bin edges of keys and values, then words, scales and biases
+        of each.
+        """
         names = ["const float* signs", "const float* key_edges", "const float* value_edges"]
         for of in ("key", "value"):
             names += [f"unsigned* {of}_words"]
@@ -59,13 +62,13 @@ class Coding:
 
 
 def code_tables(store: TokenStore) -> list[mx.array | None]:
-    """What a `Coding` is given first, where there are such."""
+    """Return the leading parameters of a `Coding`: its signs and bin edges."""
     turn, (keys, values) = store.coded().layout.key_rotation, store.codings
     return [None if turn is None else turn.map, keys.edges, values.edges]
 
 
 def code_parts(store: TokenStore) -> list[mx.array | None]:
-    """What it is given then; no biases where there is a codebook."""
+    """Return the following parameters of a `Coding`; without biases if it has a codebook."""
     biased = 0 if store.coded().layout.codebook else 1
     found: list[mx.array | None] = []
     for arrays in store.block_arrays:
@@ -84,16 +87,16 @@ def _constants(of: str, kind: Kind) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What `heads.cuh` is compiled for.
+    """Parameters of `heads.cuh`.
 
     Attributes:
-        kv_heads: 0 where the layer reads another one's keys.
-        value_dim: 0 where values are the beginnings of keys.
-        pairs: of elements that turn with a row's position; 0 without rotation.
-        strides: elements from row to row of what queries, keys and values are part of.
-        head_strides: elements from head to head there.
-        normed: queries and keys are normalised, by a weight if they are given one.
-        coding: None where blocks hold keys and values as they are.
+        kv_heads: number of key heads; 0 if the layer reads another layer's keys.
+        value_dim: size of a value; 0 if values are the beginnings of keys.
+        pairs: pairs of elements that RoPE rotates; 0 without RoPE.
+        strides: elements from row to row, of the arrays that hold queries, keys and values.
+        head_strides: elements from head to head in these arrays.
+        normed: whether queries and keys are normalised; with a weight if one is given.
+        coding: how keys and values are coded; None for plain blocks.
     """
 
     heads: int
@@ -111,16 +114,16 @@ class Heads:
     coding: Coding | None
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
-        """Thread blocks: a warp takes a vector."""
+        """Return the number of thread blocks: one warp handles one vector."""
         vectors = self.heads + self.kv_heads * (2 if self.value_dim else 1)
         return max_rows, -(-vectors * 32 // THREADS), 1
 
     @property
     def text(self) -> str:
-        """The source.
+        """Return the source.
 
-        Called with rows, q, k, v, where queries go, norms of q and k, cosines, sines, blocks and
-        offsets; then with keys and values of the pool, or with the parameters of its coding.
+        Parameters: rows, q, k, v, the queries' destination, norms of q and k, cosines, sines,
+        blocks and offsets. Then keys and values of the pool, or the parameters of the coding.
         """
         parameters = ["const int* rows", "const T* q", "const T* k", "const T* v", "T* q_out"]
         parameters += ["const T* q_norm", "const T* k_norm"]

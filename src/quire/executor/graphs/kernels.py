@@ -1,7 +1,7 @@
-"""The sources of the kernels that a decode step is made of.
+"""The sources of hand-written kernels of a step.
 
-Each is a function `kernel` whose arguments are all addresses. `rows` is how many rows a step has; a
-kernel is launched for as many as its graph serves.
+Each is a function `kernel` whose arguments are all addresses. `rows` is the number of rows of the
+step; a kernel is launched for the rows that its graph was recorded for.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def source_text(
     before: str = "",
     resident: int | None = None,
 ) -> str:
-    """The source of a kernel.
+    """Return the source of a kernel.
 
     Args:
         resident: thread blocks that a multiprocessor should hold at a time.
-        before: runs while what the kernel depends on may still run.
+        before: C lines that may run before earlier kernels have finished.
     """
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     bounds = str(threads) if resident is None else f"{threads}, {resident}"
@@ -77,7 +77,10 @@ def source_text(
 
 
 def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
-    """rows, x, then weight, y and, with `offsets`, a bias or 0 of each matrix."""
+    """Return the source of a product.
+
+    Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix.
+    """
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
         parameters += [*_weight(gemm, str(n)), f"T* y{n}", *[f"const T* offsets{n}"] * offsets]
@@ -101,7 +104,8 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
 
 
 def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
-    """rows, x, weight, y: of heads, each with a matrix of its own.
+    """Return the source of products by head. Parameters: rows, x, weight, y. Each head has its own
+    matrix.
 
     Args:
         x_row, x_head: elements from one row, and from one head, of x to the next.
@@ -123,12 +127,12 @@ def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
 
 
 def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
-    """Thread blocks side by side of each matrix."""
+    """Return how many thread blocks share each matrix."""
     return [-(-n // gemm.width) for n in outputs]
 
 
 def gated(gemm: Gemm, activation: str) -> str:
-    """rows, x, gate's and up's weight, y."""
+    """Return the source of a gated product. Parameters: rows, x, weights of gate and up, y."""
     parameters = ["const int* rows", "const T* x", *_gate_and_up(gemm), "T* y"]
     lines = [
         "const int x_shape[1] = {*rows};",
@@ -140,12 +144,15 @@ def gated(gemm: Gemm, activation: str) -> str:
 def experts_first(
     gemm: Gemm, experts: int, top: int, joined: str | None, activation: str, *, offsets: bool
 ) -> str:
-    """x, weight of one matrix or of gates and values, offsets, order, tiles, y.
+    """Return the source of the experts' first products.
+
+    Parameters: x, weights of one matrix or of gate and up, offsets, order, tiles, y.
 
     Args:
-        top: experts of a row.
-        joined: what an element is, of `x` and, with a gate, `y`; None is by the activation.
-        offsets: each matrix has some.
+        top: number of experts of a row.
+        joined: C expression that joins products `x` and `y` (with a gate); None uses the
+            activation.
+        offsets: whether each matrix has a bias.
     """
     parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
     if offsets:
@@ -163,7 +170,10 @@ def experts_first(
 
 
 def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
-    """x, weight, offsets if there are any, order, tiles, y."""
+    """Return the source of the experts' last product.
+
+    Parameters: x, weight, offsets if there are any, order, tiles, y.
+    """
     parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
     parameters += ["const int* order", "const int* tiles", "T* y"]
     more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
@@ -215,11 +225,14 @@ def _product(
 
 
 def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = False) -> str:
-    """q, keys, values, tiles, table, numbers, partial, stats, result, sinks if there are any.
+    """Return the source of attention over plain blocks, one row a tile.
+
+    Parameters: q, keys, values, tiles, table, numbers, partial, stats, result, and sinks if there
+    are any.
 
     Args:
-        ordered: thread blocks wait for the kernel before even where they have nothing to do: it may
-            be that none has.
+        ordered: whether thread blocks without work also wait for the previous kernel. Needed if all
+            may be without work.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
@@ -238,9 +251,9 @@ def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = Fa
 
 
 def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
-    """q, keys, values, tiles, table, visible, numbers, result, and sinks if there are any.
+    """Return the source of attention whose tiles hold several rows of one sequence.
 
-    A tile is several rows of a sequence.
+    Parameters: q, keys, values, tiles, table, visible, numbers, result, and sinks if there are any.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const int* visible", "const float* numbers", "T* result"]
@@ -260,7 +273,10 @@ def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
 
 
 def combine(shape: paged.Shape, splits: int) -> str:
-    """rows, partial, stats, tiles, result, and sinks if there are any."""
+    """Return the source that combines splits.
+
+    Parameters: rows, partial, stats, tiles, result, and sinks if there are any.
+    """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     lines = [
         *of_splits(shape, splits),
@@ -277,7 +293,7 @@ def combine(shape: paged.Shape, splits: int) -> str:
 
 
 def of_splits(shape: paged.Shape, splits: int) -> list[str]:
-    """What stands before a kernel that joins them."""
+    """Return the declarations before a kernel that combines splits."""
     return [
         f"if ((int)blockIdx.x >= *rows * {shape.heads}) return;",
         f"constexpr int splits = {splits};",
@@ -286,20 +302,20 @@ def of_splits(shape: paged.Shape, splits: int) -> list[str]:
 
 
 def sinks_of(shape: paged.Shape) -> list[str]:
-    """Return the last parameter of kernels that attend with sinks."""
+    """Return the last parameter of attention kernels with sinks."""
     return ["const T* sinks"] * shape.sinks
 
 
 def joined_defines(shape: paged.Shape) -> dict[str, object]:
-    """Return the constants of a kernel that joins splits."""
+    """Return the constants of a kernel that combines splits."""
     return {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": int(shape.sinks)}
 
 
 def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
-    """The source of the kernel that attends over page codes.
+    """Return the source of attention over page codes.
 
-    Called with q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
-    numbers, partial, stats, and those of the own blocks.
+    Parameters: q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
+    numbers, partial, stats, and partial and stats of the own blocks.
     """
     parameters = ["const T* q", *_codes("k"), *_codes("v"), "const T* tail_keys"]
     parameters += ["const T* tail_values", "const int* tiles", "const int* own_tiles"]
@@ -322,7 +338,11 @@ def _codes(of: str) -> list[str]:
 
 
 def join(shape: paged.Shape, splits: int) -> str:
-    """rows, partial, stats, those of the own blocks, signs, result, and sinks if there are any."""
+    """Return the source that combines splits of coded and own blocks.
+
+    Parameters: rows, partial, stats, partial and stats of the own blocks, signs, result, and sinks
+    if there are any.
+    """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* own_partial", "const float* own_stats", "const float* signs"]
     parameters += ["T* result", *sinks_of(shape)]
@@ -332,7 +352,10 @@ def join(shape: paged.Shape, splits: int) -> str:
 
 
 def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
-    """rows, blocks, offsets, tails, signs, stores: `[layers, 8]` addresses of arrays."""
+    """Return the source that codes full tails.
+
+    Parameters: rows, blocks, offsets, tails, signs, stores: `[layers, 8]` addresses of arrays.
+    """
     parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
     reach = [

@@ -30,11 +30,10 @@ class GroupInputs:
     Attributes:
         blocks, offsets: the slot that each row is written to.
         visible: the first and the last key that a row sees.
-        tiles: of plain blocks: a row each. Where sequences of many rows have tiles of their own,
-            of the others' rows alone.
-        tails: the block that keeps a row's own block as written, in formats with tails.
-        coded, own: tiles of these formats, see `packed.tiles_of`.
-        wide: tiles of several rows of a sequence that has many, over plain blocks.
+        tiles: tiles of plain blocks, one row each. Without the rows that `wide` covers.
+        tails: for each row, its sequence's tail block, in formats with tails.
+        coded, own: tiles of formats with tails; see `packed.tiles_of`.
+        wide: tiles of several rows of one sequence, over plain blocks.
     """
 
     blocks: int
@@ -48,20 +47,22 @@ class GroupInputs:
 
     @staticmethod
     def of(start: int, each: int) -> GroupInputs:
-        """Lay out the inputs from `start` on; one number for all rows takes `each`."""
+        """Lay out the inputs from `start` on. `each` is the size of one field with a number for
+        each row.
+        """
         offsets = (0, 1, 2, 4, 10, 11, 17, 23)
         return GroupInputs(*(start + each * offset for offset in offsets))
 
 
 class InputLayout:
-    """Memory for the inputs of steps of up to `max_rows` rows.
+    """Device memory for the inputs of steps of up to `max_rows` rows.
 
     Args:
         groups: KV groups.
-        entries: the most entries of all block tables of a step.
-        address: of an array on the device.
-        tile_rows: for each group, rows that a tile of a sequence with many rows holds; empty where
-            each row is a tile.
+        entries: the most block table entries of a step, all tables together.
+        address: returns the device address of an array.
+        tile_rows: for each group, the rows of a tile for sequences with many rows; empty if each
+            row is a tile.
     """
 
     def __init__(
@@ -112,10 +113,10 @@ def step_numbers(
     memory: InputLayout,
     block_size: int,
 ) -> Ints | None:
-    """Return a step's inputs but for its tokens, laid out as `InputLayout` says.
+    """Return a step's inputs except its tokens, in the layout of `InputLayout`.
 
-    None if block tables are too many, positions are none that graphs take, or a state goes to more
-    slots than there is room for.
+    None if the block tables are too long, if positions differ between axes or are no whole numbers,
+    or if a state goes to too many slots.
     """
     max_rows = memory.max_rows
     start = table_start(max_rows, len(layout.groups))
@@ -164,11 +165,11 @@ def write_group(
     max_rows: int,
     tile_rows: int | None = None,
 ) -> None:
-    """Write a KV group's rows into a step's inputs, as `GroupInputs` says.
+    """Write a KV group's inputs as `GroupInputs` lays them out.
 
     Args:
-        entries: of the block tables, those before the group's.
-        tile_rows: see `InputLayout`; None where each row is a tile.
+        entries: number of block table entries before this group's.
+        tile_rows: see `InputLayout`; None if each row is a tile.
     """
     count, slots = metadata.rows, metadata.slots
     start = group_start(max_rows, group)
@@ -205,5 +206,5 @@ def write_group(
 
 
 def max_tiles(max_rows: int, tile_rows: int) -> int:
-    """Return the most tiles of `tile_rows` rows of sequences that have many rows."""
+    """Return the most tiles of `tile_rows` rows that a step may have."""
     return min(max_rows, max_rows // (FEW_ROWS + 1) + max_rows // tile_rows + 1)

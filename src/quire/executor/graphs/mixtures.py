@@ -1,4 +1,4 @@
-"""Records mixtures: routers, and the products of experts."""
+"""Records mixtures of experts: routers, and the products of experts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quire.program.values import Node, Program
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Where a router's kernel puts pairs of row and expert, grouped by expert.
+    """Buffers into which a router's kernel writes pairs of row and expert, grouped by expert.
 
     Attributes:
-        order: pairs.
-        tiles: of each tile its expert, first pair and number of pairs.
+        order: the pairs.
+        tiles: for each tile its expert, first pair and number of pairs.
         max_tiles: the most tiles.
         many: whether a tile holds up to `ROWS` pairs, else up to `EXPERT_TILE`.
     """
@@ -37,7 +37,7 @@ class Routed:
 
     @property
     def wide_tiles(self) -> int:
-        """Tiles for `Recorder.gemm`: 0 where they are small."""
+        """Number of tiles for `Recorder.gemm`; 0 if tiles are small."""
         return self.max_tiles if self.many else 0
 
 
@@ -97,7 +97,7 @@ class MixtureRecording(ValueRecording):
             recorder.release(each)
 
     def _first(self, node: Node, experts: GatedExperts | PlainExperts) -> Buffer:
-        """Record what experts make of rows before they multiply by their last matrices."""
+        """Record the experts' computation up to their last matrices."""
         recorder, (x, chosen) = self._recorder, node.inputs
         gated = isinstance(experts, GatedExperts)
         matrices = [experts.gate, experts.up] if isinstance(experts, GatedExperts) else [experts.up]
@@ -125,9 +125,9 @@ class MixtureRecording(ValueRecording):
 
 
 def _joined(experts: GatedExperts | PlainExperts) -> tuple[str | None, str]:
-    """Return what makes an element of products `x` and `y`, and the activation.
+    """Return the C expression that joins products `x` and `y`, and the activation.
 
-    The first is None where the kernel of products does it by the activation alone.
+    The expression is None if the product's kernel applies the activation by itself.
     """
     try:
         if isinstance(experts, PlainExperts):

@@ -28,17 +28,18 @@ _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
 
 
 class UnsupportedNode(Exception):
-    """No kernel computes a node of the program; the message names it and says why."""
+    """Raised if no kernel computes a node of the program. The message names the node and says
+    why.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that are parts of a value's rows, `[T, n]` or `[T, heads, n]`.
+    """Rows that lie within the rows of a longer value, `[T, n]` or `[T, heads, n]`.
 
     Attributes:
-        source: the value.
-        offset, row, head: in elements: where the first row begins, and from one row and from one
-            head to the next.
+        source: the longer value.
+        offset, row, head: offset of the first row, stride of rows and stride of heads, in elements.
     """
 
     source: int
@@ -48,14 +49,15 @@ class Part:
 
     @staticmethod
     def whole(program: Program, value: int) -> Part:
-        """Return all of a value."""
+        """Return the part that is all of a value."""
         head = program.values[value].shape[-1]
         assert isinstance(head, int), "heads have a fixed size"
         return Part(value, 0, row_width(program, value), head)
 
     @staticmethod
     def of(program: Program, uses: Uses, value: int) -> Part:
-        """Follow a value to that of which it is a part, perhaps itself.
+        """Follow views back from a value to the computed value that it is a part of, perhaps
+        itself.
 
         Raises:
             UnsupportedNode: the part does not lie at equal distances.
@@ -74,10 +76,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class HeadOperand:
-    """Where queries, keys or values come from, and what is done to them.
+    """The origin of queries, keys or values, and the norm and rotation applied to them.
 
     Attributes:
-        part: of the value that a product computed.
+        part: the part of a product's output.
     """
 
     part: Part
@@ -86,7 +88,7 @@ class HeadOperand:
 
     @staticmethod
     def of(program: Program, attend: Node, role: str) -> HeadOperand | None:
-        """Follow an operand of attention to its product, within the fused node's program."""
+        """Follow an operand of attention back to its product, within the fused node's program."""
         value = attend.input(role)
         if value is None:
             return None
@@ -106,7 +108,7 @@ def row_width(program: Program, value: int) -> int:
 
 
 def row_offset(program: Program, node: Node, value: int) -> int:
-    """Return where a part of rows `[T, n]`, or of each head of rows `[T, heads, n]`, begins.
+    """Return the offset of a part within each row `[T, n]`, or within each head `[T, heads, n]`.
 
     Raises:
         UnsupportedNode: it is a part of something else.
@@ -125,7 +127,7 @@ def row_offset(program: Program, node: Node, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProductMatrix:
-    """A matrix `[..., out, in]` in a form that the kernels of products read.
+    """A matrix `[..., out, in]` in a form that product kernels read.
 
     Attributes:
         arrays: codes, scales and, of affine codes, biases; the matrix alone where it has no codes.
@@ -137,12 +139,12 @@ class ProductMatrix:
 
     @property
     def first(self) -> ProductMatrix:
-        """The first of several matrices."""
+        """The first array: codes, or the matrix itself."""
         return replace(self, arrays=tuple(each[0] for each in self.arrays))
 
     @property
     def experts(self) -> int:
-        """Matrices, one an expert; 1 of a plain one."""
+        """Number of experts; 1 for a plain matrix."""
         return prod(self.arrays[0].shape[:-2])
 
     @property
@@ -156,7 +158,7 @@ class ProductMatrix:
 
     @staticmethod
     def of(weight: mx.array | PackedWeight) -> ProductMatrix:
-        """Return a matrix, or one an expert.
+        """Return a matrix, or a stack with one matrix for each expert.
 
         Raises:
             UnsupportedNode: no kernel reads it.
@@ -188,7 +190,7 @@ def product_matrix(node: Node) -> ProductMatrix:
 
 
 def is_readable(node: Node) -> bool:
-    """Whether a product's matrix is one that tensor cores take."""
+    """Whether tensor core kernels take a product's matrix."""
     try:
         product_matrix(node)
     except UnsupportedNode:
@@ -197,10 +199,11 @@ def is_readable(node: Node) -> bool:
 
 
 def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
-    """Return a matrix in 4 bits that kernels read.
+    """Return a 4-bit matrix that kernels read.
 
     Raises:
-        UnsupportedNode: its codes are of another kind, or it has no multiple of so many rows.
+        UnsupportedNode: its codes are of another kind, or its number of rows is no multiple of the
+            kernel's.
     """
     packing = weight.packing
     if weight.biases is None or weight.tiled or packing.bits != 4:
@@ -217,7 +220,7 @@ def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
 
 
 def is_plain(gating: Gating) -> bool:
-    """Whether a kernel of products computes a gate as it stores them."""
+    """Whether a product's kernel can compute a gate when it stores its result."""
     return gating.plain and gating.activation in ACTIVATIONS
 
 

@@ -1,4 +1,4 @@
-"""Where the values of a program lie while its kernels are recorded."""
+"""The memory locations of a program's values while its kernels are recorded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from quire.program.values import FUSED, Node, Program, Value
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value lies.
+    """The memory location of a value.
 
     Attributes:
-        address: of its first element.
-        buffer: None for constants and for what the step gives.
+        address: address of its first element.
+        buffer: its buffer; None for constants and step inputs.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Operand:
     """Rows that a kernel reads, or a weight.
 
     Attributes:
-        address: 0 where there is none.
+        address: 0 if the operand is absent.
         row, head: elements from one row, and from one head, to the next.
         buffer: None for weights.
     """
@@ -55,7 +55,7 @@ _READ_PARTS = frozenset({"by_head", "rotate", "convolve", "delta_rule", "state_s
 
 
 class ValueRecording:
-    """Gives the values of a program memory, and records generated kernels."""
+    """Allocates memory for the values of a program, and records generated kernels."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -63,13 +63,13 @@ class ValueRecording:
     def _begin(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
-        """Begin a program whose fields and outputs have places."""
+        """Begin a program whose fields and outputs have given locations."""
         self._program, self._uses = program, Uses(program)
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
 
     def _last_reads(self, program: Program) -> Mapping[int, list[int]]:
-        """Return the values that are read for the last time by each node, by its number."""
+        """For each node by number, return the values that no later node reads."""
         last: dict[int, int] = {}
         for number, node in enumerate(program.nodes):
             for value in (*node.inputs, *node.outputs):
@@ -101,7 +101,7 @@ class ValueRecording:
         return list(dict.fromkeys(each.buffer for each in places if each.buffer is not None))
 
     def _written(self, value: int, reads: Sequence[Buffer]) -> Buffer:
-        """Return memory for a value that the next kernel writes."""
+        """Allocate memory for a value that the next kernel writes."""
         target = self._targets.get(value)
         if target is None:
             target = self._recorder.buffer(self._bytes(self._program.values[value]), reads)
@@ -114,7 +114,7 @@ class ValueRecording:
         return buffer
 
     def _rows_of(self, value: int) -> Operand:
-        """Return where rows lie that may be parts of longer ones."""
+        """Return the location of rows that may be parts of longer ones."""
         dtype = self._program.values[value].dtype
         if value in self._program.constants:
             return Operand(self._place(value).address, dtype, 0, 0, None)
@@ -137,7 +137,7 @@ class ValueRecording:
             raise UnsupportedNode(f"{shown(self._program, node)}: {error}") from error
 
     def _copied(self, node: Node) -> None:
-        """Copy the parts that a view makes, where nodes read them that do not take parts."""
+        """Copy the parts that a view makes, if some reader cannot read parts."""
         for value in node.outputs:
             if self._is_copied(node, value):
                 part = Node(FUSED, node.inputs, (value,), (), (node,), {"what": "rows"})
@@ -188,6 +188,6 @@ class ValueRecording:
 
 
 def shown(program: Program, node: Node) -> str:
-    """Return a node's first line as its program prints it."""
+    """Return the first line of a node's printed form."""
     lines: Iterator[str] = program.lines(node)
     return next(lines)

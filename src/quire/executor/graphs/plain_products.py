@@ -1,7 +1,7 @@
-"""Generates the CUDA kernel of products with matrices that tensor cores do not take.
+"""Generates the CUDA kernel of products with matrices that tensor core kernels do not take.
 
-A warp makes one element: it serves matrices with few or odd numbers of outputs, such as routers'
-and gates', of any codes. Its sums do not depend on other rows.
+One warp computes one element. It serves matrices with few or odd numbers of outputs, such as those
+of routers and gates, in any codes. Sums do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PlainProduct:
     """The product of rows `[T, inputs]` with a matrix.
 
     Attributes:
-        x, y: their types.
+        x, y: types of input and output.
         weight: `[outputs, inputs]`, or codes.
         bias: `[outputs]`.
     """
@@ -51,7 +51,7 @@ class PlainProduct:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The weights that the kernel is given behind rows and x; y comes last."""
+        """The weight arrays, passed after rows and x. y is the last argument."""
         found = [self._matrix]
         if isinstance(self.weight, PackedWeight):
             found += [self.weight.scales]
@@ -63,7 +63,7 @@ class PlainProduct:
         return _THREADS
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
-        """Return the thread blocks for up to so many rows."""
+        """Return the number of thread blocks for up to `rows` rows."""
         return -(-self.outputs * 32 // _THREADS), max_rows, 1
 
     @property
@@ -107,7 +107,7 @@ class PlainProduct:
         return source_text([*parameters, f"{y}* y"], body, _THREADS, constants)
 
     def _products(self) -> list[str]:
-        """Return what adds a lane's columns from `c` on to `sum`."""
+        """Return C lines that add the products of a lane's columns from `c` on to `sum`."""
         each = f"number(given[i / {16 // self.x.size}].at[i % {16 // self.x.size}])"
         loop = ["#pragma unroll", f"for (int i = 0; i < {_EACH}; i++) {{"]
         if not isinstance(self.weight, PackedWeight):

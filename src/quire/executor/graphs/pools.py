@@ -1,4 +1,4 @@
-"""Where layers keep keys and values, by the kind of their blocks, and what kernels that needs."""
+"""The kernels of attention for each kind of KV block, and the pool arrays that they use."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _INVARIANT_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Queries, keys or values as products made them.
+    """Queries, keys or values as a product wrote them.
 
     Attributes:
-        offset, stride: in elements: where a row begins, and from one row to the next.
-        head_stride: in elements, from one head to the next.
+        offset, stride: offset of the first row, and elements from row to row.
+        head_stride: elements from head to head.
     """
 
     buffer: Buffer
@@ -63,17 +63,17 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """One layer's attention, as a program has it.
+    """One layer's attention, as the program describes it.
 
     Attributes:
-        k, v: None where the layer reads another one's keys.
-        q_norm, k_norm: weights; None where the norm has none.
-        normed: queries and keys are normalised by head.
-        values_normed: values are normalised by head, without a weight.
-        result: where `[T, heads, value_dim]` goes.
-        sinks: `[heads]`, a score that each row adds to those of its keys; None without.
-        value_dim: 0 is `head_dim`.
-        value_in_key: a value is the beginning of its key.
+        k, v: keys and values; None if the layer reads another layer's.
+        q_norm, k_norm: norm weights; None for norms without weights.
+        normed: whether queries and keys are normalised by head.
+        values_normed: whether values are normalised by head, without a weight.
+        result: the output, `[T, heads, value_dim]`.
+        sinks: `[heads]`, one extra score for each row's softmax; None without.
+        value_dim: size of a value; 0 means `head_dim`.
+        value_in_key: whether a value is the beginning of its key.
     """
 
     heads: int
@@ -98,12 +98,12 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """What the kernels behind `heads.cuh` are given.
+    """Arguments of the attention kernels that follow `heads.cuh`.
 
     Attributes:
-        q: queries, in the coordinates of the keys.
-        numbers: the address of `score_numbers`.
-        ending: addresses of the result and, if there are any, of sinks.
+        q: queries, in the coordinates of the stored keys.
+        numbers: address of `score_numbers`.
+        ending: last arguments: addresses of the result and of sinks, if there are any.
     """
 
     shape: paged.Shape
@@ -116,12 +116,12 @@ class Attending:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the keys and values of a step's rows go.
+    """Where the keys and values of a step's rows are written.
 
     Attributes:
-        blocks, offsets: addresses of where each row goes.
-        coding: how they are coded for it.
-        arrays: the last arguments of `Heads`.
+        blocks, offsets: addresses of each row's block id and offset.
+        coding: how keys and values are coded.
+        arrays: last arguments of the `Heads` kernel.
     """
 
     blocks: int
@@ -135,7 +135,7 @@ class TailCoding:
     """How layers code their full tails.
 
     Attributes:
-        group: whose inputs say which are full.
+        group: KV group whose inputs say which tails are full.
     """
 
     group: int
@@ -146,12 +146,12 @@ class TailCoding:
 
 @dataclass(frozen=True, slots=True)
 class LayerPool(ABC):
-    """Where a layer keeps keys and values.
+    """The pool arrays of one layer, and the kernels that write and read them.
 
     Attributes:
-        group: whose inputs say where a step's rows are.
-        arrays: addresses of its store's arrays.
-        tolerance: the most that a step's logits may be off the model's, relative to their norm.
+        group: the KV group whose inputs locate a step's rows.
+        arrays: addresses of the store's arrays.
+        tolerance: largest difference of a step's logits from the model's, relative to their norm.
     """
 
     tolerance: ClassVar[float] = 5e-2
@@ -163,24 +163,26 @@ class LayerPool(ABC):
     @classmethod
     @abstractmethod
     def serves(cls, case: AttentionCase) -> bool:
-        """Whether kernels are made for layers of this kind."""
+        """Whether kernels exist for layers of this kind."""
 
     @classmethod
     def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
-        """How what kernels code differs from what the format does; None where it does not."""
+        """Return how codes written by kernels differ from the format's; None if they do not."""
         return None
 
     @classmethod
     @abstractmethod
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> LayerPool:
-        """Of a layer's store."""
+        """Return the pool of a layer's store."""
 
     def tail_coding(self, kv_heads: int, dim: int) -> TailCoding | None:
         """Return how full tails are coded; None without tails."""
         return None
 
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
-        """Record the kernels from a layer's products to its result."""
+        """Record the kernels from a layer's query, key and value products to the attention
+        output.
+        """
         capped, sinks = layer.softcap is not None, layer.sinks is not None
         dims = layer.head_dim, layer.value_dim or layer.head_dim
         shape = shape_of(
@@ -195,7 +197,9 @@ class LayerPool(ABC):
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
-        """Normalise and rotate queries, keys and values, and store the last two."""
+        """Record the kernel that normalises and rotates queries and keys and stores keys and
+        values.
+        """
         to, rotation = self._destination(recorder), layer.rotation
         k, v = (each or layer.q for each in (layer.k, layer.v))
         kernel = Heads(
@@ -227,7 +231,9 @@ class LayerPool(ABC):
     def _partial(
         self, recorder: Recorder, attending: Attending, splits: int
     ) -> tuple[Buffer, Buffer]:
-        """Return memory for what the splits of a row's keys give: sums of values, and stats."""
+        """Allocate memory for the results of splits: weighted sums of values, and softmax
+        statistics.
+        """
         shape = attending.shape
         parts = recorder.max_rows * shape.heads * splits
         partial = recorder.buffer(4 * parts * shape.value_dim, [attending.q])
@@ -235,11 +241,11 @@ class LayerPool(ABC):
 
     @abstractmethod
     def _destination(self, recorder: Recorder) -> Destination:
-        """Return where the keys and values of rows go."""
+        """Return where the keys and values of the rows are written."""
 
     @abstractmethod
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        """Record the kernels by which rows attend."""
+        """Record the attention kernels."""
 
 
 def shape_of(
@@ -258,7 +264,7 @@ def shape_of(
 
 
 def _vectors_alike(case: AttentionCase) -> bool:
-    """Whether keys and values have one size, each its own vector."""
+    """Whether keys and values have the same size and are stored separately."""
     return not case.spec.value_in_key and case.spec.value_dim == case.spec.head_dim
 
 
@@ -268,7 +274,7 @@ def _splits(recorder: Recorder, shape: paged.Shape) -> int:
 
 
 class PlainPool(LayerPool):
-    """Blocks of keys and values as they are."""
+    """Pool of plain, uncoded blocks."""
 
     __slots__ = ()
 
@@ -319,7 +325,7 @@ class PlainPool(LayerPool):
 
 @dataclass(frozen=True, slots=True)
 class PagePool(LayerPool):
-    """Full blocks as codes; a sequence's last block, its tail, as written.
+    """Pool of the `page` format: full blocks coded, a sequence's last block (its tail) plain.
 
     Attributes:
         codes: how blocks are coded.
@@ -349,7 +355,7 @@ class PagePool(LayerPool):
         return Destination(group.tails, group.offsets, None, self.arrays[-2:])
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        """Attend over coded blocks, and each row's own as written."""
+        """Record attention over coded blocks and each row's plain tail."""
         shape, inputs = attending.shape, recorder.inputs
         group, splits = inputs.group(self.group), _splits(recorder, shape)
         found = [
@@ -375,10 +381,10 @@ class PagePool(LayerPool):
 
 @dataclass(frozen=True, slots=True)
 class TokenPool(LayerPool):
-    """Codes of single tokens: every key, a row's own too, is read as its code.
+    """Pool whose tokens are coded one by one. Every key, the row's own too, is read as codes.
 
     Attributes:
-        store: of the layer.
+        store: the layer's store.
     """
 
     # A number at the edge between two codes may get the other one, in a token that the step itself
@@ -444,5 +450,5 @@ _KINDS: dict[str, type[LayerPool]] = {
 
 
 def kind_of(format: KVFormat) -> type[LayerPool]:
-    """Of a layer's format, see `KVFormat.of_layer`."""
+    """Return the pool class for a layer's format; see `KVFormat.of_layer`."""
     return _KINDS[format.scheme]

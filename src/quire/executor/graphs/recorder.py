@@ -1,4 +1,4 @@
-"""Takes down the kernels of a step for a graph: which, in which order, on which addresses."""
+"""Collects the kernel launches of a step for a graph: order, dependencies and addresses."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Kernel:
 def launches(
     recorded: Sequence[Kernel], functions: Sequence[int], moved: Mapping[int, int] = NOTHING_MOVED
 ) -> list[Launch]:
-    """Return the kernels with their compiled functions.
+    """Return the launches with compiled kernels.
 
     Args:
-        moved: by address at recording, the address that takes its place.
+        moved: maps addresses at recording to the current ones.
     """
     return [
         Launch(
@@ -59,12 +59,12 @@ def launches(
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """Memory that kernels of a step write and read.
+    """Device memory that kernels of a step write and read.
 
     Attributes:
         bytes: its size.
-        writer: the kernel that wrote what is in it, by number.
-        readers: the kernels that read that.
+        writer: number of the kernel that last wrote it.
+        readers: numbers of the kernels that read that content.
     """
 
     address: int
@@ -75,18 +75,18 @@ class Buffer:
 
 @dataclass
 class Recorder:
-    """The kernels of a step of up to `max_rows` rows, so far.
+    """The kernels recorded so far of a step of up to `max_rows` rows.
 
     Args:
-        address: of an array on the device.
-        inputs: where the step's inputs are.
+        address: returns the device address of an array.
+        inputs: layout of the step's inputs.
         card: the card that the kernels run on.
         batch_invariant: a row's bits do not depend on how many rows there are.
-        copies: see `copied`; by identity arrays and their copies, which outlive all graphs.
+        copies: arrays and their copies by identity, which outlive all graphs; see `copied`.
 
     Attributes:
-        kept: arrays that must live as long as the graph: kernels read or write them.
-        tables: by its own address, the addresses that a table holds.
+        kept: arrays that kernels read or write, and that must live as long as the graph.
+        tables: maps a table's address to the addresses that it holds.
     """
 
     max_rows: int
@@ -112,7 +112,7 @@ class Recorder:
         writes: Iterable[Buffer] = (),
         shared: int = 0,
     ) -> int:
-        """Add a kernel, behind those whose buffers it reads or overwrites; return its number."""
+        """Add a kernel that depends on earlier kernels of its buffers. Return its number."""
         reads, writes = list(reads), list(writes)
         needed = {each.writer for each in (*reads, *writes)} - {None}
         needed |= {reader for each in writes for reader in each.readers}
@@ -130,21 +130,21 @@ class Recorder:
     def add_last(
         self, source: str, grid: tuple[int, int, int], block: int, arguments: Sequence[int]
     ) -> int:
-        """Add a kernel behind all others; return its number."""
+        """Add a kernel that depends on all others. Return its number."""
         after = self._reduced(range(len(self.kernels)))
         self.kernels.append(Kernel(source, grid, block, 0, tuple(arguments), after))
         self._before.append(self._done_with(after))
         return len(self.kernels) - 1
 
     def _done_with(self, kernels: Iterable[int]) -> int:
-        """Return the bits of some kernels and of all that are done before one of them."""
+        """Return a bit set of the given kernels and all kernels that finish before them."""
         done = 0
         for each in kernels:
             done |= self._before[each] | 1 << each
         return done
 
     def _reduced(self, needed: Sequence[int]) -> tuple[int, ...]:
-        """Leave out kernels that are done before another one: fewer edges start earlier."""
+        """Remove dependencies that others imply: a kernel with fewer edges starts earlier."""
         implied = 0
         for each in needed:
             implied |= self._before[each]
@@ -153,7 +153,7 @@ class Recorder:
     # -- buffers ---------------------------------------------------------------------------------
 
     def buffer(self, bytes: int, reads: Iterable[Buffer] = ()) -> Buffer:
-        """Return memory for what the next kernel writes.
+        """Allocate memory for the output of the next kernel.
 
         Args:
             reads: the buffers that it reads. Memory is reused where what used it before is done
@@ -182,7 +182,7 @@ class Recorder:
     def gemm(
         self, matrix: ProductMatrix, outputs: int, *, gated: bool = False, tiles: int = 0
     ) -> Gemm:
-        """Return how the products of a step's rows with a matrix are cut.
+        """Return how the product of a step's rows with a matrix is cut into thread blocks.
 
         Args:
             outputs: of all matrices of the launch.
@@ -216,7 +216,7 @@ class Recorder:
         return tuple(map(self.address, matrix.arrays))
 
     def constant(self, array: mx.array) -> int:
-        """Return the address of an array that is kept as long as the graph."""
+        """Return the address of an array, which is kept alive as long as the graph."""
         mx.eval(array)
         self.kept.append(array)
         return self.address(array)
@@ -228,7 +228,7 @@ class Recorder:
         return found
 
     def moved_tables(self, moved: Mapping[int, int]) -> tuple[Mapping[int, int], list[mx.array]]:
-        """Make all tables anew where what they point to has moved.
+        """Rebuild all tables whose targets have moved.
 
         Returns:
             By a table's address its new one, and the new arrays, which the graph must keep.
@@ -241,7 +241,7 @@ class Recorder:
         return {at: self.address(each) for at, each in arrays.items()}, list(arrays.values())
 
     def copied(self, array: mx.array) -> int:
-        """Return the address of a copy of an array in memory that is the device's own."""
+        """Return the address of a copy of an array in device memory."""
         if id(array) not in self.copies:
             copy = in_device_memory(array)
             mx.eval(copy)
@@ -249,12 +249,12 @@ class Recorder:
         return self.address(self.copies[id(array)][1])
 
     def weight(self, array: mx.array) -> int:
-        """Return the address of a weight; of a copy where MLX keeps it beside the host."""
+        """Return the address of a weight; of a copy if MLX keeps the weight in host memory."""
         mx.eval(array)  # it may have been folded from others
         return self.address(array) if array.nbytes > 8 else self.copied(array)
 
     def optional(self, array: mx.array | None) -> int:
-        """Return the address of a weight; 0 where there is none."""
+        """Return the address of a weight; 0 if it is absent."""
         return 0 if array is None else self.weight(array)
 
 

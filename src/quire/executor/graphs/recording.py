@@ -52,9 +52,9 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
     """Records programs for one number of rows.
 
     Args:
-        pools: where each layer keeps its keys and values, by layer.
-        layout: which layer owns the keys that a layer reads.
-        states: where each layer keeps its recurrent states, by layer.
+        pools: the pool of each layer that keeps keys and values, by layer.
+        layout: says which layer owns the keys that a layer reads.
+        states: arrays of each layer's recurrent states, by layer.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
         """Record the kernels of a program.
 
         Args:
-            given: where its fields are, by name.
-            outputs: where its outputs go.
+            given: locations of the program's fields, by name.
+            outputs: locations of its outputs.
 
         Raises:
             UnsupportedNode: there is no kernel for one of its nodes.
@@ -135,7 +135,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
     # -- products --------------------------------------------------------------------------------
 
     def _products(self, node: Node) -> None:
-        """Products of the same rows with matrices, each into a buffer of its own."""
+        """Record products of the same rows with several matrices, each into its own buffer."""
         nodes = [each for each in (node.arguments or [node]) if each.kind in PRODUCTS]
         for each in nodes:
             if not is_readable(each):
@@ -183,7 +183,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
         recorder.add(source, grid, gemm.threads, arguments, reads, [y], gemm.shared)
 
     def _plain_product(self, node: Node) -> None:
-        """A product with a matrix that tensor cores do not take."""
+        """Record a product with a matrix that tensor core kernels do not take."""
         x, y = (self._program.values[each] for each in (node.inputs[0], node.outputs[0]))
         product = PlainProduct(x.dtype, y.dtype, node.weight("weight"), node.weight("bias"))
         recorder = self._recorder
@@ -281,7 +281,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
 
 
 def _check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) -> None:
-    """Raise UnsupportedNode for what no kernel does to heads."""
+    """Raise `UnsupportedNode` if no kernel prepares heads this way."""
     if k is not None and (k.rotate is None) != (q.rotate is None):
         raise UnsupportedNode("attention that rotates queries alone")
     if k is not None and (k.norm is None) != (q.norm is None):
@@ -291,7 +291,7 @@ def _check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) -
 
 
 def _gates_products(gate: Node, up: Node, join: Node) -> bool:
-    """Whether a kernel of products computes a gate of two of them as it stores them."""
+    """Whether one kernel can compute both products and their gate."""
     both = gate, up
     biased = any(each.weight("bias") is not None for each in both)
     if biased or not is_plain(join.attributes["gating"]) or not all(map(is_readable, both)):
@@ -300,7 +300,7 @@ def _gates_products(gate: Node, up: Node, join: Node) -> bool:
 
 
 def _ordered(node: Node, last: str) -> tuple[Node, Node, Node]:
-    """Return the products of a gate and of a value, and the node that joins them."""
+    """Return the product of the gate, the product of the value, and the node that joins them."""
     join = next(each for each in node.arguments if each.kind == last)
     made = {each.outputs[0]: each for each in node.arguments}
     return made[join.inputs[0]], made[join.inputs[1]], join

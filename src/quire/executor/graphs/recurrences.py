@@ -25,8 +25,8 @@ class StateRecording(ValueRecording):
     """Records the nodes that read and write recurrent states.
 
     Attributes:
-        _layout: which group each layer's states belong to.
-        _states: where they are, by layer.
+        _layout: says which group each layer's states belong to.
+        _states: arrays of the states, by layer.
     """
 
     _layout: KVLayout
@@ -112,7 +112,7 @@ class StateRecording(ValueRecording):
         lines: Sequence[str],
         blocks: int,
     ) -> None:
-        """Record a kernel that advances the states of a layer."""
+        """Record the kernel that advances a layer's states."""
         recorder = self._recorder
         at = recorder.inputs.states(self._layout.group[node.attributes["layer"]])
         y = self._program.values[node.outputs[0]]
@@ -140,7 +140,7 @@ class StateRecording(ValueRecording):
         return self._states[node.attributes["layer"]][name]
 
     def _operand(self, node: Node, role: str) -> Operand:
-        """Return where an operand lies: rows, perhaps a part of longer ones, or a weight."""
+        """Return the location of an operand: rows, perhaps part of longer ones, or a weight."""
         value = node.input(role)
         if value is None:
             weight = node.weight(role)

@@ -1,4 +1,4 @@
-"""The source of the kernel of a router."""
+"""The source of the kernel of a mixture's router."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MOST_EXPERTS, _MOST_CHOSEN = 1024, 32
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What `route.cuh` is compiled for.
+    """Parameters of `route.cuh`.
 
     Attributes:
-        types: of logits, corrections and factors, as C calls them; the last two are None without.
+        types: C types of logits, corrections and factors; None for an absent one.
     """
 
     router: Router
@@ -40,7 +40,7 @@ class Route:
         per_expert: mx.array | None,
         logits: mx.Dtype,
     ) -> Route:
-        """Return the kernel of a router.
+        """Return the kernel for a router.
 
         Raises:
             UnsupportedNode: its kind is unknown, or it has too many experts.
@@ -59,10 +59,10 @@ class Route:
     def text(self, max_tiles: int, tile: int = EXPERT_TILE) -> str:
         """Return the source.
 
-        Called with rows, logits, corrections, factors of experts, chosen, weights, order, tiles.
+        Parameters: rows, logits, corrections, factors of experts, chosen, weights, order, tiles.
 
         Args:
-            max_tiles: tiles that there is room for.
+            max_tiles: the most tiles.
             tile: pairs of row and expert in a tile.
         """
         logits, correction, per_expert = self.types

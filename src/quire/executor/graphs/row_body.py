@@ -1,4 +1,4 @@
-"""Writes down a kernel of rows: how it is cut over threads, and what each thread does."""
+"""Writes the body of a row kernel: how rows are cut over threads, and each thread's code."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Cut:
     Attributes:
         width: elements of a row.
         part: elements of a part; the last part of a row may have fewer.
-        vector: neighbouring elements of a thread.
-        per: how many such vectors a thread has.
+        vector: contiguous elements that a thread handles together.
+        per: vectors of a thread.
         lanes: threads of a part.
-        groups: parts of a thread block.
+        groups: parts that a thread block handles.
     """
 
     width: int
@@ -41,8 +41,8 @@ class Cut:
         """Return how rows are cut.
 
         Args:
-            norm: elements that a norm is over.
-            together: elements that lie together where they are written; all unless said otherwise.
+            norm: elements that a norm covers.
+            together: elements that are contiguous in the output; by default all.
         """
         part, together = norm or width, together or width
         vector = min(8, part & -part, together & -together)
@@ -60,18 +60,20 @@ class Cut:
 
     @property
     def parts(self) -> int:
-        """Parts of a row."""
+        """Number of parts of a row."""
         return -(-self.width // self.part)
 
     @property
     def constants(self) -> Mapping[str, int]:
-        """The integers by which sources name a cut."""
+        """The integers of a cut, by their names in the source."""
         names = {"WIDTH": self.width, "PART": self.part, "PARTS": self.parts, "PER": self.per}
         return names | {"LANES": self.lanes, "GROUPS": self.groups, "V": self.vector}
 
     @property
     def inside(self) -> str:
-        """Whether vector `p` of a thread is in the part, the row and the rows, as C says it."""
+        """Return a C condition: vector `p` of a thread lies within the part, the row and the
+        rows.
+        """
         conditions = []
         if self.groups > 1:
             conditions.append("there")
@@ -87,8 +89,8 @@ class Term:
     """A value in an expression.
 
     Attributes:
-        name: a variable's, or a number.
-        phase: in which it is known first.
+        name: a variable's name, or a number.
+        phase: the first phase in which it is known.
     """
 
     name: str
@@ -97,7 +99,7 @@ class Term:
 
 @dataclass
 class Statement:
-    """What a phase computes: a variable, or an element of a sum where there is no type."""
+    """A computation in a phase: a variable, or, if it has no type, a summand of a sum."""
 
     phase: int
     type: str
@@ -108,7 +110,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Leaf:
-    """An argument in registers: `a<number>` is its element."""
+    """An argument loaded into registers: `a<number>` is its element."""
 
     number: int
     dtype: mx.Dtype
@@ -118,11 +120,11 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Stored:
-    """A value that is written to argument `out<number>`.
+    """A value written to argument `out<number>`.
 
     Attributes:
-        dtype: in memory.
-        access: where its elements go.
+        dtype: type in memory.
+        access: offsets and strides of its elements.
     """
 
     number: int
@@ -132,7 +134,7 @@ class Stored:
 
 
 class Body:
-    """Writes down what a kernel does."""
+    """Writes the lines of a kernel's body."""
 
     def __init__(
         self,
@@ -172,13 +174,13 @@ class Body:
         return own
 
     def _loop(self, lines: Sequence[str]) -> list[str]:
-        """Run lines for each of a thread's vectors."""
+        """Wrap lines in a loop over a thread's vectors."""
         head = ["#pragma unroll", "for (int p = 0; p < PER; p++) {"]
         head += ["const int c = (lane + p * LANES) * V, r = part * PART + c;"]
         return [*head, f"const bool inside = {self._cut.inside};", *lines, "}"]
 
     def _loaded(self, leaf: Leaf) -> list[str]:
-        """Read an argument to registers."""
+        """Return the lines that load an argument into registers."""
         access, kind, name = leaf.access, C_TYPES[leaf.dtype], f"raw{leaf.number}"
         from_row = f"in{leaf.number}" + f" + (size_t)row * {access.row}" * (access.row > 0)
         own = [f"const {kind}* from{leaf.number} = {from_row};"]
@@ -210,7 +212,7 @@ class Body:
         return f"{name}[p]" if whole else f"{name}[p][i]"
 
     def _phase(self, phase: int, stored: Sequence[Stored]) -> list[str]:
-        """Write a loop over a thread's elements, and the sums that it makes."""
+        """Return the loop of a phase over a thread's elements, and the reduction of its sums."""
         statements = [each for each in self._statements if each.phase == phase]
         used = {name for each in statements for name in each.uses}
         used |= {each.term.name for each in stored}

@@ -1,8 +1,9 @@
 """Generates the CUDA kernel of a region of rows: elements, gates and norms.
 
-Threads of a group share a part of a row: the elements that a norm is over, or any where there is no
-norm. Values stay in registers. The kernel runs in phases, loops over a thread's elements: a norm
-sums in one phase and is read in the next. All sums of a phase are added up together.
+The threads of a group share a part of a row: the elements that a norm covers, or any number without
+a norm. Values stay in registers. The kernel runs in phases, which are loops over a thread's
+elements: a norm sums in one phase and is read in the next. All sums of a phase are reduced
+together.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ NORMS = frozenset({"rms_norm", "layer_norm"})
 
 @dataclass(frozen=True)
 class Argument:
-    """An address that a kernel is called with.
+    """An address that a kernel takes.
 
     Attributes:
-        source: the id of a value or of a constant, or a weight.
-        offset: bytes from the first element.
+        source: id of a value or constant, or a weight.
+        offset: bytes from the source's first element.
     """
 
     source: int | mx.array
@@ -37,13 +38,13 @@ class Argument:
 
 @dataclass(frozen=True)
 class RowKernel:
-    """A kernel of CUDA, with programmatic dependent launch.
+    """A generated CUDA kernel, with programmatic dependent launch.
 
     Attributes:
         text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
-        symbol: the size that the number of rows is, in the program.
-        threads: of a thread block.
-        cuts: how rows are cut, for each `blockIdx.y`.
+        symbol: the program's symbol for the number of rows.
+        threads: threads of a thread block.
+        cuts: the cut of rows for each `blockIdx.y`.
         shared: bytes of shared memory beside what the kernel declares.
     """
 
@@ -55,23 +56,23 @@ class RowKernel:
     shared: int = 0
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
-        """Return the thread blocks for up to so many rows."""
+        """Return the number of thread blocks for up to `rows` rows."""
         across = max(-(-max_rows * cut.parts // cut.groups) for cut in self.cuts)
         return across, len(self.cuts), 1
 
 
 def row_kernel(program: Program, node: Node) -> RowKernel:
-    """Generate the kernel of a region, or of one view, element-wise operation or norm.
+    """Generate the kernel of a region, or of a single view, element-wise operation or norm.
 
     Raises:
-        NotGenerated: the node holds what no such kernel computes.
+        NotGenerated: the node contains an operation that row kernels do not support.
     """
     whole = node if node.kind == FUSED else Node(FUSED, node.inputs, node.outputs, (), (node,))
     return _Generator(program, whole).kernel()
 
 
 class _Generator:
-    """Collects what a region computes, output by output, and writes it down."""
+    """Collects a region's computation, output by output, and writes the kernel."""
 
     def __init__(self, program: Program, region: Node) -> None:
         self._program, self._region = program, region
@@ -161,11 +162,11 @@ class _Generator:
         return Term(name, phase)
 
     def _statistic(self, text: str, of: Term, phase: int, result: str) -> str:
-        """Add a sum over the part in a phase, and return what it is known as in the next one.
+        """Add a sum over the part in one phase, and return its name for the next phase.
 
         Args:
-            text: what is summed up, of an element.
-            result: what the statistic is, of the sum `{0}`.
+            text: C expression of an element's summand.
+            result: C expression of the statistic; `{0}` is the sum.
         """
         while len(self._sums) <= phase:
             self._sums.append([])

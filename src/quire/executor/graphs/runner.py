@@ -1,9 +1,9 @@
-"""Runs steps of few rows as CUDA graphs: sequences generate, or read short prompts.
+"""Runs steps as CUDA graphs: generation, drafts, and prompt chunks of up to a few hundred rows.
 
 The program of a step is traced from the model once. Its kernels are recorded for 1, 2, 4 and so on
-rows, on addresses that stay: those of the weights, of the pools, and of buffers between kernels.
-Python then touches a step's small arrays only: how many rows, their positions, slots, visible
-ranges and block tables.
+rows, on fixed addresses: those of weights, pools and intermediate buffers. For each step Python
+then writes only small arrays: the number of rows, positions, slots, visible ranges and block
+tables.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def open_cuda_graphs(
     *,
     batch_invariant: bool = False,
 ) -> CUDAGraphs | None:
-    """Trace a model and check that graphs can compute its steps.
+    """Trace a model and check that CUDA graphs can compute its steps.
 
     Args:
-        identity: of the weights; what was verified about their steps is kept by it.
+        identity: identity of the weights, under which verification results are kept.
         batch_invariant: see `CUDAGraphs`.
 
     Returns:
@@ -86,7 +86,7 @@ class Computed(NamedTuple):
     """A step's normalised hidden states `[T, hidden]`, or its logits `[T, vocab]`.
 
     Attributes:
-        graphed: whether a graph computes them, into memory that the next step writes to again.
+        graphed: whether a graph computed them. The next step then overwrites their memory.
     """
 
     rows: mx.array
@@ -95,18 +95,19 @@ class Computed(NamedTuple):
 
 
 class CUDAGraphs:
-    """The recorded steps of a model.
+    """Runs the steps of one model as CUDA graphs.
 
-    A sequence may have several rows: some of its prompt, or drafts. In formats with tails these lie
-    in one block: rows of the next one would read its codes, which are there when the step ends.
+    A sequence may have several rows: a prompt chunk, or drafts. In formats with tails these rows
+    must lie in one block, because rows of the next block would read codes that exist only after the
+    step.
 
-    Each number of rows is verified against the model once. If it differs, it is not used.
+    Each number of rows is verified against the model once, and is not used if it differs.
 
     Args:
-        logits: of hidden states, the model's own way.
-        identity: of the weights.
-        batch_invariant: every step is computed so, those that read prompts too, and a row's bits
-            do not depend on the other rows.
+        logits: computes logits from hidden states as the model does.
+        identity: identity of the weights.
+        batch_invariant: every step, prompts included, runs as graphs whose rows do not depend on
+            each other's bits.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class CUDAGraphs:
             run_eagerly: runs the model, which writes to the pools; returns hidden states.
 
         Raises:
-            EngineFailure: rows must be batch-invariant, and cannot be.
+            EngineFailure: batch invariance is required, and no graph supports the step.
         """
         if self._batch_invariant:
             return self._invariant_rows(inputs, run_eagerly)
@@ -199,14 +200,14 @@ class CUDAGraphs:
         return all(each.format == format and each.sampled == each.wanted for each in rows)
 
     def _within_blocks(self, rows: Sequence[ScheduledSequence]) -> bool:
-        """Whether no row reads a block that is coded when the step ends."""
+        """Whether no row reads a block that is coded only at the end of the step."""
         tokens = self._pools.block_size
         return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
 
     def max_graph_rows(self, format: KVFormat) -> int:
-        """Return the rows of a step that is likely to be graphed, several of a sequence among them.
+        """Return the most rows of a step that is likely to be graphed; 0 if none is.
 
-        In formats with tails those of a sequence must lie in one block. 0 where no step is graphed.
+        Several rows may belong to one sequence; in formats with tails they must lie in one block.
         """
         if not self.serves_format(format):
             return 0
@@ -216,12 +217,12 @@ class CUDAGraphs:
         return rows if rows > 1 else 0
 
     def _most_rows(self, format: KVFormat) -> int:
-        """Return the rows of the largest graph over a format."""
+        """Return the row count of the largest graph for a format."""
         plain = format.scheme == "plain" and not self._batch_invariant
         return WIDE_ROWS if plain else MAX_ROWS
 
     def serves_format(self, format: KVFormat) -> bool:
-        """Whether the kernels read and write a format; found out once."""
+        """Whether the kernels support a format. The result is cached."""
         if format not in self._formats:
             self._formats[format] = self._tried_coding(format)
         return self._formats[format]
@@ -268,7 +269,7 @@ class CUDAGraphs:
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
-        """Run the model, and compare the graph's result with it; return the model's."""
+        """Run the model and compare the graph's result with its own. Return the model's result."""
         mx.synchronize()
         before = KeptStates(self._pools, self._layout, inputs.sequences)
         expected = run_eagerly()
@@ -304,16 +305,16 @@ class CUDAGraphs:
         return expected
 
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
-        """Return the verification that steps of `max_rows` rows agree with the model."""
+        """Return the verification of graphs of `max_rows` rows against the model."""
         subject = self._identity, format, max_rows, self._batch_invariant
         return Verification(Check.DECODE_STEPS_AGREE, subject)
 
 
 def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
-    """Whether a sequence's rows lie in one block."""
+    """Whether all rows of each sequence lie in one block."""
     return rows.start % block_size + rows.count <= block_size
 
 
 def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
-    """Return the rows that the graph of a step is recorded for."""
+    """Return the row count of the graph that serves a step."""
     return 1 << (sum(each.count for each in rows) - 1).bit_length()

@@ -1,8 +1,8 @@
-"""The frame of a kernel's CUDA source.
+"""The frame of a generated kernel's CUDA source.
 
-A kernel is a function `kernel` whose arguments are all addresses; the first one is that of the
-number of rows of the step. It may be launched while the kernel before it still runs (programmatic
-dependent launch): what it does before `wait_for_others()` is hidden.
+A kernel is a function `kernel` whose arguments are all addresses; the first is that of the step's
+number of rows. It may be launched while the previous kernel still runs (programmatic dependent
+launch), so work before `wait_for_others()` is hidden.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __device__ __forceinline__ void wait_for_others() {
 
 
 class NotGenerated(Exception):
-    """No kernel can be generated; the message says why."""
+    """Raised if no kernel can be generated; the message says why."""
 
 
 def source_text(
@@ -55,10 +55,10 @@ def source_text(
     """Return the source of a kernel.
 
     Args:
-        parameters: after `rows`, as in C.
-        body: lines, which call `wait_for_others()` before they read what other kernels write.
-        threads: of a thread block.
-        constants: integers that the body names.
+        parameters: C parameters after `rows`.
+        body: C lines, which call `wait_for_others()` before they read other kernels' outputs.
+        threads: threads of a thread block.
+        constants: integers that the body uses, by name.
     """
     signature = ", ".join(["const int* rows", *parameters])
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
@@ -72,7 +72,7 @@ def source_text(
 
 
 def literal(value: float, dtype: mx.Dtype) -> str:
-    """Return a number of a type as C writes it."""
+    """Return a number as a C literal of a type."""
     if dtype not in ROUNDED:
         return f"{int(value)}" if dtype != mx.uint32 else f"{int(value)}u"
     if value != value:
@@ -84,7 +84,7 @@ def literal(value: float, dtype: mx.Dtype) -> str:
 
 
 def literal_of(array: mx.array) -> str:
-    """Return an array of one element as C writes it."""
+    """Return the only element of an array as a C literal."""
     value = array.item()
     assert not isinstance(value, complex), "numbers are real"
     return literal(value, array.dtype)

@@ -1,4 +1,4 @@
-"""Recurrent states as graphs read and write them: where they are, and which rows advance which."""
+"""Recurrent states in CUDA graphs: their arrays, and which rows advance which state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_TARGETS = 4
 
 @dataclass(frozen=True, slots=True)
 class StateArray:
-    """Where a layer keeps one part of its states, `[slots, *shape]`."""
+    """The array `[slots, *shape]` of one part of a layer's recurrent states."""
 
     address: int
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ LayerStates = Mapping[str, StateArray]
 def layer_states(
     pools: Pools, layout: KVLayout, format: KVFormat, address: Callable[[mx.array], int]
 ) -> dict[int, LayerStates]:
-    """Return where layers keep their states, by layer."""
+    """Return the arrays of recurrent states, by layer."""
     return {
         layer: {
             name: StateArray(address(array), array.shape[1:], array.dtype)
@@ -49,7 +49,7 @@ def layer_states(
 
 
 def unplaced_states(layout: KVLayout, dtype: mx.Dtype) -> dict[int, LayerStates]:
-    """Return the same without addresses, for recordings that are not run.
+    """Return state arrays without addresses, for recordings that are never run.
 
     Args:
         dtype: the model's, for parts that declare none.
@@ -70,9 +70,10 @@ class StateInputs:
     """A step's inputs for a group of recurrent states: addresses, or offsets among the inputs.
 
     Attributes:
-        counts: of each row, how many rows a sequence has that begins with it; 0 for other rows.
-        sources: of each row that begins a sequence, the slot of the state before it; -1 is none.
-        targets: of each such row, `MAX_TARGETS` slots that get the state after its rows, or -1.
+        counts: for the first row of each sequence, how many rows the sequence has; 0 for other
+            rows.
+        sources: for the first row of each sequence, the slot of the state before it; -1 for none.
+        targets: for these rows, `MAX_TARGETS` slots that get the state after the rows, or -1.
     """
 
     counts: int
@@ -81,7 +82,9 @@ class StateInputs:
 
     @staticmethod
     def of(start: int, each: int) -> StateInputs:
-        """Lay out the inputs from `start` on; one number for all rows takes `each`."""
+        """Lay out the inputs from `start` on. `each` is the size of one field with a number for
+        each row.
+        """
         return StateInputs(start, start + each, start + 2 * each)
 
 
@@ -115,7 +118,7 @@ def targets_of(sequence: ScheduledSequence, group: int) -> list[int]:
 
 
 class KeptStates:
-    """Copies of the states of a step's sequences, which can be put back.
+    """Copies of the recurrent states of a step's sequences, for putting them back.
 
     Args:
         rows: the sequences of a step, all of one format.
@@ -135,7 +138,7 @@ class KeptStates:
             self._kept.append((pool, group.layers, numbers, contents))
 
     def restore(self) -> None:
-        """Mutates: puts the states back into their slots."""
+        """Copy the states back into their slots."""
         for pool, layers, numbers, contents in self._kept:
             pool.restore(numbers, contents)
             mx.eval(pool.arrays(layers))

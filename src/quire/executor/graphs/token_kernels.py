@@ -16,11 +16,11 @@ _ATTENTION = "quire.attention.paged"
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """A kernel that attends over token codes; see `attend`.
+    """A kernel that attends over token codes, with its launch; see `attend`.
 
     Attributes:
-        blocks: thread blocks for each row and split.
-        shared: bytes beside what the source declares.
+        blocks: thread blocks of each row and split.
+        shared: bytes of shared memory beyond what the source declares.
     """
 
     text: str
@@ -30,11 +30,11 @@ class Attend:
 
 
 def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
-    """The kernel for a kind of layer; launched for rows, `blocks` and splits.
+    """Return the kernel of a layer; its grid is rows, `blocks` and splits.
 
-    Called with queries `[T, heads, key_dim]` in the coordinates of coded keys, the parts of keys
-    and of values (see `CodedArrays`), tiles, table and numbers; and with where weighted sums of
-    values `[T, heads, splits, value_dim]` and stats `[T, heads, splits, 2]` go.
+    Parameters: queries `[T, heads, key_dim]` in the coordinates of coded keys, the arrays of keys
+    and of values (see `CodedArrays`), tiles, table, numbers, weighted sums of values `[T, heads,
+    splits, value_dim]`, and statistics `[T, heads, splits, 2]`.
     """
     parameters = ["const T* q"]
     kinds = ("unsigned", "__half", "float" if codes.codebook else "__half")
@@ -52,10 +52,12 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
 
 
 def combine(shape: paged.Shape, splits: int, *, turned: bool) -> str:
-    """rows, partial, stats, signs, result, and sinks if there are any.
+    """Return the source that combines splits.
+
+    Parameters: rows, partial, stats, signs, result, and sinks if there are any.
 
     Args:
-        turned: sums of values are turned back by the signs, which hold the turn's scale too.
+        turned: whether sums of values are rotated back. The signs include the rotation's scale.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* signs", "T* result", *kernels.sinks_of(shape)]
