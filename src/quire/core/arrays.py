@@ -1,4 +1,4 @@
-"""Types of NumPy's arrays."""
+"""Types of NumPy arrays."""
 
 from __future__ import annotations
 

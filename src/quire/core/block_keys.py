@@ -1,4 +1,4 @@
-"""Names blocks by what shaped their bytes: chained hashes of tokens, and numbers for media."""
+"""Keys of KV blocks: chained hashes of tokens, with numbers in place of media."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHORT = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """What the chained hashes of a served model's blocks begin with.
+    """The settings of a served model that enter the keys of its blocks.
 
     Attributes:
-        fingerprint: of the weights.
+        fingerprint: hash of the weights.
         block_size: tokens per block.
-        default: the format of requests that name none.
+        default: the default KV format.
         skipped: layers that packed formats leave plain.
     """
 
@@ -36,18 +36,18 @@ class BlockNames:
         return (wanted or self.default).skipping(self.skipped)
 
     def root(self, format: KVFormat, salt: str) -> bytes:
-        """Return the root of the blocks' hash chain: all that shapes their bytes but the tokens."""
+        """Return the root of a hash chain: everything but tokens that shapes the blocks' bytes."""
         parts = (self.fingerprint, repr(format), str(self.block_size), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
 
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
-    """Return the identity of a block: all that shaped its bytes, ending in its own tokens."""
+    """Return the key of a block, from the key of the block before it and the block's tokens."""
     return next(chains(parent, tokens, max(1, len(tokens))))
 
 
 def chains(parent: bytes, tokens: Seq[int], block_size: int) -> Iterator[bytes]:
-    """Return the identities of one block after the other."""
+    """Return the keys of consecutive blocks."""
     for start in range(0, len(tokens), block_size):
         data = _packed(tokens[start : start + block_size])
         parent = blake2b(data, key=parent, digest_size=24).digest()
@@ -55,7 +55,7 @@ def chains(parent: bytes, tokens: Seq[int], block_size: int) -> Iterator[bytes]:
 
 
 def _packed(tokens: Seq[int]) -> bytes:
-    """32 bits a token; 64 where some stand for media (`media_tokens`)."""
+    """Return tokens as bytes: 32 bits each, or 64 if some stand for media (`media_tokens`)."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens.tobytes()
     try:
@@ -67,15 +67,15 @@ def _packed(tokens: Seq[int]) -> bytes:
 def media_tokens(digest: bytes, count: int) -> array[int]:
     """Return the `count` numbers that stand for an item's soft tokens in the prefix index.
 
-    Numbers drawn from the digest of what they were made from, below all that 32 bits hold: no text
-    has them, and each tells one medium from another by 62 bits.
+    They are derived from the item's digest and lie outside 32 bits, so no text token equals them.
+    62 bits tell media apart.
     """
     numbers = array("q", shake_128(digest).digest(8 * count))
     return array("q", (-(1 << 62) - (number & (1 << 62) - 1) - 1 for number in numbers))
 
 
 def content_of(prompt: Seq[int], media: Seq[PlacedMedia]) -> array[int]:
-    """Return a prompt as blocks are named by it: numbers stand for the media in it."""
+    """Return a prompt's tokens as block keys use them, with numbers in place of media."""
     if not media:
         return array("i", prompt)
     content = array("q", prompt)
@@ -85,5 +85,5 @@ def content_of(prompt: Seq[int], media: Seq[PlacedMedia]) -> array[int]:
 
 
 def lasting_name(key: bytes, group: int) -> bytes:
-    """Return the name of a full block, or of a state at its end, on disk."""
+    """Return the name on disk of a full block, or of a state at its end."""
     return key + bytes([group])

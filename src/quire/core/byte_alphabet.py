@@ -18,5 +18,5 @@ LETTER_OF = {byte: letter for letter, byte in BYTE_OF.items()}
 
 
 def spelled(text: bytes) -> str:
-    """Return a letter for each byte."""
+    """Return the letter of each byte."""
     return "".join(LETTER_OF[byte] for byte in text)

@@ -1,6 +1,7 @@
-"""Settings, built once by the CLI, from flags, variables and a file.
+"""Settings, built once by the CLI from flags, variables and a file.
 
-Below the CLI only `device/` reads the environment: where kernels and their compilers are.
+Below the CLI only `device/` reads the environment, for the locations of kernels and their
+compilers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CPU_KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """The disk tier: where blocks go that are evicted from memory.
+    """The disk tier, for blocks that are evicted from memory.
 
     Attributes:
         path: a folder; made if missing.
@@ -41,34 +42,35 @@ class EngineConfig:
         model: a folder, or a hub id.
         dtype: "" keeps the checkpoint's on a GPU and computes in float32 on a CPU.
         adapter: a folder or hub id of a LoRA adapter that is merged into the weights.
-        adapters: (name, folder or hub id) of LoRA adapters that requests name.
-        kv_memory: bytes for all KV blocks, live and kept; None is a fraction of what is free.
-        kv_format: of sequences whose request names none.
+        adapters: (name, folder or hub id) of LoRA adapters that requests may name.
+        kv_memory: bytes for all KV blocks, live and cached; None means a fraction of the free
+            memory.
+        kv_format: KV format of requests that name none.
         kv_skip_layers: layers that packed formats leave plain, by index; None is the default, see
             `cache.formats.skips`.
         block_size: tokens per KV block.
         max_sequences: sequences that run at once; others wait.
-        max_context: tokens a sequence may have; None is the model's own limit.
+        max_context: the most tokens of a sequence; None means the model's limit.
         step_ms: the time aimed at for what a step reads of prompts, at most. A step that also
             generates, while one or two prompts are read, aims at `stall_factor` times the duration
             of one that only generates; see `scheduler.prefill_budget`, which also says when a
             chunk is worth more time.
         stall_factor: see `step_ms`.
-        max_step_tokens: rows of a step at most, whatever the clock says.
+        max_step_tokens: the most rows of a step, whatever step times allow.
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
         kernels: the instruction set of the compiled CPU kernels, one of `CPU_KERNELS`; "auto" is
             the fastest that this processor has, "off" does without the kernels.
-        threads: that share a kernel's work on a CPU; 0 is every core that this process may use.
+        threads: threads of a CPU kernel; 0 means one for every core that this process may use.
         prefix_cache: whether computed blocks are kept and shared.
-        disk: where blocks go that fall out of memory; None is nowhere.
+        disk: the disk tier for blocks evicted from memory; None for none.
         batch_invariant: a request's logits have the same bits alone and in any batch.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is never. None is
             only where a grammar binds the answer, after many.
-        speculate: what may guess the tokens of requests that do not choose.
-        memory: bytes for weights and KV blocks together; None is what the machine has.
-        reserved: bytes of free memory that other engines of this server were promised.
-        ranks: processes that the model is split over.
+        speculate: which drafters may draft for requests that do not choose.
+        memory: bytes for weights and KV blocks together; None means the machine's memory.
+        reserved: bytes of free memory reserved for other engines of this server.
+        ranks: number of processes that the model is split over.
         sharers: engines of this server that may yet be opened, this one included; what is free for
             KV blocks is split among them.
     """
@@ -105,9 +107,9 @@ class KeyLimits:
     """Limits of one API key.
 
     Attributes:
-        requests_per_minute, tokens_per_minute: None is no limit; tokens are those of prompts, read
-            from the cache or not, and of answers.
-        share: of the engine's places and rows, beside other keys.
+        requests_per_minute, tokens_per_minute: None means no limit. Tokens are those of prompts,
+            cached or not, and of answers.
+        share: weight of the key when the engine's places and rows are divided.
     """
 
     requests_per_minute: int | None = None
@@ -120,55 +122,56 @@ class ServerConfig:
     """Settings of the HTTP side.
 
     Attributes:
-        host, port: that the server listens on.
-        served_name: what clients call the model, and what answers say.
+        host, port: address that the server listens on.
+        served_name: the model's name in requests and answers.
         also_named: further names by which clients may ask for it, such as those that an agent has
             built in.
-        adapters: names of LoRA adapters, by which clients may ask for the model, too.
-        adapter_folder: where adapters lie that may be loaded later; None is nowhere.
+        adapters: names of LoRA adapters, which requests may name as their model.
+        adapter_folder: folder of adapters that may be loaded while serving; None for none.
         api_keys: any of them opens all routes; empty asks for none. Several stand for users who
             see nothing of each other.
-        key_limits: of keys that have limits of their own.
-        default_limits: of each other key, and of a server without keys.
+        key_limits: limits of keys that have their own.
+        default_limits: limits of every other key, and of a server without keys.
         strict_fields: refuse request fields that neither a schema nor another server knows.
-        max_concurrent: requests in flight before 429.
-        max_body_bytes: of one request's body, before 413.
-        max_messages: of one conversation, before 400.
+        max_concurrent: the most requests in flight; more get a 429.
+        max_body_bytes: the most bytes of a body; more get a 413.
+        max_messages: the most messages of a conversation; more get a 400.
         media_limits: the operator's, by kind of media and name of the limit (`files`, or a field of
             `FileLimits`); the others are the kind's own.
         allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
         media_folders: where `file://` URLs may read; empty is nowhere.
         media_timeout_s: for fetching one item, redirects included.
-        request_deadline_s: after which a request ends with an error; None is never.
-        engine_timeout_s: without a sign of work from the engine, after which what is in flight ends
-            with an error.
-        stop_grace_s: for answers in flight when the server is told to end.
-        cors_origins: of web pages that may ask; empty is none, "*" is all.
+        request_deadline_s: seconds after which a request ends with an error; None means never.
+        engine_timeout_s: seconds without a sign of work from the engine after which requests in
+            flight end with an error.
+        stop_grace_s: seconds for answers in flight when the server is told to stop.
+        cors_origins: origins of web pages that may send requests; empty for none, "*" for all.
         allowed_hosts: names that the Host header may hold beside this machine's own; "*" is all.
-        share_prefixes: whether API keys read what others have computed.
+        share_prefixes: whether API keys share cached prefixes.
         metrics_key: opens the metrics of all keys, and nothing else.
         dialect: name of the grammar of reasoning and tool calls; None chooses it by the template.
         default_system: system message of conversations that bring none; empty adds none.
-        default_max_tokens: of answers whose request names none; None is all that the context holds.
+        default_max_tokens: default limit of answers in tokens; None means all that the context
+            holds.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         allow_special_tokens: control tokens that clients spell in a conversation become tokens.
         signing_key: signs the reasoning that clients send back; None draws one for this process, so
             that no reasoning from before a restart is accepted.
         stored_responses: how many answers of /v1/responses are kept for later reference.
-        stored_response_bytes: what they may take together, with the conversations they ended.
+        stored_response_bytes: the most bytes of these together, with their conversations.
         keep_streams_s: how long a stream that its request named goes on without a reader, and is
             kept after its end; 0 keeps none.
         sampling_defaults: whose hold for what a request does not name: those that the model's
             `generation_config.json` recommends, or OpenAI's.
         sampling_overrides: the operator's, by the name of the parameter.
-        files: a folder for uploaded files and batches; None keeps none.
-        files_bytes: what the files of all API keys may take together.
+        files: folder of uploaded files and batches; None turns them off.
+        files_bytes: the most bytes of the files of all API keys together.
         page: whether browsers get a page to chat with the model and to watch the server.
         otlp_endpoint: URL of an OpenTelemetry collector that gets a trace of each request by
             OTLP/HTTP; None is nobody.
         log_level: by the name that `logging` has for it, in lower case.
         log_format: lines for people, or one JSON object a line.
-        mcp_servers: whose tools the page, and whoever has a key, may call.
+        mcp_servers: MCP servers whose tools the page, and any client with a key, may call.
         mcp: whether chat requests may name these servers as tools, whose calls are made here.
     """
 
@@ -219,13 +222,13 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One of the models that a server has.
+    """One of a server's models, with its settings.
 
     Attributes:
         engine: the settings of its engine.
         serving: the server's settings as they are for this model; `served_name` is set.
-        pinned: it is loaded at the start, and stays.
-        idle_unload_s: without a request, after which it is unloaded; None is never.
+        pinned: whether it is loaded at the start and never unloaded.
+        idle_unload_s: seconds without a request after which it is unloaded; None means never.
     """
 
     engine: EngineConfig
@@ -235,16 +238,18 @@ class ModelConfig:
 
     @property
     def name(self) -> str:
-        """The `model` id of the API: `served_name`, or the path that was given."""
+        """The model's id in the API: `served_name`, or the given path."""
         return self.serving.served_name or self.engine.model
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All by which clients may ask for it."""
+        """All names that requests may use for it."""
         return (self.name, *self.serving.also_named, *self.serving.adapters)
 
     def with_adapter(self, name: str, place: str | None) -> ModelConfig:
-        """Return the same with an adapter that requests may name; without it if `place` is None."""
+        """Return the settings with an adapter that requests may name; without it if `place` is
+        None.
+        """
         adapters = tuple(each for each in self.engine.adapters if each[0] != name)
         names = tuple(each for each in self.serving.adapters if each != name)
         if place is not None:

@@ -47,7 +47,7 @@ at them."""
 
 
 def _id_of(token: Any, files: TokenFiles) -> set[int]:
-    """Return the id of a token as `tokenizer_config.json` names it; empty if none is there."""
+    """Return the id of a token named in `tokenizer_config.json`; empty if there is none."""
     if isinstance(token, dict):
         token = token.get("content")
     if not token:

@@ -1,8 +1,8 @@
 """One tree of errors. Each names what was wrong; the API maps them to a wire format once.
 
-`RequestError` and its children are the caller's fault and carry what OpenAI-shaped error bodies
+`RequestError` and its children are the client's fault and carry what OpenAI-shaped error bodies
 need (`status`, `code`, `param`). `ModelError` is raised while a model is opened. `EngineFailure`
-means that the engine itself cannot go on.
+means that the engine itself cannot continue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class QuireError(Exception):
 
 
 class RequestError(QuireError):
-    """A request that cannot be served, through no fault of the server.
+    """A request that cannot be served because of the client, not of the server.
 
     Args:
         message: one sentence that names the field and the limit.

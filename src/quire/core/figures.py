@@ -1,4 +1,4 @@
-"""Sizes and durations as people read them; the page spells them alike (`figures.js`)."""
+"""Sizes and durations as people read them. The page spells them alike (`figures.js`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them, of 1000 each: `131 KB`, `5.7 GB`."""
+    """Return bytes in a suitable decimal unit: `131 KB`, `5.7 GB`."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -15,7 +15,9 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`21 ms`, `4.2 s`, `9 min 55 s` or `2 h 5 min`; whole seconds have no decimal."""
+    """Return a duration such as `21 ms`, `4.2 s`, `9 min 55 s` or `2 h 5 min`; whole seconds have
+    no decimal.
+    """
     if 0 < seconds < 0.9995:
         return f"{max(1, round(seconds * 1000))} ms"
     if seconds < 59.95:

@@ -12,13 +12,13 @@ _POINTER = b"version https://git-lfs.github.com/"
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
-    """Refuses what a clone without Git LFS has in the place of a large file.
+    """Refuse a Git LFS pointer, which a clone without Git LFS has in place of a large file.
 
     Args:
-        start: the first bytes of the file.
+        start: first bytes of the file.
 
     Raises:
-        ModelError: they are those of a pointer.
+        ModelError: the file is a pointer.
     """
     if start.startswith(_POINTER):
         raise ModelError(

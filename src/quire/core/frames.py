@@ -1,4 +1,4 @@
-"""Frames on a pipe between two processes: a pickle behind its length in eight bytes.
+"""Frames on a pipe between two processes: a pickle after its length in eight bytes.
 
 Both ends are this package on this machine, joined by a socket pair that nobody else holds.
 """
@@ -17,7 +17,7 @@ _READ = 1 << 18
 
 
 def encode(value: object) -> bytes:
-    """One frame."""
+    """Return a value as one frame."""
     body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
@@ -32,9 +32,10 @@ class Frames:
         """Completed beside one that `next` returned."""
 
     def read(self) -> list[Any] | None:
-        """Return the values of the frames that one read completes; None once the other end is gone.
+        """Return the values of the frames that one read completes; None once the other end has
+        closed.
 
-        Blocks if the socket does; an empty list when nothing can be read without blocking.
+        It blocks if the socket does. An empty list means that nothing can be read without blocking.
         """
         try:
             data = self._socket.recv(_READ)
@@ -49,7 +50,7 @@ class Frames:
         called.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end has closed.
         """
         while not self._waiting:
             values = self.read()
@@ -59,10 +60,10 @@ class Frames:
         return self._waiting.popleft()
 
     async def next_async(self) -> Any:
-        """Like `next`, for a socket that does not block.
+        """Return the value of the next frame, for a socket that does not block.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end has closed.
         """
         loop = asyncio.get_running_loop()
         while not self._waiting:

@@ -9,15 +9,15 @@ from quire.core.block_keys import BlockNames
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model.
+    """A description of the served model.
 
     Attributes:
         path: the folder that holds tokenizer and template.
         model_type: as `config.json` says.
         vocab_size: columns of the logits.
-        context_length: tokens that prompt and answer may have together.
-        trained_length: how many of these the model was trained on; None is all of them.
-        dtype: of activations, by MLX's name.
+        context_length: the most tokens of prompt and answer together.
+        trained_length: the context that the model was trained on, if shorter; else None.
+        dtype: type of activations, by MLX's name.
         device: name and architecture, for people.
         kv_memory: bytes that KV blocks may take.
         kv_formats: names of the formats that a request may choose.
@@ -44,14 +44,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since start, and gauges of now. Bytes are bytes.
+    """Counters since start, and current gauges. Sizes are in bytes.
 
     Attributes:
-        running: sequences that hold blocks.
-        waiting: sequences that wait for room.
-        prompt_tokens, cached_tokens: of the sequences that have started; how many tokens their
-            prompts have, and how many of these came from the prefix cache.
-        preemptions: how often a sequence gave its blocks back to wait.
+        running: number of sequences that hold blocks.
+        waiting: number of sequences that wait for room.
+        prompt_tokens, cached_tokens: prompt tokens of all sequences started so far, and how many of
+            them came from the prefix cache.
+        preemptions: number of preemptions.
         kv_budget: bytes that KV blocks may take.
         kv_used: (group and format, bytes of blocks that live sequences hold).
         kv_kept: (group and format, bytes of blocks kept for reuse).
@@ -61,8 +61,8 @@ class EngineStats:
         disk: (what, number) of the disk tier, empty without one: bytes of its file; blocks written,
             dropped (no room, no time), hits and misses of those it was asked for.
         finished: (`FinishReason`, sequences).
-        drafts: (drafter, guessed tokens that steps verified).
-        accepted_drafts: (drafter, those of them that were right).
+        drafts: (drafter, number of drafted tokens that steps verified).
+        accepted_drafts: (drafter, number of these that were accepted).
     """
 
     running: int = 0

@@ -1,6 +1,6 @@
-"""The KV formats and their spellings.
+"""The KV formats and their spellings. Pure Python.
 
-Pure Python: the HTTP process reads requests with it, the CLI its flags, the engine its settings.
+Shared by the HTTP side for requests, the CLI for flags, and the engine for settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKED = re.compile(r"(?P<key>[\d.]+)(?:/(?P<value>[\d.]+))?(?:-g(?P<group>\d+)
 
 
 def offered(block_size: int, group_size: int = 64) -> tuple[KVFormat, ...]:
-    """Return the formats that blocks of this size can have; `group_size` is the first choice."""
+    """Return the formats that fit a block size; `group_size` is the first choice."""
     formats = [KVFormat(), *(KVFormat(dtype=dtype) for dtype in DTYPES)]
     if block_size % 32 == 0:  # packed words hold the codes of 32 tokens
         pairs = [(k, v) for k in _BITS for v in _BITS]
@@ -88,7 +88,7 @@ def choose_format(
 
 
 def _listed(bits: list[str]) -> list[str]:
-    """Return the bits that are offered; all pairs of them in one entry where each pair is."""
+    """Return the offered bits as text. If all pairs are offered, one entry stands for them."""
     single = [each for each in bits if "/" not in each]
     pairs = {f"{key}/{value}" for key in single for value in single if key != value}
     return [*single, "two of these as in 8/4"] if pairs and pairs <= set(bits) else bits
@@ -107,7 +107,7 @@ def _bits_of(format: KVFormat) -> str:
 
 
 def _spelled(bits: float | str) -> str:
-    """Return the bits that a request names, spelled as `_bits_of` spells them."""
+    """Return a request's bits in the spelling of `_bits_of`."""
     text = f"{bits:g}" if isinstance(bits, int | float) else bits.strip().lower()
     if text in ("0", "none", "plain", "null"):
         return "none"

@@ -1,4 +1,4 @@
-"""How blocks of keys and values are stored, by name. Frozen, hashable, free of arrays."""
+"""Names of the ways to store blocks of keys and values. Frozen, hashable, free of arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """How blocks are stored.
+    """How KV blocks are stored.
 
     Attributes:
         scheme: "plain", "page", "uniform" or "turbo".
@@ -26,20 +26,20 @@ class KVFormat:
 
     @property
     def has_tail(self) -> bool:
-        """Whether a sequence's last block, the tail, is kept as written until it is full."""
+        """Whether a sequence's last block, the tail, is stored uncoded until it is full."""
         return self.scheme == "page"
 
     def skipping(self, layers: tuple[int, ...]) -> KVFormat:
-        """Return the format with its skipped layers, of which plain has none."""
+        """Return the format with these layers skipped; a plain format skips none."""
         return self if self.scheme == "plain" else replace(self, skip_layers=layers)
 
     def of_layer(self, layer: int) -> KVFormat:
-        """How one layer stores its blocks: plain in layers that the format skips."""
+        """Return how one layer stores its blocks: plain in skipped layers."""
         return KVFormat() if layer in self.skip_layers else replace(self, skip_layers=())
 
     @property
     def name(self) -> str:
-        """A short stable name, e.g. `plain`, `page-4`, `page-8/4`, `uniform-8-g64`."""
+        """A short stable name, such as `plain`, `page-4`, `page-8/4` or `uniform-8-g64`."""
         if self.scheme == "plain":
             return f"plain-{self.dtype}" if self.dtype else "plain"
         bits = f"{self.key_bits:g}"

@@ -1,4 +1,4 @@
-"""How every process of a server writes its log: for people, or one JSON object a line."""
+"""Log format of all processes of a server: text for people, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TextLines(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """Return a text with all that does not print written as Python would in a string."""
+    """Return a text with characters that do not print escaped as Python escapes them."""
     if text.isprintable():
         return text
     return "".join(
@@ -61,7 +61,7 @@ def printable(text: str) -> str:
 
 
 def write_logs(level: str, form: str) -> None:
-    """Sends this process's log to standard error, from a level on, in one of `FORMATS`."""
+    """Send this process's log from a level on to standard error, in one of `FORMATS`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

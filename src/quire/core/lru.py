@@ -1,4 +1,4 @@
-"""A cache within a bound of bytes, from which the least recently used goes first."""
+"""A cache bounded by bytes that evicts the least recently used value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache bounded by the total size of its values; the least recently used goes first.
-    Thread-safe.
+    """A thread-safe cache bounded by the total size of its values; it evicts the least recently
+    used.
 
     Args:
-        size: the bytes of a value.
+        size: returns the bytes of a value.
     """
 
     def __init__(self, max_bytes: int, size: Callable[[Value], int]) -> None:
@@ -27,16 +27,14 @@ class LruCache(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Value | None:
-        """Return the value, used now; None if it is not kept."""
+        """Return the value and mark it as used; None if it is not cached."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: Key, value: Value) -> Value:
-        """Return the value under `key`: this one, or one that another thread has put there
-        meanwhile.
-        """
+        """Store a value and return it, or the value that another thread has stored meanwhile."""
         with self._lock:
             if key in self._values:
                 return self._values[key]
@@ -49,7 +47,7 @@ class LruCache(Generic[Key, Value]):
             return value
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Drop all values."""
         with self._lock:
             self._values.clear()
             self._bytes = 0

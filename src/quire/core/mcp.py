@@ -1,4 +1,4 @@
-"""MCP servers that the operator names: what each is and how it is reached."""
+"""Settings of MCP servers that the operator names: what each is and how it is reached."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """One server of the Model Context Protocol, whose tools may be called.
+    """One MCP server, whose tools may be called.
 
     Values of `env` and `headers` may be secrets, so they are not shown.
 
     Attributes:
-        name: by which requests and the page name it.
+        name: its name in requests and on the page.
         command: a program and its arguments, run as a child that is spoken to over its standard
             input and output; empty if the server is reached by HTTP.
         env: variables of that child, beside the few that it needs (PATH, HOME, ...).
-        folder: in which the child runs; "" is the one of this process.
-        url: of a server that speaks streamable HTTP; "" if it is a child.
-        headers: of every request to that URL.
-        timeout_s: for one call.
+        folder: working folder of the child; "" means this process's.
+        url: URL of a server that speaks streamable HTTP; "" for a child.
+        headers: headers of every request to that URL.
+        timeout_s: seconds for one call.
     """
 
     name: str

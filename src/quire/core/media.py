@@ -1,4 +1,4 @@
-"""Media as the engine sees it: of any kind, ready for the encoder of that kind."""
+"""Media as the engine sees it: items of any kind, ready for the encoder of that kind."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Pieces:
     """How an encoder cuts its work on one item.
 
     Attributes:
-        count: pieces of about the same cost.
-        rows: hidden states that a piece computes; its cost is learned by them.
+        count: number of pieces, of about equal cost.
+        rows: hidden states of one piece. Its cost is learned by this number.
     """
 
     count: int
@@ -52,19 +52,20 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class MediaItem:
-    """An image, or another piece of media, as the encoder of its kind takes it.
+    """An image or another piece of media, as its kind's encoder takes it.
 
     Attributes:
         kind: "image", "audio", "video", or another that has a processor and an encoder.
-        features: what the encoder takes; of images uint8 `[rows * columns, size * size * 3]`: patch
+        features: the encoder's input; of images uint8 `[rows * columns, size * size * 3]`: patch
             after patch, in the order that the encoder wants; within a patch row by row, red, green
             and blue of each pixel together. Of sound float32 `[frames, bins]`, the logarithms of a
             mel spectrogram.
         shape: of the features, as the kind counts it; of images rows and columns of patches, of
             sound frames and bins.
-        tokens: placeholders in a prompt, as many as the encoder makes rows.
-        digest: of kind, features and shape: equal ones stand for equal rows.
-        bidirectional: its rows see each other, in layers that do so.
+        tokens: number of placeholders in a prompt, which is the number of rows that the encoder
+            makes.
+        digest: hash of kind, features and shape. Equal digests mean equal rows.
+        bidirectional: whether its rows see each other, in layers that support it.
     """
 
     kind: str
@@ -112,21 +113,22 @@ class PlacedMedia:
 
     @property
     def end(self) -> int:
-        """The position behind its last placeholder."""
+        """One past the position of its last placeholder."""
         return self.start + self.item.tokens
 
 
 def sound_rows(moments: int, squares: int, step: int, rate: int, sounds: int) -> list[bool]:
-    """Return the rows of a video with sound that are sound. Both kinds are ordered by time.
+    """Return the rows of a video with sound that are sound.
 
-    Of equal times the moment comes first (Qwen3-Omni, arXiv:2509.17765, section 2.2).
+    Pictures and sound are merged by time; at equal times the picture comes first (Qwen3-Omni,
+    arXiv:2509.17765, section 2.2).
 
     Args:
-        moments: of the video.
-        squares: rows of each.
+        moments: number of moments of the video.
+        squares: rows of each moment.
         step: microseconds from a moment to the next.
-        rate: rows of sound a second.
-        sounds: rows of sound.
+        rate: rows of sound per second.
+        sounds: number of rows of sound.
     """
     rows: list[bool] = []
     done = 0
@@ -142,8 +144,8 @@ class CrossMedia:
     """Items that consecutive tokens attend to through cross-attention layers, as one list of keys.
 
     Attributes:
-        start: the first of those tokens.
-        end: one past the last; None is all that follow.
+        start: the first of these tokens.
+        end: one past the last; None means to the end of the sequence.
         items: in the order of their keys.
         visible: for each item, the first token that sees it, and how many keys there are up to its
             last one. A token sees the keys of all items that are visible so far.
@@ -156,7 +158,7 @@ class CrossMedia:
 
     @property
     def keys(self) -> int:
-        """Keys of all items."""
+        """Number of keys of all items."""
         return self.visible[-1][1]
 
     def within(self, start: int, end: int) -> range:

@@ -31,7 +31,7 @@ class Abort:
     """To the engine: end a request by the next step.
 
     Attributes:
-        reason: what its end counts as: the text side ends answers that have gone well, too.
+        reason: the finish reason to count. The text side also aborts answers that have ended well.
     """
 
     request_id: str
@@ -54,10 +54,10 @@ class AskCached:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAdapter:
-    """To the engine: read a LoRA adapter that requests may name then, or forget one.
+    """To the engine: load a LoRA adapter that requests may then name, or unload one.
 
     Attributes:
-        place: a folder or hub id; None forgets it.
+        place: a folder or hub id; None unloads it.
     """
 
     number: int
@@ -120,7 +120,7 @@ class Refused:
 
 
 class NextTokens(NamedTuple):
-    """Outputs of one request that are just more tokens.
+    """Outputs of one request that consist of more tokens only.
 
     Attributes:
         accepted_drafts, rejected_drafts: see `Output`.
@@ -138,7 +138,7 @@ class StepOutputs:
 
     Attributes:
         outputs: a request's first and last, and those that carry more than a token.
-        tokens: of all others; read before the outputs.
+        tokens: all other outputs, which come before these.
     """
 
     outputs: tuple[Output, ...]
@@ -158,7 +158,7 @@ class AdapterChanged:
     """From the engine: the answer to the `ChangeAdapter` of this number.
 
     Attributes:
-        problem: why nothing was changed; empty where all went well.
+        problem: why nothing was changed; empty on success.
     """
 
     number: int

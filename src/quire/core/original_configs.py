@@ -1,7 +1,9 @@
-"""`config.json` of models published before transformers had them, by transformers' keys.
+"""Translates `config.json` of models published before transformers supported them to transformers'
+keys.
 
-OpenGVLab's `internvl_chat` (InternVL 2 to 3.5), DeepSeek's `multi_modality` (DeepSeek-VL, and what
-Janus understands), Baidu's `ernie4_5_moe_vl` (ERNIE 4.5 VL), and Moonshot's `kimi_k25` (Kimi K2.5).
+They are OpenGVLab's `internvl_chat` (InternVL 2 to 3.5), DeepSeek's `multi_modality` (DeepSeek-VL
+and the understanding part of Janus), Baidu's `ernie4_5_moe_vl` (ERNIE 4.5 VL), and Moonshot's
+`kimi_k25` (Kimi K2.5).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def read_config(folder: Path) -> Config:
 
 
 def by_usual_keys(config: Config) -> Config:
-    """Return a configuration by transformers' keys, with its own besides; `model_type` stays.
+    """Return a configuration with transformers' keys added; `model_type` stays.
 
     Raises:
         ModelError: a value is not supported.
@@ -40,7 +42,7 @@ def by_usual_keys(config: Config) -> Config:
 
 
 def _packing_of_all(config: Config) -> Config:
-    """Says of the whole how weights are packed, where only the part for text says it."""
+    """Copy the text part's quantisation to the whole, if only the text part states it."""
     key, text = "quantization_config", config.get("text_config")
     if key in config or not isinstance(text, dict) or key not in text:
         return config
@@ -107,7 +109,7 @@ def _multi_modality(config: Values) -> Config:
 
 
 def _siglip(params: Values, sizes: Config) -> Config:
-    """Conversions may hold sizes beside the encoder's name."""
+    """Read the encoder's sizes. Conversions may state them beside its name."""
     params.neutral({"select_layer": -1, "select_feature": "same"})
     params.only("model_name", *_SIGLIP)
     name = params.word("model_name", default="siglip_large_patch16_384")

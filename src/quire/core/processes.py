@@ -16,10 +16,10 @@ _DESCRIPTORS = (1 << 16, 10240)
 
 
 def allow_many_descriptors() -> None:
-    """Raises this process's limit on open files as far as the system lets it.
+    """Raise this process's limit on open files as far as the system allows.
 
-    It starts at 1,024 on Linux and 256 on macOS, for the sake of programs that use `select`. A
-    server that has reached it accepts connections and closes them without an answer.
+    It starts at 1,024 on Linux and 256 on macOS, for programs that use `select`. A server at its
+    limit accepts connections and closes them without an answer.
     """
     for wanted in _DESCRIPTORS:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -39,7 +39,8 @@ def end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent dies. Linux only; elsewhere nothing happens.
 
     Args:
-        parent: the parent's process id, as it was before the fork: it may have died since.
+        parent: the parent's process id, read before the fork, since the parent may have died
+            meanwhile.
     """
     if _libc is None:
         return
@@ -49,7 +50,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def wait_or_kill(process: subprocess.Popen[Any], seconds: float) -> None:
-    """Waits until a process that was asked to end has ended; kills it after so many seconds."""
+    """Wait until a process that was asked to end has ended; kill it after some seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """Requests to the engine, and its outputs.
 
-Everything here is frozen and picklable: it crosses the queue between the HTTP side and the
-process that owns MLX.
+Everything here is frozen and picklable, because it crosses from the HTTP side to the process that
+owns MLX.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.core.speculation import Speculation
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one row draws its tokens. Defaults are OpenAI's; `temperature == 0` is greedy.
+    """How a row's tokens are sampled. Defaults are OpenAI's; `temperature == 0` is greedy.
 
     Attributes:
         top_k: keep the k likeliest tokens; 0 keeps all.
@@ -92,18 +92,18 @@ class GrammarSpec:
     Attributes:
         kind: "json_schema", "regex" or "lark".
         source: the schema as JSON text, or the grammar's text.
-        start_after: token ids after the last of which the constraint binds (the end of reasoning);
-            empty binds from the first token.
+        start_after: token ids that end reasoning; the constraint applies after them. If empty, it
+            applies from the first token.
         opened_by: token ids with which the model may open that reasoning first; if it starts
             otherwise, the constraint binds at once. Empty: the reasoning is open already, or there
             is none.
-        opener: the token that starts a tool call. Where the answer is free it binds at once, so
-            that no call escapes within reasoning. None: there is no such token.
-        lazy: the answer is free but for stretches that start with `opener`, each of which has to
-            meet the constraint as a whole.
-        schema: whether JSON of a client's schema is in it, whose runs of digits and blanks are
+        opener: the token that starts a tool call, or None. The constraint applies from it even
+            within reasoning, so that no call escapes.
+        lazy: whether the answer is free except for parts that start with `opener`, each of which
+            must meet the constraint as a whole.
+        schema: whether it includes JSON of a client's schema, whose runs of digits and blanks are
             limited; see `constraints.runs`.
-        started: text of the answer that is there already. It meets the constraint together with the
+        started: text of the answer that exists already. It meets the constraint together with the
             text that follows.
     """
 
@@ -119,7 +119,7 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Ends reasoning by force, so that tokens are left for the answer.
+    """A limit on reasoning, whose end is then forced, so that tokens are left for the answer.
 
     Attributes:
         max_tokens: reasoning tokens allowed.
@@ -138,7 +138,8 @@ class TokenRules:
 
     Attributes:
         allowed: the only tokens that may come, those that end an answer included; empty allows all.
-        banned: sequences of tokens, the last of which may not follow the others. None is empty.
+        banned: sequences of tokens, the last of which may not follow the others. No sequence is
+            empty.
     """
 
     allowed: tuple[int, ...] = ()
@@ -169,7 +170,7 @@ class Embed:
 
     @property
     def needs_every_row(self) -> bool:
-        """Whether the hidden states of all tokens enter the result."""
+        """Whether the result depends on the hidden states of all tokens."""
         return self.pooling == "mean"
 
 
@@ -177,7 +178,8 @@ class Embed:
 class Score:
     """Task: natural-log probabilities of given tokens as the next one after the prompt.
 
-    A reranker is asked so whether a document answers a question: "yes" or "no" (Qwen3-Reranker).
+    Rerankers are asked this way whether a document answers a question: "yes" or "no"
+    (Qwen3-Reranker).
 
     Attributes:
         labels: token ids, at least one.
@@ -197,7 +199,7 @@ class ScorePrompt:
     tokens from 1, the ids of the likeliest tokens, and their log-probabilities.
 
     Attributes:
-        targets: the prompt's tokens behind the first, at least one.
+        targets: the prompt's tokens after the first, at least one.
         top: how many of the likeliest tokens to report.
     """
 
@@ -208,7 +210,7 @@ class ScorePrompt:
     needs_every_row: ClassVar[bool] = True
 
     def read(self, vector: tuple[float, ...]) -> tuple[ScoredToken, ...]:
-        """Return the tokens that a vector says, in order."""
+        """Return the scored tokens in a vector, in order."""
         width = 2 + 2 * self.top
         rows = (vector[first : first + width] for first in range(0, len(vector), width))
         return tuple(
@@ -234,22 +236,23 @@ class Request:
             marks their kind.
         media: in order; their places do not overlap.
         max_tokens: the most tokens to generate, at least one.
-        min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
-        stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
-        kv_format: how this sequence's cache is stored; None is the server's default.
-        stop_on_loop: repeats of a cycle that end the answer, None the server's; 0 is never, and
-            lets runs of digits and blanks go on.
+        min_tokens: tokens that must come before an end token, unless a grammar allows nothing else.
+        stop_token_ids: tokens that end the answer. The one that does is reported, but is not part
+            of the text.
+        kv_format: how this sequence's KV cache is stored; None means the server's default.
+        stop_on_loop: repeats of a cycle that end the answer; None means the server's default. 0
+            means never, and does not limit runs of digits and blanks.
         rules: tokens that the client allows or bans; forced ends of reasoning are exempt.
-        adapter: the name of the LoRA adapter that answers; empty is none.
-        caller: the API key that asks, as a word; keys take turns.
-        share: of places and rows, beside other keys' shares.
+        adapter: name of the LoRA adapter; empty for none.
+        caller: digest of the request's API key; keys take turns.
+        share: weight of the API key when places and rows are divided.
         priority: lower numbers go first; see `scheduler.fairness`.
-        session: requests of one go to the same of several engines; empty is none.
-        cache_salt: joins the identity of the cached blocks; different salts never share.
+        session: requests of one session prefer the same one of several engines; empty for none.
+        cache_salt: part of the keys of cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
-        deadline_s: seconds after arrival at which the request ends with an error; None is never.
-        task: what the request gets: tokens, or a vector.
-        speculation: what may guess its tokens; None is the server's default.
+        deadline_s: seconds after arrival at which the request ends with an error; None means never.
+        task: the kind of result: tokens, or a vector.
+        speculation: which drafters may draft its tokens; None means the server's default.
         prediction: tokens that the client expects as the answer; they are drafted.
     """
 
@@ -308,7 +311,7 @@ class ScoredToken(TokenLogprobs):
     """A token of a prompt.
 
     Attributes:
-        rank: among all tokens, the likeliest first; from 1.
+        rank: rank among all tokens; the likeliest has 1.
     """
 
     rank: int
@@ -347,15 +350,14 @@ class Output:
         logprobs: one entry a token when the request asked for them.
         prompt_tokens, cached_tokens: set on every output; how many prompt tokens there were and how
             many of them were read from the prefix cache.
-        reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted", or
-            "still being written at token 32" where a neighbour had the same, but had not shared it
-            yet; empty if all was. None before that is known.
-        read: of an output that says nothing else: how many prompt tokens are computed. 0 says that
-            the request was accepted: what ends it from now on is no fault of the request.
+        reuse: why no more of the prompt was reused, e.g. "new", "first difference at token 812",
+            "evicted", or "still being written at token 32" where a neighbour had the same, but had
+            not shared it yet; empty if all was. None before that is known.
+        read: of an output that says nothing else: how many prompt tokens are computed. 0 means that
+            the request was accepted.
         queued_s: seconds that the request waited until it was first scheduled; None before that.
-        vector: the result of a task that is not to generate; the output has `finish` then.
-        accepted_drafts, rejected_drafts: guessed tokens of the answer so far that steps verified,
-            by whether they were right.
+        vector: the result of a vector task, in an output with `finish`.
+        accepted_drafts, rejected_drafts: number of drafted tokens accepted and rejected so far.
     """
 
     request_id: str
@@ -374,5 +376,7 @@ class Output:
 
     @property
     def entries(self) -> int:
-        """Tokens and log-probabilities in it: what rendering it costs, at least 1."""
+        """Number of tokens and log-probabilities in it, at least 1: a measure of the cost to render
+        it.
+        """
         return max(1, len(self.token_ids) + sum(1 + len(each.top) for each in self.logprobs))

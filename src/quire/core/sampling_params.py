@@ -19,7 +19,7 @@ MOST_TOKENS = 2**31 - 1
 
 
 class Limits(TypedDict):
-    """The least and the most that a parameter may be, by the names that pydantic has for them."""
+    """The smallest and largest values of a parameter, by pydantic's names for them."""
 
     ge: float
     le: float
@@ -57,7 +57,7 @@ def check_repeats(repeats: int) -> int:
     """Return how many repeats of a cycle end an answer, 0 for never.
 
     Raises:
-        ValueError: so few are not seen in time.
+        ValueError: the number is too small to be detected.
     """
     if repeats < MIN_REPEATS and repeats != 0:
         raise ValueError(f"input should be 0 (never) or at least {MIN_REPEATS}")
@@ -65,7 +65,7 @@ def check_repeats(repeats: int) -> int:
 
 
 def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
-    """Parameters within `LIMITS` as `SamplingParams` has them.
+    """Return parameters within `LIMITS` as `SamplingParams` takes them.
 
     `top_p` 0 leaves the likeliest token, as anything that small does; `top_k` -1 keeps all tokens.
     `typical_p` 0 leaves the most typical one.
@@ -81,7 +81,7 @@ def allowed(name: str) -> str:
 
 
 def is_within_limits(name: str, value: float) -> bool:
-    """Return whether requests may say so much for a parameter."""
+    """Return whether a request may set a parameter to a value."""
     return LIMITS[name]["ge"] <= value <= LIMITS[name]["le"]
 
 
@@ -91,10 +91,10 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Refuses parameters that the sampler does not define.
+    """Refuse parameter values that the sampler does not define.
 
     Raises:
-        RequestError: names the field and what it may be.
+        RequestError: a value is not allowed; the message names the field and its allowed values.
     """
     for name in LIMITS:
         value = getattr(params, name)

@@ -1,4 +1,4 @@
-"""Names of the ways to speculate, as the server's settings and requests choose them."""
+"""Names of the speculation modes in settings and requests."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Ctrl-C, a service manager's TERM, and HUP where a terminal's end shall end the process.
+    """Return the stop signals: Ctrl-C, a service manager's TERM, and HUP when a terminal closes.
 
-    Under `nohup` it shall not: HUP is ignored from the start.
+    Under `nohup` HUP is ignored from the start, and is left out.
     """
     return tuple(each for each in _ALL if signal.getsignal(each) is not signal.SIG_IGN)
 

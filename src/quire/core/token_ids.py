@@ -11,7 +11,7 @@ from quire.core.folder import read_object
 
 
 class TokenFiles:
-    """The files of a folder that name tokens. Each is read once, when it is first needed."""
+    """The files of a folder that name tokens. Each is read once, at first use."""
 
     def __init__(self, folder: Path) -> None:
         self.config_file = folder / "tokenizer_config.json"
@@ -31,10 +31,10 @@ class TokenFiles:
         return read_object(self._folder / "tokenizer.json")
 
     def id_of(self, text: str, *, ordinary: bool = False) -> int | None:
-        """Return the id of an added token; None where no file has it.
+        """Return the id of an added token; None if no file has it.
 
         Args:
-            ordinary: also of a token of the vocabulary itself.
+            ordinary: whether to search the vocabulary itself, too.
 
         Raises:
             ModelError: a file holds no such table; names the file.

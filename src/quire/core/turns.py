@@ -1,9 +1,9 @@
 """Fair turns by key: the key with the least use of a shared resource goes next. Pure Python.
 
 The counters are those of the Virtual Token Counter (Sheng et al., "Fairness in Serving Large
-Language Models", OSDI 2024): each key's use adds up, the key with the lowest sum goes first, and a
-key that comes back after a pause starts at the lowest sum of those that are there, so that nobody
-saves up turns while idle. The unit of use is the caller's: seconds of a process, rows of a step.
+Language Models", OSDI 2024). Each key's use adds up, and the key with the lowest sum goes first. A
+key that returns after a pause starts at the lowest sum of the active keys, so that nobody saves up
+turns while idle. The caller chooses the unit of use: seconds of a process, or rows of a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Shares(Generic[Key]):
-    """The use of one resource by each key. Owned by whoever hands the resource out."""
+    """The use of one resource by each key. Owned by the part that hands the resource out."""
 
     def __init__(self) -> None:
         self._used: dict[Key, float] = {}
@@ -26,11 +26,11 @@ class Shares(Generic[Key]):
         """The lowest use among active keys, as last seen; never falls."""
 
     def used(self, key: Key) -> float:
-        """Return the use that counts for `key`."""
+        """Return the counted use of `key`."""
         return max(self._used.get(key, 0.0), 0.0 if key in self._active else self._lowest())
 
     def activate(self, key: Key) -> None:
-        """Count `key` as waiting. A key that did not wait before starts at the lowest use."""
+        """Count `key` as waiting. If it was not active, it starts at the lowest use."""
         if key not in self._active:
             self._used[key] = self.used(key)
             self._active.add(key)
@@ -45,7 +45,7 @@ class Shares(Generic[Key]):
         self._used[key] = self.used(key) + amount
 
     def ordered(self, keys: Iterable[Key]) -> list[Key]:
-        """Return distinct keys, the least used first; equal ones stay in order.
+        """Return distinct keys, the least used first; equal ones keep their order.
 
         These keys are the active ones from now on.
         """
@@ -64,8 +64,8 @@ class Shares(Generic[Key]):
 class Turns(Generic[Key, Item]):
     """Items that wait, each under its key. Items of one key keep their order.
 
-    A key is active in `shares` from its first item until `release`: the owner calls `release` once
-    for each item that `take` returned, when the item has stopped using the resource.
+    A key is active in `shares` from its first item until `release`. The owner calls `release` once
+    for each taken item, when it has stopped using the resource.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Turns(Generic[Key, Item]):
         return len(self._waiting.get(key, ()))
 
     def add(self, key: Key, item: Item, *, first: bool = False) -> None:
-        """Let an item wait behind, or `first` before, the others of its key."""
+        """Queue an item after the others of its key, or before them if `first`."""
         self.shares.activate(key)
         items = self._waiting.setdefault(key, deque())
         if first:
@@ -90,7 +90,7 @@ class Turns(Generic[Key, Item]):
             items.append(item)
 
     def discard(self, key: Key, item: Item) -> bool:
-        """Take out an item that waits. Return False if it does not wait here."""
+        """Remove a waiting item. Return False if it does not wait here."""
         items = self._waiting.get(key)
         if items is None or item not in items:
             return False
@@ -116,7 +116,7 @@ class Turns(Generic[Key, Item]):
         return found
 
     def release(self, key: Key) -> None:
-        """Say that an item which was taken uses the resource no longer."""
+        """Record that a taken item no longer uses the resource."""
         self._taken[key] -= 1
         self._settle(key)
 

@@ -17,15 +17,14 @@ LARGEST = 2**31 - 1
 class Values:
     """The keys of a JSON object. A null counts as absent.
 
-    Each reader takes the names that a key has had, of which the first present counts, and raises
-    `ModelError`, naming file and key, for a value of another type, or where none is there and no
-    default was given. Nothing behind these readers catches what a bad value does later: what is
-    computed with is checked here.
+    Each reader takes the names that a key has had; the first present one counts. A reader raises
+    `ModelError`, naming file and key, for a value of another type, or if none is present and there
+    is no default. Later code relies on these checks.
 
     Args:
-        asked: takes the keys that were asked for, each with its way to it within the file.
-        file: what holds the object.
-        prefix: the way to the object within the file, such as "text_config.".
+        asked: collects the keys that were read, as paths within the file.
+        file: name of the file.
+        prefix: path of the object within the file, such as "text_config.".
     """
 
     def __init__(
@@ -42,7 +41,9 @@ class Values:
         self._asked: set[str] = set() if asked is None else asked
 
     def like(self, values: dict[str, Any], within: str = "") -> Self:
-        """Return other values at the same place of the file, or `within` it, such as "size."."""
+        """Return a reader of another object at the same path of the file, or at `within` it, such
+        as "size.".
+        """
         return type(self)(values, self._asked, file=self.file, prefix=self.prefix + within)
 
     def error(self, name: str, why: str) -> ModelError:
@@ -51,9 +52,10 @@ class Values:
         return ModelError(f"{self.file}: {self.prefix}{name}{value}, {why}")
 
     def integer(self, *names: str, default: int | None = None, minimum: int | None = 1) -> int:
-        """Return an integer of at least `minimum`, as most are sizes; None is no bound.
+        """Return an integer of at least `minimum`; None means no bound.
 
-        A default has to obey, too: it may be a quotient of other values. None is above `LARGEST`.
+        Most integers are sizes. The default is checked too, because it may be computed from other
+        values. None may exceed `LARGEST`.
         """
         value = int(self._typed(names, default, int))
         if minimum is not None and value < minimum:
@@ -65,7 +67,7 @@ class Values:
     def number(
         self, *names: str, default: float | None = None, minimum: float | None = None
     ) -> float:
-        """Return a number that is not infinite."""
+        """Return a finite number."""
         value = self._typed(names, default, (int, float))
         if not abs(value) <= sys.float_info.max:
             raise self._refused(names[0], value, "is not finite")
@@ -96,7 +98,9 @@ class Values:
         return tuple(self._elements(name, int))
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
-        """Return a list of as many numbers as the default, which an absent or empty one is."""
+        """Return a list with as many numbers as the default, which replaces an absent or empty
+        list.
+        """
         values = tuple(float(each) for each in self._elements(name, (int, float))) or (*default,)
         if len(values) != len(default):
             raise self.error(name, f"which is not {len(default)} numbers")
@@ -107,18 +111,18 @@ class Values:
         return tuple(self._elements(name, str))
 
     def only(self, name: str, *known: Any) -> None:
-        """Refuses a value that would change the result and that the family does not compute.
+        """Refuse a value that would change the result and that the family does not implement.
 
         An absent key is accepted.
 
         Raises:
-            ModelError: naming the key, the value, and what is known.
+            ModelError: the value is not implemented; the message names key, value and known values.
         """
         if self.has(name):
             require(self.prefix + name, self.values[name], known, file=self.file)
 
     def neutral(self, values: Mapping[str, Any]) -> None:
-        """Refuses other values than these, which change nothing. See `only`."""
+        """Refuse all values except these, which change nothing. See `only`."""
         for name, value in values.items():
             self.only(name, value)
 
@@ -126,7 +130,7 @@ class Values:
         """Return the first non-empty object under these keys.
 
         Args:
-            needed: otherwise it is an empty one if none has.
+            needed: whether to raise if there is none; else an empty object is returned.
         """
         for name in names:
             if found := self._typed((name,), {}, dict):
@@ -136,16 +140,16 @@ class Values:
         return self.like({}, f"{names[0]}.")
 
     def within(self, name: str) -> Self:
-        """Return the object under a key, even one without keys; this object if there is none."""
+        """Return the object under a key, even if empty; this object if the key is absent."""
         return self.nested(name, needed=False) if self.has(name) else self
 
     def has(self, name: str) -> bool:
-        """Return whether the key is there and not null."""
+        """Return whether the key is present and not null."""
         self._asked.add(self.prefix + name)
         return self.values.get(name) is not None
 
     def _elements(self, name: str, kind: Any) -> list[Any]:
-        """Return the list under a key, its elements of one type; empty if absent."""
+        """Return the list under a key, with elements of one type; empty if absent."""
         values: list[Any] = self._typed((name,), [], list)
         if any(not _is_of(each, kind) for each in values):
             raise self._refused(name, values, "has an element of the wrong type")
@@ -175,10 +179,10 @@ def _lack(of: Values, name: str) -> ModelError:
 
 
 def require(name: str, value: Any, known: Iterable[Any], file: Path = _CONFIG) -> None:
-    """Refuses a value that would change the result and is not implemented. True is not 1.
+    """Refuse a value that would change the result and is not implemented. True is not 1.
 
     Raises:
-        ModelError: naming the key, the value, and what is known.
+        ModelError: the value is not implemented; the message names key, value and known values.
     """
     options = tuple(known)
     if not any(value == each and (value is True) == (each is True) for each in options):
@@ -187,5 +191,5 @@ def require(name: str, value: Any, known: Iterable[Any], file: Path = _CONFIG) -
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a type, or of one of several; a flag is no number."""
+    """Return whether a value has a type, or one of several; a bool is no number."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -53,10 +53,10 @@ class Followers:
     """Owns the other processes of a split model."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Start the followers, and join them.
+        """Start the followers and join their group.
 
         Raises:
-            ModelError: the model cannot be split here, or a process does not come.
+            ModelError: the model cannot be split here, or a process does not start.
         """
         check_split(config)
         addresses = _free_addresses(config.ranks)
@@ -75,7 +75,7 @@ class Followers:
         join(self.part, addresses)
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Have the followers' runners carry out a call."""
+        """Make the followers' runners repeat a call."""
         frame = encode(Call(method, arguments))
         for pipe in self._pipes:
             pipe.sendall(frame)
@@ -86,7 +86,9 @@ class Followers:
 
 
 class SplitRunner(Runner):
-    """A runner of a part of a model. It launches steps whole: the others wait for its sums."""
+    """A runner of a part of a model. It launches steps whole, because the other ranks wait for its
+    sums.
+    """
 
     def _holds_back(self) -> bool:
         return False
@@ -133,7 +135,9 @@ def shared(config: EngineConfig) -> EngineConfig:
 
 
 def _await_here(pipe: socket.socket) -> None:
-    """Wait until a follower is about to join: who joins waits for all, and for ever."""
+    """Wait until a follower is about to join. Joining itself would wait for all ranks without a
+    timeout.
+    """
     try:
         Frames(pipe).next()
     except EOFError:
@@ -141,7 +145,7 @@ def _await_here(pipe: socket.socket) -> None:
 
 
 def _end_with(process: subprocess.Popen[bytes], rank: int) -> None:
-    """Wait for a follower; when it ends first, the model cannot go on."""
+    """Wait for a follower. If it ends first, the model cannot continue."""
     code = process.wait()
     log.error("process %d of the split model ended (exit code %d); the engine ends", rank, code)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Executes plans: embeddings, layers, last stage. Owns the model and the pools."""
+"""Runs plans: embeddings, layers, last stage. Owns the model and the pools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONG_S = 1e-3
 
 
 class SampledRow(NamedTuple):
-    """A row of logits: its request, and the position of the token drawn from it."""
+    """A row of logits: its request, and the position of the token sampled from it."""
 
     id: str
     position: int
@@ -57,18 +57,18 @@ class LaunchedStep:
 
     Attributes:
         sampling: the sequences that the rows of `sampled` belong to, in order.
-        row_of: by sequence number, the first of its rows of `sampled`.
-        pending_logits: what `sampled` is drawn from, until all masks are known.
-        vectors: by sequence number.
-        features: bytes of those that it completes, by item.
-        graphed: whether its layers are a CUDA graph, which MLX does not see writing to the pools.
-        first: what the first layer stores.
-        to_eval: everything that the step must have computed when it is done.
+        row_of: the first row of `sampled` of each sequence, by sequence number.
+        pending_logits: the logits to sample from; None once all masks were known.
+        vectors: results of vector tasks, by sequence number.
+        features: bytes of the media features that it completes, by item.
+        graphed: whether its layers run as a CUDA graph, whose writes to the pools MLX does not see.
+        first: arrays that the first layer writes.
+        to_eval: all arrays that the step has to compute.
         seconds: how long it ran, once it is done.
         hidden: `[R, hidden]` final hidden states of the sampled rows; None where a CUDA graph gives
             logits.
-        guess: tokens to guess behind each sampled one.
-        guesses: int32 `[R, guess]` of the model's head, if any are wanted.
+        guess: number of tokens that the draft head guesses after each sampled one.
+        guesses: the draft head's tokens, int32 `[R, guess]`, if any are wanted.
     """
 
     plan: StepPlan
@@ -88,7 +88,9 @@ class LaunchedStep:
 
     @property
     def drawn_from(self) -> dict[int, tuple[int, int]]:
-        """By sequence number, its first sampled row, and the position of the token drawn there."""
+        """For each sequence by number, its first sampled row and the position of the token sampled
+        there.
+        """
         return {
             each.number: (self.row_of[each.number], each.end - each.sampled + 1)
             for each in self.sampling
@@ -99,22 +101,22 @@ class Runner:
     """Runs steps of one model, one at a time. The next one is built while a step runs.
 
     MLX writes into an array in place only when no pending computation still reads it. So a step is
-    begun when the one before is done, else the pools would be copied. A step whose layers are one
-    operation writes to them by itself: it is launched at once, behind the one that runs.
+    launched when the previous one is done; otherwise the pools would be copied. A CUDA graph writes
+    to the pools by itself, so it is launched at once, behind the running step.
 
-    On a CPU MLX lets a hundred operations wait, and whoever launches more waits with them. When
-    that takes long, a step is begun with its first layer only, so that the tokens of the step
-    before can go out while it runs; `flush` launches the rest.
+    On a CPU, MLX queues at most a hundred operations, and a call that launches more blocks. If that
+    takes long, only the step's first layer is launched at first, so that the previous step's tokens
+    can be sent; `flush` launches the rest.
 
     Args:
-        model: weights; evaluated.
-        dtype: the model's.
-        observe: called with each step's logits `[R, vocab]` and whose they are; for tests.
-        identity: of the weights, see `LoadedModel.fingerprint`.
-        batch_invariant: a row's bits do not depend on the other rows.
+        model: the model, with evaluated weights.
+        dtype: the model's type.
+        observe: called with each step's logits `[R, vocab]` and their rows; for tests.
+        identity: identity of the weights; see `LoadedModel.fingerprint`.
+        batch_invariant: whether a row's bits must not depend on other rows.
 
     Raises:
-        ModelError: rows cannot be computed so.
+        ModelError: the device cannot run batch-invariant steps.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class Runner:
         """Seconds that launching the last step took."""
 
     def max_graph_rows(self, format: KVFormat) -> int:
-        """Return the most rows of a step that a CUDA graph serves; 0 without CUDA graphs."""
+        """Return the most rows of a step that runs as a CUDA graph; 0 without CUDA graphs."""
         return 0 if self._graphs is None else self._graphs.max_graph_rows(format)
 
     def graphs_serve(self, format: KVFormat) -> bool:
@@ -166,7 +168,7 @@ class Runner:
         """Build the plan's step while another runs, wait for that one, and start the new one.
 
         Args:
-            guess: tokens that the model's head is to guess behind each sampled one.
+            guess: number of tokens that the draft head guesses after each sampled one.
         """
         before, self._running = self._running, None
         resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
@@ -187,10 +189,11 @@ class Runner:
         return step
 
     def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
-        """Draw the tokens of the running step, whose plan left some masks open.
+        """Sample the tokens of the running step, whose plan left some masks open.
 
         Args:
-            masks: by sequence number; rows of others that awaited one are drawn without.
+            masks: masks by sequence number. Rows that awaited a mask and have none are sampled
+                without.
         """
         step = self._running
         assert step is not None
@@ -233,7 +236,7 @@ class Runner:
         mx.eval(self.pools.arrays(self._layers))
 
     def clear(self) -> None:
-        """Forget the results of a failed step, and everything cached."""
+        """Drop the results of a failed step, and everything cached."""
         self._running = None
         self.pools.clear()
         self.media.clear()
@@ -251,7 +254,7 @@ class Runner:
         self._launch_s = time.perf_counter() - self.started_at
 
     def _holds_back(self) -> bool:
-        """Return whether a step begins with its first layer, and `flush` launches the rest."""
+        """Return whether to launch only a step's first layer now, and the rest by `flush`."""
         return current_device().begins_with_first_layer and self._launch_s > _LONG_S
 
     # -- the graph of a step -------------------------------------------------------------------
@@ -260,7 +263,7 @@ class Runner:
         """Build a step's graph. Only moves of pools are computed already.
 
         Args:
-            before: the step that still runs, whose tokens may be this one's input.
+            before: the running step, whose tokens may be this one's input.
         """
         self.carry_out(plan.changes)
         self._vectors.forget(plan.ended)
@@ -296,7 +299,9 @@ class Runner:
         return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
     def _computed(self, inputs: StepInputs) -> Computed:
-        """Run the step as a CUDA graph where one serves, else eagerly, as with adapters."""
+        """Run the step as a CUDA graph if possible. Steps with adapters, and all others, run
+        eagerly.
+        """
         adapted = self.adapters.operations(inputs.sequences, inputs.wanted_rows)
         if adapted is not None:
             with current_device().computing_by(adapted):
@@ -363,9 +368,10 @@ class Runner:
 
 
 def _let_go_of_pools(step: LaunchedStep) -> None:
-    """Wait for a running step, then drop its references to the arrays of the pools.
+    """Wait for a running step, then drop its references to the pools' arrays.
 
-    A pool that is resized is copied array by array; each old one is freed only if nobody holds it.
+    A pool is resized by copying it array by array, and an old array is freed only if nothing
+    references it.
     """
     mx.eval(step.to_eval)
     step.to_eval.clear()
@@ -375,7 +381,7 @@ def _let_go_of_pools(step: LaunchedStep) -> None:
 def _drawn(
     step: LaunchedStep, logits: mx.array, rows: list[RowSampling], guesser: Guesser | None
 ) -> list[mx.array]:
-    """Draw the tokens, guess what follows, and put both first in the step's `to_eval`."""
+    """Sample the tokens, run the draft head, and put both first in the step's `to_eval`."""
     step.sampled = sampled = sample(logits, rows)
     if step.guess and guesser is not None and step.hidden is not None:
         step.guesses = guesser(step.hidden, sampled.tokens, step.guess)

@@ -19,8 +19,8 @@ _SCORED_TOGETHER = 128
 class VectorStage:
     """Computes the vectors of sequences that do not generate.
 
-    Keeps, of each prompt whose every token counts, the sum over the chunks that were read so far,
-    or the scores of their tokens.
+    For tasks that need every token, it keeps each prompt's sum over the chunks so far, or its
+    tokens' scores.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -31,7 +31,7 @@ class VectorStage:
         """Return the result, float32 `[n]`; None before the sequence's last rows.
 
         Args:
-            hidden: `[rows.pooled, hidden]`, final and normalised.
+            hidden: final normalised hidden states, `[rows.pooled, hidden]`.
         """
         match rows.task:
             case Embed() as task:
@@ -66,7 +66,7 @@ class VectorStage:
     def _score(
         self, task: ScorePrompt, rows: ScheduledSequence, hidden: mx.array
     ) -> mx.array | None:
-        """Score the prompt's tokens, each by the row of the one before it."""
+        """Score the prompt's tokens, each by the row of the previous token."""
         parts = [self._sums.pop(rows.number)] if rows.start else []
         end = min(rows.end, len(task.targets))  # the last row says what would follow the prompt
         for first in range(rows.start, end, _SCORED_TOGETHER):
@@ -85,12 +85,12 @@ class VectorStage:
         return list(self._sums.values())
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Forget ended sequences, also before their last rows."""
+        """Drop the state of ended sequences, also before their last rows."""
         for number in numbers:
             self._sums.pop(number, None)
 
     def clear(self) -> None:
-        """Forget everything, after a failed step."""
+        """Drop everything, after a failed step."""
         self._sums.clear()
 
 

@@ -1,6 +1,6 @@
-"""Checks of names in requests: tokens that the model has, KV formats that the engine has.
+"""Checks of a request's token ids and KV format, before the engine takes it.
 
-Kernels check no token id: for an unknown one they would read memory after the embedding table.
+Kernels do not check token ids: an unknown one would make them read beyond the embedding table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_request(
     The scheduler alone refuses requests for their length (`scheduler.limits`).
 
     Args:
-        formats: KV formats that a request may choose.
+        formats: the KV formats that a request may choose.
     """
     media.check(request)
     _check_names(request, model, formats)
@@ -60,9 +60,9 @@ _USUAL_BLOCK = 64
 
 
 def check_default(format: KVFormat, formats: Sequence[KVFormat], block_size: int) -> None:
-    """Raise `ModelError` if blocks of so many tokens cannot have the server's own KV format.
+    """Raise `ModelError` if the server's own KV format does not fit its block size.
 
-    A format that an extension registered is offered in no blocks; it judges for itself.
+    A format registered by an extension checks that for itself.
     """
     names = [each.name for each in formats]
     elsewhere = {each.name for each in offered(_USUAL_BLOCK)}

@@ -1,8 +1,8 @@
 """Runs made-up requests before the model serves, so that no kernel is compiled later.
 
-A GPU's kernels are compiled when they are first needed, seconds each. Streams would stand still
-meanwhile, and the prefill budget would take the time for a prompt's. What was compiled is kept on
-disk, so that the second start of a model only loads what the first requests need.
+A GPU's kernels are compiled when first needed, seconds each. Streams would stall meanwhile, and the
+prefill budget would take the time for a prompt's. Compiled kernels are cached on disk, so the
+second start of a model loads only what the first requests need.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ADJUSTED = SamplingParams(
 
 
 class _Round(NamedTuple):
-    """Requests served together: all at once, and one more when those generate."""
+    """Requests served together: all at once, and one more when these generate."""
 
     requests: list[Request]
     late: Request | None = None
@@ -57,10 +57,11 @@ def warm_up(
     config: EngineConfig,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Compile and load kernels with an engine that is thrown away afterwards.
+    """Compile and load kernels with an engine that is discarded afterwards.
 
     Args:
-        on_progress: called with the batches of requests that have run, and with the number of all.
+        on_progress: called with the number of batches of requests that have run, and the number of
+            all.
     """
     started = time.perf_counter()
     verification = _needed(loaded, config)
@@ -84,9 +85,9 @@ def warm_up(
 def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
     """Measure steps that read 2, 8, 32, 64, 128, ... prompt tokens, up to one of `step_ms`.
 
-    Each is run twice alone and twice beside a stream, and the quicker run counts. Thanks to this
-    the first burst of requests after a start is read like any other. Steps that verify 1, 3, 7 and
-    15 drafts are measured as well.
+    Each is run twice alone and twice beside a stream, and the faster run counts. So the first burst
+    of requests after a start is read like any other. Steps that verify 1, 3, 7 and 15 drafts are
+    measured as well.
     """
     engine = _own_engine(loaded, config)
     vocabulary = loaded.model.vocab_size
@@ -109,10 +110,10 @@ def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
 
 
 class _WrongDrafts:
-    """Drafts so many tokens that nobody expects, to measure the time of a step that verifies them.
+    """Drafts tokens that are never accepted, to measure the time of a step that verifies them.
 
     Args:
-        count: of drafts.
+        count: number of drafted tokens.
     """
 
     name = "wrong"
@@ -134,7 +135,7 @@ def _own_engine(
     step_times: MeasuredSteps | None = None,
     drafters: Sequence[Drafter] = (),
 ) -> Engine:
-    """Open an engine that reads as much in a step as it may, and verifies every draft."""
+    """Open an engine that reads as much in a step as possible, and verifies every draft."""
     own = replace(
         config,
         step_ms=_NO_HURRY_MS,
@@ -163,7 +164,9 @@ def _serve(engine: Engine, served: _Round) -> None:
 
 
 def _needed(loaded: LoadedModel, config: EngineConfig) -> Verification:
-    """Return the verification that all kernels needed by this model and configuration exist."""
+    """Return the check whose result says that all kernels for this model and configuration are
+    compiled.
+    """
     own = (
         config.kv_format,
         config.kv_skip_layers,
@@ -182,7 +185,7 @@ def _request(name: str, length: int, vocabulary: int, sampling: SamplingParams) 
 
 
 def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Round]:
-    """Load the kernels of a first request and of a first burst; others load when needed."""
+    """Load the kernels of a first request and of a first burst. Others are loaded when needed."""
     length = _first_length(config, context)
     for sampling in (_GREEDY, _SAMPLED):
         yield _Round([_request("prompt", length, vocabulary, sampling)])

@@ -53,7 +53,7 @@ _MANY = 4000
 
 
 def main() -> int:
-    """Serve until the other end closes. Argument 1 is the pipe's file descriptor."""
+    """Serve until the other end closes the pipe. Argument 1 is the pipe's file descriptor."""
     leave_stopping_to_the_parent()
     pipe = socket.socket(fileno=int(sys.argv[1]))
     frames = Frames(pipe)
@@ -119,7 +119,7 @@ class _Worker:
         """Time of the last message that sent held tokens."""
 
     def run(self) -> int:
-        """Step while there is work, sleep while there is none; return the exit status."""
+        """Run steps while there is work, sleep while there is none; return the exit status."""
         while True:
             if not self._take_messages():
                 self._engine.close()
@@ -160,9 +160,10 @@ class _Worker:
         return True
 
     def _pack(self, outputs: list[Output]) -> StepOutputs:
-        """Pack a step's outputs: first tokens and ends at once, of other outputs only the tokens.
+        """Pack a step's outputs. Most outputs are packed as tokens only.
 
-        Where there are many of these in little time, they wait for the next.
+        First tokens and ends are sent at once. If many tokens come in little time, other tokens
+        wait for the next ones of their stream.
         """
         full: list[Output] = []
         tokens: list[NextTokens] = []
