@@ -1,4 +1,6 @@
-"""The `quire` command. One module a subcommand: a class of its settings, which runs it."""
+"""The `quire` command: one module for each subcommand, with a class of its settings that runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; its exit status. Errors made on purpose print one line, not a trace."""
+    """Run one subcommand; return its exit status. Deliberate errors print one line without a
+    trace.
+    """
     try:
         # Here, because loading them takes a moment in which Ctrl-C is no error either.
         from quire.cli.commands import run
@@ -38,5 +42,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_output() -> None:
-    """Lets what is yet to be printed go nowhere."""
+    """Discard all output that is still to be printed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

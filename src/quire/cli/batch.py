@@ -1,4 +1,4 @@
-"""`quire batch`: answers a file of requests, and goes on where an earlier run ended."""
+"""`quire batch`: answers a file of requests, and continues where an earlier run ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class BatchCommand(ClientOptions, Command):
     concurrency: Count = Field(128, description="requests in flight")
 
     def run(self) -> int:
-        """Answers what has no answer yet. 1 if a request failed, 2 if none could be sent."""
+        """Answer the requests without an answer. Return 1 if one failed, 2 if none could be
+        sent.
+        """
         console = Console(stderr=True)
         try:
             requests = list(requests_in(self.input))
@@ -65,7 +67,7 @@ class BatchCommand(ClientOptions, Command):
         return 1 if failed else 0
 
     def _server(self, stack: contextlib.ExitStack, console: Console) -> tuple[str, str | None]:
-        """Return URL and key of the server; one of our own ends with the stack."""
+        """Return URL and key of the server. A server started here ends with the stack."""
         if self.model is None:
             return self.url, self.key
         return stack.enter_context(loading_server(self.model, None, console)), None
@@ -84,10 +86,10 @@ class _Run:
         self._failed = 0
 
     async def answer(self, requests: Sequence[BatchRequest], at_once: int) -> int:
-        """Send all, so many at once; return how many were answered with an error.
+        """Send all requests, some at a time; return how many were answered with an error.
 
         Raises:
-            httpx.HTTPError: the server cannot be reached; what was answered is written.
+            httpx.HTTPError: the server cannot be reached. Answers so far are written.
         """
         waiting = iter(requests)
         limits = httpx.Limits(max_connections=at_once)

@@ -47,13 +47,13 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The content of each request of a benchmark.
+    """The contents of a benchmark's requests.
 
     Attributes:
-        prompt_words: words of a generated prompt; ignored where `prompt` is given.
+        prompt_words: words of a generated prompt; ignored if `prompt` is given.
         prompt: a text sent with every request.
-        seed: chooses the words, and is sent as the sampling seed where the answer is sampled.
-        ignore_eos: sends `ignore_eos: true`, which not every server knows.
+        seed: chooses the words; also the sampling seed if answers are sampled.
+        ignore_eos: whether to send `ignore_eos: true`, which not every server supports.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Load:
         return ROUTES[self.endpoint]
 
     def body(self, number: int) -> bytes:
-        """Return the JSON body of request `number`; each number has words of its own."""
+        """Return the JSON body of request `number`; each number has its own words."""
         text = self.prompt
         if text is None:
             words = random.Random(f"{self.seed}/{number}").choices(_WORDS, k=self.prompt_words)
@@ -97,7 +97,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Milliseconds: the middle, the 95th percentile and the largest."""
+    """Milliseconds: median, 95th percentile and maximum."""
 
     median: float
     p95: float
@@ -105,7 +105,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread | None:
-        """None for no values. Percentiles are nearest-rank."""
+        """Return the spread of values; None if there are none. Percentiles are nearest-rank."""
         if not seconds:
             return None
         ordered = sorted(seconds)
@@ -120,13 +120,13 @@ class Level:
 
     Attributes:
         wall_s: from the first request's start to the last one's end.
-        tokens_per_s: generated tokens of requests that went well, over `wall_s`.
-        events: streamed events that carried text; fewer than tokens where the server joins some.
+        tokens_per_s: generated tokens of successful requests, over `wall_s`.
+        events: number of streamed events with text; fewer than tokens if the server joins some.
         tokens_from_usage: whether the server counted the tokens (else events are counted).
         itl_ms: time between events with text, pooled over all requests.
-        client_cpu: processor seconds of this client over `wall_s`; near 1 it is the client that is
-            measured.
-        errors: (message, how many requests it ended).
+        client_cpu: processor seconds of this client over `wall_s`. Near 1, the client is the
+            bottleneck.
+        errors: (message, number of requests that it ended).
     """
 
     concurrency: int
@@ -147,7 +147,7 @@ class Level:
 
 
 def summarise(answers: Sequence[Timings], concurrency: int, cpu_s: float) -> Level:
-    """Folds the answers of one level."""
+    """Return the result of one level from its answers."""
     good = [answer for answer in answers if answer.error is None]
     wall = max(a.ended for a in answers) - min(a.started for a in answers)
     tokens = sum(answer.tokens for answer in good)
@@ -180,7 +180,7 @@ async def run_level(
     timeout_s: float,
     done: Callable[[], None] = lambda: None,
 ) -> Level:
-    """Sends `requests` requests, numbered from `first`, with `concurrency` in flight.
+    """Send `requests` requests, numbered from `first`, with `concurrency` in flight.
 
     Args:
         done: called after each answer.
@@ -212,7 +212,7 @@ async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -
 
 
 def run_async(job: Coroutine[Any, Any, T]) -> T:
-    """Runs the client on uvloop where there is one, since it costs half of asyncio's own loop."""
+    """Run the client on uvloop if installed, which costs half of asyncio's own loop."""
     if sys.platform == "win32":
         return asyncio.run(job)
     import uvloop
@@ -278,7 +278,7 @@ def table(levels: Sequence[Level]) -> Table:
 
 
 def stacked(levels: Sequence[Level]) -> str:
-    """Return the levels one below the other, a figure a line, for a narrow terminal."""
+    """Return the levels one below the other, one figure a line, for a narrow terminal."""
     width = max(map(len, _HEADINGS))
     blocks = []
     for level in levels:
@@ -288,7 +288,7 @@ def stacked(levels: Sequence[Level]) -> str:
 
 
 def plain(levels: Sequence[Level]) -> str:
-    """Return the levels as columns of text, whatever their width, for a pipe or a file."""
+    """Return the levels as columns of text of any width, for a pipe or a file."""
     rows = [tuple(each.replace(" ", "_") for each in _HEADINGS), *map(_row, levels)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -298,7 +298,7 @@ def plain(levels: Sequence[Level]) -> str:
 
 
 def show(levels: Sequence[Level], title: str, console: Console) -> None:
-    """Print the levels as the console can show them: no figure is cut off."""
+    """Print the levels in a form that fits the console."""
     shown: Table | str = table(levels)
     roomy = console.options.update(max_width=1000)
     if not console.is_terminal:
@@ -341,7 +341,9 @@ class BenchCommand(ClientOptions, Command):
     report: File | None = Field(None, alias="json", description="also write the figures here")
 
     def run(self) -> int:
-        """Runs the levels and prints the table. 1 if a request failed, 2 if none could be sent."""
+        """Run the levels and print the table. Return 1 if a request failed, 2 if none could be
+        sent.
+        """
         console = Console(stderr=True)
         try:
             target = Target.parse(self.url, self.key)
@@ -368,7 +370,7 @@ class BenchCommand(ClientOptions, Command):
         console: Console,
         start_stage: StartStage,
     ) -> None:
-        """Measure the levels; each is added to `levels` when it is done."""
+        """Measure the levels. Each is added to `levels` when it is done."""
         run = partial(run_level, target, await self._load(model, target), timeout_s=self.timeout)
         first = self.warmup
         if first:
@@ -386,7 +388,7 @@ class BenchCommand(ClientOptions, Command):
             console.print(told, style="dim")
 
     async def _load(self, model: str, target: Target) -> Load:
-        """Return the requests, with prompts of as many words as make the tokens asked for."""
+        """Return the requests, with prompts of about the wanted number of tokens."""
         prompt = self.prompt_file.read_text() if self.prompt_file else None
         load = Load(
             model=model,

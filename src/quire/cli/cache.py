@@ -1,4 +1,4 @@
-"""`quire cache`: shows or clears the KV blocks that a folder keeps on disk."""
+"""`quire cache`: shows or clears the KV blocks in a disk tier's folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _usage(folder: Path) -> list[ModelUse]:
 
 
 def _clear(folder: Path, which: str) -> int:
-    """Return how many blocks were removed.
+    """Clear the folder; return the number of removed blocks.
 
     Raises:
         QuireError: no model or several models match, or a server uses the folder.

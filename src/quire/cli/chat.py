@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation in the terminal, with a server that runs or with one of its own."""
+"""`quire chat`: a conversation in the terminal, with a running server or its own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class ChatCommand(ClientOptions, Command):
     )
 
     def run(self) -> int:
-        """Chats until the user leaves. 1 if an answer failed, 2 if no server could be reached."""
+        """Chat until the user leaves. Return 1 if an answer failed, 2 if no server could be
+        reached.
+        """
         console = Console()
         try:
             with contextlib.ExitStack() as stack:
@@ -77,7 +79,7 @@ class ChatCommand(ClientOptions, Command):
             return 2
 
     def _server(self, stack: contextlib.ExitStack, console: Console) -> tuple[str, str | None]:
-        """URL and key of the server to talk to; one of our own ends with the stack."""
+        """Return URL and key of the server. A server started here ends with the stack."""
         if self.model is None:
             if self.adapter is not None:
                 raise ChatError("--adapter goes with --model: the server at --url has its own")
@@ -85,7 +87,7 @@ class ChatCommand(ClientOptions, Command):
         return stack.enter_context(loading_server(self.model, self.adapter, console)), None
 
     def _asked(self, model: Message) -> Message:
-        """Return a request's fields beside the messages; `model` is an entry of `/v1/models`."""
+        """Return a request's fields besides messages; `model` is an entry of `/v1/models`."""
         names = {"temperature", "max_tokens", "reasoning_effort"}
         asked = {"model": model["id"], **self.model_dump(include=names, exclude_none=True)}
         if model.get("owned_by") == "quire":  # others may refuse what they do not know

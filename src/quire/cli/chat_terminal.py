@@ -47,13 +47,13 @@ _COMMANDS = (
 
 
 def history_file() -> Path:
-    """Return the file that keeps typed lines from one chat to the next."""
+    """Return the file with typed lines of earlier chats."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "quire" / "chat_history"
 
 
 def typed_lines() -> Callable[[str], str]:
-    """Reads a terminal's messages, with editing, history and completion of commands."""
+    """Read messages from a terminal, with editing, history and completion of commands."""
     # Here, because every command loads this module and the library takes a while.
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
@@ -69,7 +69,7 @@ def typed_lines() -> Callable[[str], str]:
     )
 
     def read(prompt: str) -> str:
-        """Raises KeyboardInterrupt for Ctrl-C on an empty line; on another it clears the line."""
+        """Read a line. Ctrl-C clears it; on an empty line it raises KeyboardInterrupt."""
         while True:
             try:
                 return session.prompt(prompt)
@@ -81,7 +81,7 @@ def typed_lines() -> Callable[[str], str]:
 
 
 def kept_file() -> Path:
-    """Return the file that keeps the last conversation for `--resume`."""
+    """Return the file with the last conversation, for `--resume`."""
     return history_file().with_name("last_chat.json")
 
 
@@ -92,13 +92,13 @@ _ENDINGS = {
 
 
 def _kind(file: Path) -> str:
-    """Return the media kind of a file, as /v1/models names it; other files count as pictures."""
+    """Return a file's media kind, as /v1/models names it. Unknown files count as pictures."""
     ending = file.suffix.lower()
     return next((kind for kind, endings in _ENDINGS.items() if ending in endings), "image")
 
 
 def _is_text(line: str) -> bool:
-    """Return whether a line was decoded whole; Python has surrogates for bytes not UTF-8."""
+    """Return whether a line is valid UTF-8. Python decodes other bytes to surrogates."""
     return not any("\ud800" <= each <= "\udfff" for each in line)
 
 
@@ -117,7 +117,7 @@ class Terminal:
         """Names of attached files, by URL."""
 
     def talk(self) -> int:
-        """Until /exit, Ctrl-C or the end of input. 1 if an answer failed."""
+        """Talk until /exit, Ctrl-C or the end of input. Return 1 if an answer failed."""
         while (line := self._read("> ")) is not None:
             if line.startswith("/"):
                 if not self._command(line):
@@ -128,7 +128,7 @@ class Terminal:
         return 1 if self._failed else 0
 
     def resume(self) -> None:
-        """Go on with the conversation that was kept last.
+        """Continue the last saved conversation.
 
         Raises:
             ChatError: there is none, or its file cannot be read.
@@ -144,7 +144,7 @@ class Terminal:
         self._note(f"going on after {turns} {'message' if turns == 1 else 'messages'} of yours")
 
     def _keep(self) -> None:
-        """Keep the conversation for `--resume`; what a pipe says is not kept."""
+        """Save the conversation for `--resume`, unless it comes from a pipe."""
         if not self._interactive:
             return
         kept = {"system": self._chat.system, "messages": self._chat.messages}
@@ -200,7 +200,7 @@ class Terminal:
         return error
 
     def _command(self, line: str) -> bool:
-        """Acts on a command; False to leave."""
+        """Carry out a command. Return False to leave."""
         name, _, rest = line.partition(" ")
         if name in ("/exit", "/quit"):
             return False
@@ -227,10 +227,10 @@ class Terminal:
         return True
 
     def _add_file(self, path: str) -> None:
-        """Reads a file for the next message.
+        """Read a file for the next message.
 
         Raises:
-            ChatError: it is of a kind that the model does not take.
+            ChatError: the model does not take this kind of file.
         """
         file = Path(path).expanduser()
         kind, data = _kind(file), base64.b64encode(file.read_bytes()).decode()
@@ -247,14 +247,14 @@ class Terminal:
             print(picture(file.read_bytes()), file=self._console.file)
 
     def _save(self, path: str) -> None:
-        """Writes what was said."""
+        """Write the conversation to a file."""
         system = [{"role": "system", "content": self._chat.system}] if self._chat.system else []
         said = {"model": self._chat.settings["model"], "messages": system + self._chat.messages}
         Path(path).expanduser().write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n")
         self._note(f"saved to {path}")
 
     def _choose(self, name: str) -> None:
-        """Goes on with another model, or lists them."""
+        """Switch to another model, or list the models."""
         names = self._chat.models()
         if name in names:
             self._chat.settings["model"] = name

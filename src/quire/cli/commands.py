@@ -136,6 +136,6 @@ def _refuse(
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split the arguments at `--`; the second part is another program's."""
+    """Split the arguments at `--`. The second part belongs to another program."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]

@@ -1,4 +1,4 @@
-"""A conversation with a server: what was said, and how answers are asked for and shown."""
+"""A conversation with a server: its messages, and how answers are requested and shown."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FEWEST = 10
 
 
 class ChatError(QuireError):
-    """An answer that failed, or a server that did not start."""
+    """Raised if an answer failed or a server did not start."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """An answer as its deltas add up. `calls` are OpenAI tool calls, by their index."""
+    """An answer, folded from its deltas. `calls` are OpenAI tool calls, by index."""
 
     text: str = ""
     calls: dict[int, Message] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Reply:
         return message
 
     def add_call(self, delta: Message) -> None:
-        """Merges one streamed piece of a tool call."""
+        """Merge one streamed piece of a tool call."""
         empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
         call = self.calls.setdefault(delta.get("index", len(self.calls)), empty)
         call["id"] = delta.get("id") or call["id"]
@@ -58,10 +58,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage and timing of one answer. Times are seconds from the request.
+    """Token counts and times of one answer. Times are seconds from the request.
 
     Attributes:
-        cached: tokens of the prompt that the server had already read.
+        cached: prompt tokens from the server's prefix cache.
     """
 
     prompt: int
@@ -89,17 +89,17 @@ def _reading(progress: Message) -> str:
 
 
 class Chat:
-    """One conversation: what was said, and how answers are asked for and shown.
+    """One conversation: its messages, and how answers are requested and shown.
 
     Args:
-        server: the one that answers.
-        settings: fields that every request carries (model, temperature, tools, ...).
-        console: where answers go; in a terminal they are shown as the Markdown that they are.
-        thoughts: show the reasoning, too.
+        server: the server that answers.
+        settings: fields of every request (model, temperature, tools, ...).
+        console: where answers are printed; a terminal renders their Markdown.
+        thoughts: whether to show reasoning, too.
 
     Attributes:
-        usage: of the last answer, as far as it came; None before the first, and where the server
-            does not say.
+        usage: usage of the last answer so far; None before the first, or if the server reports
+            none.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Chat:
         self.usage: Usage | None = None
 
     def answer(self) -> Reply:
-        """Asks for the next turn, shows it while it streams, and remembers it.
+        """Request the next turn, show it while it streams, and add it to the conversation.
 
-        Ctrl-C ends the answer; what came until then is remembered.
+        Ctrl-C ends the answer; the part that came is kept.
 
         Raises:
-            ChatError: the server refused or failed. Nothing is remembered.
+            ChatError: the server refused or failed. The conversation is unchanged.
         """
         # Here, because every command loads this module, and Markdown takes a while to load.
         from quire.cli.growing import view
@@ -192,11 +192,13 @@ class Chat:
             answer.add_call(call)
 
     def _read_events(self, lines: Iterator[str], started: float) -> Iterator[Message]:
-        """Return the deltas of a stream of chat completion chunks, and before them how far the
-        prompt is read (`prompt_progress`); takes down the usage.
+        """Return the deltas of a stream of chunks, and before them the progress of reading the
+        prompt.
+
+        Stores the usage.
 
         Args:
-            started: when it was asked for.
+            started: time of the request.
 
         Raises:
             ChatError: the stream carries an error, or ends early.

@@ -1,4 +1,4 @@
-"""`quire doctor`: what this machine can do for Quire, and what is wrong."""
+"""`quire doctor`: reports what this machine supports, and what is wrong."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _FEW_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One result of a check.
 
     Attributes:
-        state: "note" is what serves but could be better; "wrong" is what does not serve.
+        state: "note" for what works but could be better; "wrong" for what does not work.
     """
 
     what: str
@@ -64,7 +64,7 @@ class DoctorCommand(ProcessorOptions, TableOptions, Command):
     kv_disk_size: Bytes = Field(20 * 10**9, description="that the folder may take")
 
     def run(self) -> int:
-        """Prints what was found; 1 if something is wrong."""
+        """Print the findings. Return 1 if something is wrong."""
         if self.program:
             print(_program(self.model))
             return 0
@@ -128,7 +128,9 @@ def _machine(instructions: str, threads: int) -> Iterator[Finding]:
 
 
 def _attention(backends: Sequence[AttentionBackend]) -> Finding:
-    """Who computes attention, in the order asked; what does not work here gives way to the next."""
+    """Return the attention backends in order of preference. One that does not work here is passed
+    over.
+    """
     problems = {each.name: each.problem for each in backends}
     names = [name if why is None else f"{name} (off: {why})" for name, why in problems.items()]
     works = all(why is None for why in problems.values())
@@ -195,7 +197,7 @@ def _model(name: str | None) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, wanted: int) -> Finding:
-    """Return whether a folder can be the disk tier's; makes nothing."""
+    """Check whether a folder can hold the disk tier, without creating anything."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         return Finding("disk tier", "wrong", f"{there} is no folder")

@@ -1,4 +1,4 @@
-"""`quire eval-kv`: what each KV format costs in quality, on one model, against plain blocks."""
+"""`quire eval-kv`: measures each KV format's loss of quality on one model, against plain blocks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EvalKVCommand(Command):
     plot: File | None = Field(None, description="write an SVG of divergence over bits here")
 
     def run(self) -> int:
-        """Measures, prints the table; 1 if a format misses the bars of its gate.
+        """Measure, and print the table. Return 1 if a format misses the limits of its gate.
 
         Raises:
             QuireError: the model cannot be opened, a format is not offered, or a file cannot be

@@ -1,4 +1,4 @@
-"""Files that options name, read and written with errors that name the option."""
+"""Reads and writes files that options name. Errors name the option."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(path: Path, option: str) -> str:
 
 
 def check_writable(path: Path | None, option: str) -> None:
-    """Makes a file that is written when the work is done, so that the work is not for nothing.
+    """Create the output file now, so that long work does not end without one.
 
     Raises:
         QuireError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Tables that no terminal cuts off."""
+"""Tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ENDLESS = 10_000
 
 
 class FittingTable:
-    """A table where it fits, else a row's first cell with its other cells below it, a line each.
+    """A table if it fits; otherwise each row's cells are listed below its first cell.
 
     Args:
-        headings: of the columns.
-        texts: how many of the first columns hold text; figures stand to the right.
+        headings: column headings.
+        texts: number of leading columns with text; other columns are right-aligned.
     """
 
     def __init__(

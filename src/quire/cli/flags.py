@@ -1,4 +1,4 @@
-"""The command line, made from settings."""
+"""The command line parser, built from settings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from quire.cli.settings import Command, Option, Options, did_you_mean
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Leaves names such as `--api-key` whole where lines are broken."""
+    """A help formatter that does not break names such as `--api-key`."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class _Commands(_Help):
-    """Counts the indentation of commands too, else the longest has its summary on the next line."""
+    """A help formatter that counts the indentation of commands, so that summaries stay on the
+    line.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
@@ -29,20 +31,20 @@ class _Commands(_Help):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest known flag or command.
+    """A parser that reports an error in one line, with the nearest known flag or command.
 
-    A flag is written whole: part of one might mean another in a later version.
+    Flags cannot be abbreviated, because an abbreviation might mean another flag in a later version.
     """
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2."""
+        """Print the error and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def refuse(self, unknown: str, flags: Iterable[str]) -> NoReturn:
-        """Ends the process because of an undeclared argument; names the nearest of `flags`."""
+        """Exit because of an unknown argument; suggest the nearest of `flags`."""
         if not unknown.startswith("-"):
             self.error(f"unexpected argument {unknown!r}")
         unknown = unknown.partition("=")[0]
@@ -77,7 +79,7 @@ def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
-    """Declares the options, in groups. An option that is not given is absent from the namespace."""
+    """Add the options, in groups. Options that are not given are absent from the namespace."""
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     exclusive = parser.add_mutually_exclusive_group() if options.alternatives else parser
     for option in options.options():

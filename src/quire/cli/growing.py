@@ -1,4 +1,4 @@
-"""How an answer is shown while it grows: as it comes in a pipe, as Markdown in a terminal."""
+"""Shows an answer while it grows: raw in a pipe, as Markdown in a terminal."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class View(Protocol):
     ) -> None: ...
 
     def wait(self, words: str) -> None:
-        """Says what is waited for; of no answer of which anything has been shown."""
+        """Show what is waited for, unless a part of the answer was shown."""
         ...
 
     def think(self, piece: str) -> None:
-        """Shows the next piece of the reasoning."""
+        """Show the next piece of the reasoning."""
         ...
 
     def say(self, piece: str) -> None:
-        """Shows the next piece of the answer."""
+        """Show the next piece of the answer."""
         ...
 
 
@@ -54,7 +54,7 @@ def view(console: Console) -> View:
 
 
 class Plain:
-    """Pieces, one after the other."""
+    """A view that prints pieces as they come."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -91,10 +91,11 @@ class Plain:
 
 
 class Growing:
-    """Markdown in a terminal. What is complete is printed once; only the rest is drawn again.
+    """A view that renders Markdown in a terminal. Complete blocks are printed once; only the rest
+    is redrawn.
 
-    A terminal cannot draw again what has left its screen, so of a rest that is higher the last
-    lines are shown until it is complete.
+    A terminal cannot redraw what has left its screen, so only the last lines of a high rest are
+    shown until it is complete.
     """
 
     def __init__(self, console: Console) -> None:
@@ -148,7 +149,7 @@ class Growing:
         self._draw(apart=self._started)
 
     def _settle(self, end: int) -> None:
-        """Prints the rest up to a place, for good."""
+        """Print the rest up to a position for good."""
         if self._rest[:end].strip():
             if self._started:
                 self._console.print()
@@ -162,7 +163,7 @@ class Growing:
 
 @contextmanager
 def silent_keys() -> Iterator[None]:
-    """Keys that are pressed, Ctrl-C among them, are not written into what is drawn."""
+    """Do not echo pressed keys, so that Ctrl-C does not appear in what is drawn."""
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, OSError, ValueError):  # no terminal
@@ -178,7 +179,7 @@ def silent_keys() -> Iterator[None]:
 
 
 class Answer(Markdown):
-    """Markdown in which backslashes and formulas stay as they are written."""
+    """Markdown that leaves backslashes and formulas as they are."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -188,7 +189,7 @@ class Answer(Markdown):
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    """Read a formula as text: no mark of Markdown's holds within it."""
+    """Parse a formula as text, without Markdown inside."""
     pair = next((each for each in _FORMULAS if state.src.startswith(each[0], state.pos)), None)
     if pair is None:
         return False
@@ -217,10 +218,10 @@ def _last_block(text: str) -> int:
 
 
 class _LastLines:
-    """The last lines of a text, as many as the screen has room for.
+    """The last lines of a text that fit the screen.
 
     Args:
-        apart: a blank line goes before it.
+        apart: whether a blank line precedes the text.
     """
 
     def __init__(self, whole: RenderableType, *, apart: bool) -> None:

@@ -27,10 +27,10 @@ class PullCommand(Command):
     names: Annotated[tuple[str, ...], Flag("OWNER/NAME[:FILE.gguf]", positional=True, several=True)]
 
     def run(self) -> int:
-        """Downloads each, and says where it lies.
+        """Download each model, and print its location.
 
         Raises:
-            QuireError: one cannot be had.
+            QuireError: a model cannot be downloaded.
         """
         from quire.models.weights.hub import find_folder
 
@@ -49,10 +49,10 @@ class RmCommand(Command):
     yes: bool = Field(False, description="do not ask")
 
     def run(self) -> int:
-        """Deletes each after a question; 1 if the answer was no.
+        """Delete each model after confirmation. Return 1 if the answer was no.
 
         Raises:
-            QuireError: one is not there; nothing is deleted then.
+            QuireError: a model is not in the cache; nothing is deleted then.
         """
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -76,7 +76,7 @@ class RmCommand(Command):
 
 
 def _sure(question: str) -> bool:
-    """Raises `QuireError` where nobody can answer."""
+    """Ask for confirmation. Raise `QuireError` if nobody can answer."""
     if not sys.stdin.isatty():
         raise QuireError("rm asks before it deletes; say --yes where there is no terminal")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

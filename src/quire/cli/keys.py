@@ -1,4 +1,4 @@
-"""API keys from where other users of the machine cannot read them."""
+"""API keys from places that other users of the machine cannot read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = "shows in the process list: --api-key-file and " + KEY_VARIABLE + " do 
 
 
 class ClientOptions(Options):
-    """The options of commands that ask a server."""
+    """The options of commands that send requests to a server."""
 
     url: str = Field("http://127.0.0.1:8000", description="server")
     api_key: Annotated[str | None, Flag("KEY")] = Field(
@@ -38,7 +38,7 @@ class ClientOptions(Options):
 
     @property
     def key(self) -> str | None:
-        """The key to send: the option's, the file's first, or the environment's first.
+        """The key to send: from the option, else the first in the file, else from the environment.
 
         Raises:
             QuireError: the file holds none.
@@ -69,15 +69,15 @@ class KeyOptions(Options):
 
     @property
     def default_limits(self) -> KeyLimits:
-        """The limits of keys that have none of their own."""
+        """The limits of keys without their own."""
         return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
 
     def accepted_keys(self) -> dict[str, KeyLimits]:
         """Return the keys of the options, the file and the environment, with their limits.
 
         Raises:
-            QuireError: the file cannot be read or holds none, or a key is empty, as where a
-                script's variable is not set: nothing would be guarded.
+            QuireError: the file cannot be read or has no key, or a key is empty, for instance
+                because a script's variable is not set.
         """
         keys = [key.strip() for key in self.api_key]
         if not all(keys):
@@ -94,7 +94,7 @@ class KeyOptions(Options):
 
 
 def key_in(path: Path | None, option: str) -> str | None:
-    """Return the first key in a file; None where none is named.
+    """Return the first key in a file; None if no file is given.
 
     Raises:
         QuireError: the file holds none.
@@ -113,7 +113,7 @@ def _lines(path: Path, option: str) -> list[str]:
 
 
 def _limits(words: Sequence[str], default: KeyLimits) -> KeyLimits:
-    """Return the limits that stand behind a key in its file."""
+    """Return the limits written after a key in its file."""
     given: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")

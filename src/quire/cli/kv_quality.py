@@ -1,4 +1,4 @@
-"""Measures what a KV format costs in quality, against the model's own plain cache."""
+"""Measures the loss of quality of KV formats, against the model's own plain cache."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Plan:
     """The measurements to make.
 
     Attributes:
-        adapter: merged into the model's weights.
-        text: read teacher-forced, every token judged; None takes conversations, of which the
-            answers are judged.
-        tokens: of text, about.
-        lengths: of prompts with a needle; `needles_each` for each length and depth.
-        prompts: how many are continued greedily.
-        as_served: leave the layers plain that the server leaves plain by default.
+        adapter: LoRA adapter merged into the model's weights.
+        text: text to read teacher-forced, with every token judged; None means conversations, with
+            answers judged.
+        tokens: approximate number of tokens of text.
+        lengths: lengths of prompts with a needle; `needles_each` prompts for each length and depth.
+        prompts: number of prompts to continue greedily.
+        as_served: whether to leave the server's default layers plain.
         skills: files of `quire.demo.skills` items; `items` of each are asked.
     """
 
@@ -82,7 +82,8 @@ class Plan:
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
-    """Return bits per element of keys and values in all attention layers, with scales, no tails.
+    """Return the bits per element of keys and values in all attention layers, scales included,
+    tails not.
 
     Raises:
         ModelError: the model has no such layer.
@@ -99,7 +100,7 @@ def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
 
 
 class Reader:
-    """Reads one given text in one format and gives the logits of every position."""
+    """Reads a given text in one format and returns the logits of every position."""
 
     def __init__(self, loaded: LoadedModel, format: KVFormat, tokens: Seq[int]) -> None:
         self._model = loaded.model
@@ -120,7 +121,9 @@ class Reader:
         self._placement = KVPlacement(tuple(tables), tails)
 
     def logits(self, start: int, count: int) -> mx.array:
-        """`[count, vocab]` after tokens `start` and on; must be called for one after the other."""
+        """Return logits `[count, vocab]` after tokens `start` and on. Calls must cover the text in
+        order.
+        """
         rows = ScheduledSequence(
             id="text",
             number=0,
@@ -157,7 +160,7 @@ def teacher_forced(
     scores: Seq[Score],
     start_stage: StartStage = silent,
 ) -> None:
-    """Fills in divergence, agreement and perplexity. All formats read the texts in step."""
+    """Measure divergence, agreement and perplexity. All formats read the texts in step."""
     readers = [partial(Reader, loaded, format) for format in formats]
     compare(partial(Reader, loaded, KVFormat()), readers, texts, scores, start_stage)
 
@@ -227,7 +230,7 @@ def evaluate(
     plan: Plan,
     start_stage: StartStage = silent,
 ) -> list[Score]:
-    """Scores of plain, first, and of each format.
+    """Return the scores of plain blocks, then of each format.
 
     Raises:
         ModelError: the model cannot be opened.

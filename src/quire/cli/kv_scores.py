@@ -1,4 +1,4 @@
-"""Measured scores of KV formats: their limits, a table and a plot. Imports no MLX."""
+"""Scores of KV formats: their limits, a table and a plot. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Bars of a format, all against plain.
+    """The limits that a format must keep, all relative to plain blocks.
 
     Attributes:
-        perplexity: the largest ratio to plain's.
-        skill: how much less of a skill's or a needle length's share may be right.
+        perplexity: largest ratio to plain's perplexity.
+        skill: largest loss in the share of right answers, for a skill or a needle length.
     """
 
     name: str
@@ -31,16 +31,17 @@ GATES = {"page-8": NEAR_LOSSLESS, "page-4": BALANCED}
 
 @dataclass(slots=True)
 class Score:
-    """One format. Divergences are in nats a token.
+    """The measurements of one format. Divergences are in nats a token.
 
     Attributes:
-        bits: an element of keys and values, scales and layers left plain counted.
-        judged: tokens that the next figures are of: the answers of conversations, or all tokens.
+        bits: bits per element of keys and values, including scales and plain layers.
+        judged: number of judged tokens, which the next figures cover: answers of conversations, or
+            all tokens.
         kl_prompts: mean divergence of the tokens that are only read; reported, no gate. Models
             that learned from answers alone, as the embedded one, predict nothing there.
         greedy: share of continuations that equal plain's to their end, or for 64 tokens.
         needles: (length, depth, found) of each needle.
-        skills: by name, how many answers were right, and of how many.
+        skills: right answers and all answers, by skill.
     """
 
     format: str
@@ -57,14 +58,14 @@ class Score:
     skills: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def shares(self) -> dict[str, float]:
-        """By skill and by length of needles, the share that was right."""
+        """Return the share of right answers by skill and by needle length."""
         lengths = sorted({length for length, _, _ in self.needles})
         found = {length: [f for size, _, f in self.needles if size == length] for length in lengths}
         needles = {f"needles {length}": sum(f) / len(f) for length, f in found.items()}
         return needles | {name: right / asked for name, (right, asked) in self.skills.items()}
 
     def misses(self, plain: Score) -> list[str]:
-        """Return the bars of its gate that the format misses, in words."""
+        """Return descriptions of the gate's limits that the format misses."""
         gate = GATES.get(self.format)
         if gate is None:
             return []
@@ -85,7 +86,7 @@ class Score:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """Return a line a format, for people, in Markdown."""
+    """Return a Markdown table with one line a format."""
     lengths = sorted({length for length, _, _ in scores[0].needles})
     heads = [
         "format",
@@ -122,7 +123,7 @@ _SIZE, _MARGIN = (640, 400), 60
 
 
 def plot(scores: Sequence[Score]) -> str:
-    """Mean KL divergence (logarithmic) over bits an element, as SVG."""
+    """Return an SVG of mean KL divergence (logarithmic) over bits per element."""
     wide, high = _SIZE
     floor, ceiling = 1e-7, 10.0
     most = max([8.5, *(score.bits for score in scores)])

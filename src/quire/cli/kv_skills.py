@@ -72,7 +72,7 @@ def count_skills(
     scores: Seq[Score],
     done: Callable[[], None],
 ) -> None:
-    """Fills in how many of `count` items, spread over each file, each format gets right.
+    """Count the right answers of each format to `count` items, spread over each file.
 
     Args:
         done: called after each format.
@@ -128,7 +128,7 @@ def _stream(
 
 
 def _answer(stream: OutputStream, tokens: tuple[int, ...], stops: frozenset[int]) -> SkillAnswer:
-    """Return the tokens taken apart as the server takes them apart."""
+    """Return the answer in the tokens, parsed as the server parses it."""
     finish = FinishReason.STOP if tokens and tokens[-1] in stops else FinishReason.LENGTH
     said = fold(stream.feed(Output("", tokens, finish=finish)))
     calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in said.tool_calls]

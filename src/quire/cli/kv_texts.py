@@ -1,6 +1,7 @@
 """Texts on which KV formats are judged. Pure Python.
 
-Worded as the embedded model was taught (`training/data/text.py`), and plain enough for any other.
+They are worded as the embedded model was taught (`training/data/text.py`), and plain enough for any
+other.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _OWNERS = ("Anna", "Peter", "Maria", "Tom", "Klara", "David", "Sofia", "Felix")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens to read, and which of them a model would have written itself.
+    """Tokens to read, with the parts that the model is to predict.
 
     Attributes:
-        spans: (start, end) of the tokens of its answers; they are judged, the rest is only read.
+        spans: (start, end) of answers, whose tokens are judged; other tokens are only read.
     """
 
     tokens: tuple[int, ...]
@@ -38,7 +39,7 @@ def _sentence(rng: random.Random) -> str:
 
 
 def needle(sentences: int, depth: float, seed: int) -> tuple[str, str]:
-    """Filler with a code in it at a depth from 0 to 1, and the code that is asked for."""
+    """Return filler with a code at a depth from 0 to 1, and the code."""
     rng = random.Random(f"{sentences}:{depth}:{seed}")
     owner, code = rng.choice(_OWNERS), str(rng.randint(10000, 99999))
     lines = [_sentence(rng) for _ in range(sentences)]
@@ -57,9 +58,9 @@ def prompt_of(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[i
 def sized_needle(
     tokenizer: Tokenizer, template: ChatTemplate, length: int, depth: float, seed: int
 ) -> tuple[list[int], str]:
-    """Return a prompt of about `length` tokens with a needle in it, and what it asks for.
+    """Return a prompt of about `length` tokens with a needle, and the expected answer.
 
-    Grows until it is long enough: what a sentence takes depends on the tokenizer.
+    The text is lengthened step by step, because tokens per sentence depend on the tokenizer.
     """
     sentences = 1
     while True:
@@ -71,7 +72,7 @@ def sized_needle(
 
 
 def _turns(sentences: int, seed: int) -> list[tuple[str, str]]:
-    """Questions with their right answers, most of which lie pages back in the conversation."""
+    """Yield questions with right answers, most of which appear much earlier in the conversation."""
     rng = random.Random(f"{sentences}:{seed}")
     owners = rng.sample(_OWNERS, 3)
     codes = {owner: str(rng.randint(10000, 99999)) for owner in owners}
@@ -94,10 +95,10 @@ def _turns(sentences: int, seed: int) -> list[tuple[str, str]]:
 
 
 def conversation(tokenizer: Tokenizer, template: ChatTemplate, length: int, seed: int) -> Text:
-    """Return a conversation of about `length` tokens whose answers are known.
+    """Return a conversation of about `length` tokens with known answers.
 
-    Without a chat template, or with one that words earlier turns anew as it goes on, all tokens
-    are judged.
+    All tokens are judged if there is no chat template, or if it changes earlier turns as the
+    conversation grows.
     """
     sentences = 1
     while True:
@@ -134,5 +135,5 @@ def _rendered(
 
 
 def fully_judged(tokens: Sequence[int]) -> Text:
-    """Return a text of which every token is judged."""
+    """Return a text with every token judged."""
     return Text(tuple(tokens), ((1, len(tokens)),))

@@ -30,7 +30,7 @@ _LONGEST_ANSWER = 32_000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How an agent is started: arguments before the user's own, and variables."""
+    """How an agent is started: arguments before the user's own, and environment variables."""
 
     arguments: tuple[str, ...]
     variables: dict[str, str]
@@ -42,8 +42,8 @@ class Place:
 
     Attributes:
         base: the URL without `/v1`.
-        context: tokens of prompt and answer together; None where the server does not say.
-        modalities: what the model reads.
+        context: the most tokens of prompt and answer together; None if the server does not say.
+        modalities: kinds of content that the model reads.
     """
 
     base: str
@@ -54,14 +54,17 @@ class Place:
 
     @property
     def answer(self) -> int | None:
-        """Tokens of an answer at most."""
+        """The most tokens of an answer."""
         if self.context is None:
             return None
         return max(1, min(_LONGEST_ANSWER, self.context // _ANSWER_SHARE))
 
 
 def _claude(place: Place) -> Start:
-    """https://docs.anthropic.com/en/docs/claude-code/settings: all its models are this one."""
+    """Return Claude Code's start, with every model name set to this model.
+
+    https://docs.anthropic.com/en/docs/claude-code/settings
+    """
     names = (
         "ANTHROPIC_MODEL",
         "ANTHROPIC_SMALL_FAST_MODEL",
@@ -83,7 +86,10 @@ def _claude(place: Place) -> Start:
 
 
 def _codex(place: Place) -> Start:
-    """https://developers.openai.com/codex/config-advanced: a provider of its own."""
+    """Return Codex's start, with a provider of its own.
+
+    https://developers.openai.com/codex/config-advanced
+    """
     provider = {
         "name": "Quire",
         "base_url": f"{place.base}/v1",
@@ -98,10 +104,10 @@ def _codex(place: Place) -> Start:
 
 
 def _opencode(place: Place) -> Start:
-    """https://opencode.ai/docs/config: a provider in a configuration beside the user's own.
+    """Return OpenCode's start, with a provider in a configuration beside the user's own.
 
-    Of a model whose modalities it is not told, it sends texts alone; without limits it never makes
-    a conversation shorter.
+    https://opencode.ai/docs/config. Without modalities it sends text only; without limits it never
+    compacts a conversation.
     """
     seen = [each for each in ("text", "image") if each in place.modalities]
     model: dict[str, Any] = {
@@ -136,7 +142,9 @@ _PACKAGES = {
 
 
 def too_short(model: dict[str, Any]) -> str:
-    """Why a listed model has not the length that agents need; empty if it has, or does not say."""
+    """Return why a listed model's context is too short for agents; empty if it is not, or is
+    unknown.
+    """
     context = model.get("context_length") or ADVISED_CONTEXT
     trained = model.get("trained_length") or context
     if min(context, trained) >= ADVISED_CONTEXT:
@@ -160,10 +168,11 @@ class LaunchCommand(ClientOptions, Command):
     arguments: Annotated[tuple[str, ...], Flag(after_dashes=True)] = ()
 
     def run(self) -> int:
-        """Becomes the agent.
+        """Replace this process by the agent.
 
         Raises:
-            QuireError: it is not installed, the server is not there, or does not serve the model.
+            QuireError: the agent is not installed, the server cannot be reached, or it does not
+                serve the model.
         """
         program = shutil.which(self.agent)
         if program is None:

@@ -1,6 +1,6 @@
 """A load client cheap enough to share two cores with the server that it measures.
 
-A worker keeps its connection where the server does.
+A worker keeps its connection if the server does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.core.errors import QuireError
 
 
 class LoadError(QuireError):
-    """A server that cannot be measured: not reached, no model, or a probe that failed."""
+    """Raised if a server cannot be measured: it is not reached, has no model, or a probe failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Target:
     """The address of requests.
 
     Attributes:
-        path: the path below which the OpenAI routes lie, e.g. `/v1`.
-        api_key: sent as a bearer token where given.
+        path: path of the OpenAI routes, e.g. `/v1`.
+        api_key: sent as a bearer token if given.
     """
 
     host: str
@@ -39,7 +39,7 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, api_key: str | None = None) -> Target:
-        """Reads `http://host:port`, with or without `/v1`.
+        """Parse `http://host:port`, with or without `/v1`.
 
         Raises:
             ValueError: not an http(s) URL with a host.
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def base(self) -> str:
-        """The server's address, as clients write it."""
+        """The server's address, in the form that clients take."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
@@ -88,7 +88,7 @@ def unreachable(where: str, error: Exception) -> str:
 
 
 def _number(error: BaseException | None) -> int | None:
-    """Return the errno behind an error, where there is one."""
+    """Return the errno behind an error, if there is one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno and error.errno > 0:
             return error.errno
@@ -102,7 +102,7 @@ class Timings:
 
     Attributes:
         text_times: when each event that carried text arrived.
-        completion_tokens: from the server's usage; None where it gave none.
+        completion_tokens: from the server's usage; None if it gave none.
         error: why the request failed, or None.
     """
 
@@ -116,19 +116,19 @@ class Timings:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens: the server's count, else the events that carried text."""
+        """Generated tokens by the server's count, else the number of events with text."""
         if self.completion_tokens is not None:
             return self.completion_tokens
         return len(self.text_times)
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from before the request to the first text, or None where none came."""
+        """Seconds from before the request to the first text; None if none came."""
         return self.text_times[0] - self.started if self.text_times else None
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between events that carried text."""
+        """Seconds between events with text."""
         times = self.text_times
         return [times[i] - times[i - 1] for i in range(1, len(times))]
 
@@ -154,7 +154,7 @@ class _Exchange:
         self._events = EventCounter()
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes of the answer."""
+        """Process the next bytes of the answer."""
         now = time.perf_counter()
         self.started = True
         try:
@@ -166,7 +166,7 @@ class _Exchange:
             self.end(f"the answer is not HTTP: {error}")
 
     def lost(self) -> None:
-        """Nothing more will come."""
+        """Handle the end of the connection."""
         if self._status and self._status != 200:
             self.end(f"HTTP {self._status}: {error_message(self._body)}")
         elif self._events.done:
@@ -222,7 +222,7 @@ class _Exchange:
             self.lost()
 
     def end(self, error: str | None) -> None:
-        """The answer, as far as it has come; harmless after the first time."""
+        """Finish with the answer so far. No effect after the first call."""
         if self.finished.done():
             return
         prompt, completion, cached = self._events.usage()
@@ -240,7 +240,7 @@ class _Exchange:
 
 
 class _Connection(asyncio.Protocol):
-    """Carries one exchange after the other."""
+    """A connection that carries one exchange after another."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -248,11 +248,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether the next request can go out here."""
+        """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, request: bytes, exchange: _Exchange) -> None:
-        """Sends a request, whose answer `exchange` takes."""
+        """Send a request; `exchange` gets its answer."""
         assert self._transport is not None
         self._exchange = exchange
         self._transport.write(request)
@@ -271,16 +271,16 @@ class _Connection(asyncio.Protocol):
             self._exchange.lost()
 
     def close(self) -> None:
-        """At once; what was on its way is lost."""
+        """Close at once, dropping data in transit."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
 
 class Client:
-    """Sends one request after the other, on one connection where the server keeps it open.
+    """Sends one request after another, on one connection if the server keeps it open.
 
-    As the SDKs do, whose pools keep connections: a new one for each request would be measured too.
+    SDKs pool connections likewise; opening one for each request would be measured, too.
     """
 
     def __init__(self, target: Target) -> None:
@@ -289,7 +289,9 @@ class Client:
         self._connection: _Connection | None = None
 
     async def send(self, route: str, body: bytes, timeout_s: float) -> Timings:
-        """Sends a streaming request and reads its answer to the end. Never raises for a bad one."""
+        """Send a streaming request and read its answer to the end. Failures are recorded, never
+        raised.
+        """
         request = self._target.request("POST", route, body)
         exchange = _Exchange(time.perf_counter())
         try:
@@ -321,14 +323,14 @@ class Client:
         self._connection.ask(request, exchange)
 
     def close(self) -> None:
-        """Closes the connection; the next request opens another."""
+        """Close the connection. The next request opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Timings:
-    """`Client.send` on a connection of its own."""
+    """Send a request on a connection of its own; see `Client.send`."""
     client = Client(target)
     try:
         return await client.send(route, body, timeout_s)
@@ -344,7 +346,8 @@ async def closed_loop(
     timeout_s: float,
     done: Callable[[], None] = lambda: None,
 ) -> list[Timings]:
-    """Sends all bodies with `concurrency` in flight, each worker the next as soon as it is free.
+    """Send all bodies with `concurrency` in flight; each worker sends the next as soon as it is
+    free.
 
     Args:
         done: called after each answer.

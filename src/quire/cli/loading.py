@@ -1,4 +1,4 @@
-"""How far the loading of models has come: bars in a terminal, lines of the log elsewhere."""
+"""Progress of loading models: bars in a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loading(log_format: str) -> OnProgress:
 
 
 def described(progress: messages.Progress) -> str:
-    """Return the share in per cent, and of what."""
+    """Return the progress in per cent, and of what."""
     share = 100 * progress.done // max(1, progress.total)
     if progress.stage == "weights":
         return f"{share}% of {size(progress.total)} of weights"
@@ -36,14 +36,14 @@ def described(progress: messages.Progress) -> str:
 
 
 class Lines:
-    """A line every ten seconds."""
+    """Shows progress as a log line every ten seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said: dict[str, float] = {}
 
     def __call__(self, name: str, progress: messages.Progress | None) -> None:
-        """Takes what an engine says; None when it is open or cannot be."""
+        """Take an engine's progress; None when loading has ended."""
         if progress is None:
             self._said.pop(name, None)
         elif (now := self._clock()) - self._said.setdefault(name, now) >= _EVERY_S:
@@ -52,9 +52,9 @@ class Lines:
 
 
 class Bars:
-    """A bar for each model that loads, a stage after the other.
+    """Shows a bar for each model that loads, one stage after another.
 
-    It goes when a stage is over: what the engine logs then has a line of its own.
+    A bar disappears at the end of a stage, so that log lines of the engine stay whole.
     """
 
     def __init__(self, console: Console) -> None:

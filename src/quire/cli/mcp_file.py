@@ -1,4 +1,4 @@
-"""The file of MCP servers, in the form that desktop clients have: `{"mcpServers": {...}}`."""
+"""Reads the file of MCP servers, in the form of desktop clients: `{"mcpServers": {...}}`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 
 
 class _Entry(BaseModel):
-    """One server, as the file has it."""
+    """One server, as the file describes it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,12 +56,12 @@ class _File(BaseModel):
 
 
 def mcp_servers(path: Path | None) -> tuple[McpServer, ...]:
-    """Return the servers of a file; those that are disabled are left out.
+    """Return the servers of a file, except disabled ones.
 
-    `${NAME}` in a value of `env` or `headers` stands for a variable of the environment.
+    `${NAME}` in a value of `env` or `headers` stands for an environment variable.
 
     Raises:
-        QuireError: the file cannot be read, or says what is not known.
+        QuireError: the file cannot be read, or has an unknown key.
     """
     if path is None:
         return ()

@@ -1,4 +1,4 @@
-"""The options that limit the media and documents of requests, and say where they come from."""
+"""Options that limit the media and documents of requests, and name allowed sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES: dict[str, Any] = {"bytes": Bytes, "seconds": Seconds}
 
 
 class MediaOptions(Options):
-    """Sources of media; `with_media_limits` adds their size limits."""
+    """Options for media sources; `with_media_limits` adds size limits."""
 
     title: ClassVar[str] = "images, sound, video and documents"
 

@@ -1,4 +1,4 @@
-"""From settings to the models that a server has."""
+"""Builds the configurations of a server's models from settings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ONE_MODEL = ("served_name", "also_named", "adapter")
 
 
 class TableError(QuireError):
-    """A `[[models]]` table of the configuration file is wrong."""
+    """Raised if a `[[models]]` table of the configuration file is wrong."""
 
 
 class ModelTable(ModelOptions):
-    """A `[[models]]` table: a model, and its own settings."""
+    """A `[[models]]` table: a model and its settings."""
 
     name: str | None = None
     model: Model = NAME
@@ -38,7 +38,8 @@ def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelCo
     """Return the models of the command line, else of the configuration file, else the embedded one.
 
     Raises:
-        QuireError: two have one name, a setting is wrong, or an option is for one model only.
+        QuireError: two models have the same name, a setting is wrong, or an option allows one model
+            only.
     """
     found = [_config_of(each, options, server) for each in options.models or (NAME,)]
     if len(found) > 1:
@@ -57,14 +58,14 @@ def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelCo
 
 
 def _in_utf8(name: str) -> bool:
-    """Return whether it is text; a command line may hold bytes that are none."""
+    """Return whether a text is valid UTF-8; a command line may contain other bytes."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _with_own_folders(found: list[ModelConfig]) -> tuple[ModelConfig, ...]:
-    """Return the same, where models that name one folder for blocks get one each in it.
+    """Return the models, with a subfolder each if they name the same disk tier folder.
 
-    A folder is one engine's: the other models would go without.
+    One engine owns a folder, so the other models would have no disk tier.
     """
     paths = Counter(each.engine.disk.path for each in found if each.engine.disk is not None)
     return tuple(
@@ -82,7 +83,9 @@ def _own(disk: DiskConfig, name: str) -> DiskConfig:
 def _config_of(
     given: str | Mapping[str, Any], options: ServerOptions, server: ServerConfig
 ) -> ModelConfig:
-    """Return the model of an argument, or of a table, whose settings come before those for all."""
+    """Return the configuration of a model or of a table, whose settings override the common
+    ones.
+    """
     if isinstance(given, str):
         name, model = _named(given)
         return _model_config(options.served_name or name, model, options, server)
@@ -103,7 +106,7 @@ def _config_of(
 
 
 def _named(given: str) -> tuple[str, str]:
-    """Return a command-line model's name for clients, and its folder or hub id."""
+    """Return a command-line model's served name, and its folder or hub id."""
     name, equals, model = given.partition("=")
     if equals and not Path(given).exists():
         return name, model
@@ -114,7 +117,7 @@ def _named(given: str) -> tuple[str, str]:
 
 
 def _not_its_own(key: str) -> str:
-    """Why a model's table cannot hold a key."""
+    """Return why a model's table cannot have a key."""
     if key.replace("-", "_") in ServerOptions.model_fields:
         return f"{key!r} is for all models: it stands in [serve]"
     return wrong_key(key, ModelTable.model_fields)

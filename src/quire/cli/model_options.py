@@ -1,4 +1,4 @@
-"""The options of one model: for all models of a server, or for one in its `[[models]]` table."""
+"""Options of one model: for all models of a server, or for one in its `[[models]]` table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INSTEAD = "for requests that name none, instead of that default"
 
 
 class SamplingOptions(Options):
-    """Sampling of requests that do not name a parameter."""
+    """Default sampling parameters."""
 
     title: ClassVar[str] = "sampling"
 
@@ -53,7 +53,7 @@ class SamplingOptions(Options):
 
 
 class ProcessorOptions(Options):
-    """How a CPU is used."""
+    """Options for the use of a CPU."""
 
     title: ClassVar[str] = "engine"
 
@@ -74,7 +74,7 @@ class ProcessorOptions(Options):
 
 
 class EngineOptions(ProcessorOptions):
-    """Options of the engine's computation."""
+    """Options of the engine."""
 
     title: ClassVar[str] = "engine"
 
@@ -126,7 +126,7 @@ class EngineOptions(ProcessorOptions):
 
 
 class KVOptions(Options):
-    """How the KV cache is stored."""
+    """Options for storing the KV cache."""
 
     title: ClassVar[str] = "KV cache"
 
@@ -159,7 +159,7 @@ class KVOptions(Options):
     kv_disk_size: Bytes = Field(20 * 10**9, description="that a model's may take there")
 
     def kv_format(self) -> KVFormat:
-        """Return the format that `--kv-bits` and `--kv-scheme` name.
+        """Return the format chosen by `--kv-bits` and `--kv-scheme`.
 
         Raises:
             QuireError: no such format is offered.
@@ -173,7 +173,7 @@ class KVOptions(Options):
 
 
 class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
-    """All that a `[[models]]` table may set for its model alone."""
+    """All options that a `[[models]]` table may set for its model."""
 
     title: ClassVar[str] = "each model"
 
@@ -217,7 +217,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
         return merged[0] if merged else None
 
     def named_adapters(self) -> tuple[tuple[str, str], ...]:
-        """Return the (name, folder or hub id) of adapters that requests name.
+        """Return (name, folder or hub id) of the adapters that requests may name.
 
         Raises:
             QuireError: a name is empty.
@@ -264,6 +264,6 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
 
 
 def _name_of(adapter: str) -> str | None:
-    """Return the name by which requests ask for an adapter; None for one that is merged."""
+    """Return the name by which requests choose an adapter; None for a merged one."""
     name, equals, _ = adapter.partition("=")
     return name if equals and not Path(adapter).exists() else None

@@ -1,4 +1,4 @@
-"""`quire models`: what models are on this disk, and which of them Quire can serve."""
+"""`quire models`: lists the models on this disk, and which of them Quire can serve."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _SIDE_TENSORS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One model folder.
+    """One model on this disk.
 
     Attributes:
-        name: what to pass to `quire serve`: a hub id or a path; "" serves the embedded model.
+        name: argument of `quire serve`: a hub id or a path; "" for the embedded model.
         where: "embedded", "hub cache" or "folder".
-        parameters: numbers that the weights stand for; packed codes count each.
+        parameters: number of parameters; packed weights are counted unpacked.
         weight_bytes: size of the weight files.
         quantization: e.g. "4 bits, group 64", or "" for plain weights.
-        context: tokens that prompt and answer may have together, by `config.json`.
+        context: the most tokens of prompt and answer together, by `config.json`.
         problem: why Quire cannot serve it, or None.
     """
 
@@ -142,7 +142,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _count(header: dict[str, Any], bits: Any) -> int:
-    """Parameters of one file. A packed weight holds 32 / bits codes an element."""
+    """Return the parameters of one file. Each code of a packed weight counts."""
     packed = {name.removesuffix(".scales") for name in header if name.endswith(".scales")}
     total = 0
     for name, entry in header.items():
@@ -195,7 +195,8 @@ def in_hub_cache() -> Iterator[Found]:
 
 
 def in_folder(root: Path) -> Iterator[Found]:
-    """Return the folder if it is a model, else those one or two levels below; GGUF files, too.
+    """Return the folder if it is a model, else models one or two levels below, including GGUF
+    files.
 
     Raises:
         ModelError: there is no such folder.
@@ -213,7 +214,7 @@ def in_folder(root: Path) -> Iterator[Found]:
 
 
 def find_models(folders: list[Path]) -> list[Found]:
-    """Return the embedded model, the hub cache, the folders, in this order."""
+    """Return the embedded model, then those of the hub cache and of the folders."""
     found = [inspect(MODEL_DIR, NAME, "embedded")] if (MODEL_DIR / "config.json").is_file() else []
     found += in_hub_cache()
     for folder in folders:
@@ -222,7 +223,7 @@ def find_models(folders: list[Path]) -> list[Found]:
 
 
 def _counted(number: int) -> str:
-    """Return a count for a narrow column, e.g. `4.5B`."""
+    """Return a count in short form, e.g. `4.5B`."""
     value = float(number)
     for unit in " KMB":
         if value < 1000:
@@ -232,7 +233,7 @@ def _counted(number: int) -> str:
 
 
 def with_problems(table: RenderableType, problems: Mapping[str, str]) -> Group:
-    """Return a table, and below it, in the terminal's width, each model's problems by its name."""
+    """Return a table with each model's problems below it, wrapped to the terminal's width."""
     said = [f"{name}: {problem}" for name, problem in problems.items()]
     return Group(table, *(Text(line, style="red") for line in said))
 
@@ -270,7 +271,7 @@ class ModelsCommand(TableOptions, Command):
     dir: Paths = Field((), description="also look here; may be given again")
 
     def run(self) -> int:
-        """Prints what was found."""
+        """Print the models."""
         models = find_models([folder.expanduser() for folder in self.dir])
         if self.as_json:
             print(json.dumps([asdict(model) for model in models], indent=2))

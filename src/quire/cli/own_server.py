@@ -32,7 +32,7 @@ def own_server(
     adapter: str | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Iterator[str]:
-    """Run `quire serve MODEL` as a child while the context lasts; yield its URL.
+    """Run `quire serve MODEL` as a child within the context; yield its URL.
 
     The server is for this chat alone: API keys set for other servers do not apply.
 
@@ -66,7 +66,7 @@ def own_server(
 
 @contextlib.contextmanager
 def loading_server(model: str, adapter: str | None, console: Console) -> Iterator[str]:
-    """Run `own_server`, and show in a terminal how far the loading has come.
+    """Run `own_server`, and show the progress of loading in a terminal.
 
     Raises:
         ChatError: as `own_server`.

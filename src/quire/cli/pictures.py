@@ -1,4 +1,4 @@
-"""Pictures in terminals that say that they can show them."""
+"""Pictures in terminals that support them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROGRAMS = ("WezTerm", "ghostty")
 
 
 def shows_pictures(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the terminal speaks kitty's graphics protocol, by its variables."""
+    """Return whether the terminal supports kitty's graphics protocol, judged by its variables."""
     return (
         "KITTY_WINDOW_ID" in environment
         or environment.get("TERM") in ("xterm-kitty", "xterm-ghostty")
@@ -25,7 +25,7 @@ def shows_pictures(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def picture(data: bytes) -> str:
-    """Return the escape sequences that show a picture, made small; "" if it cannot be read.
+    """Return the escape sequences that show a scaled-down picture; "" if it cannot be read.
 
     The protocol is https://sw.kovidgoyal.net/kitty/graphics-protocol/: a PNG in base64, in pieces.
     """

@@ -1,4 +1,4 @@
-"""How far a command has come, on standard error."""
+"""Progress of a command on standard error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def silent(what: str, parts: int) -> Callable[[], None]:
 
 
 class _Speed(ProgressColumn):
-    """Parts a second, or a minute where that is less than one."""
+    """Parts per second, or per minute if slower than one per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -38,7 +38,7 @@ class _Speed(ProgressColumn):
 
 
 class TimeLeft(ProgressColumn):
-    """How long it is likely to go on; how long it took, once it is over."""
+    """Estimated time left; total time once it is over."""
 
     max_refresh = 0.5
 
@@ -51,7 +51,9 @@ class TimeLeft(ProgressColumn):
 
 @contextmanager
 def shown(console: Console) -> Iterator[StartStage]:
-    """Bars with speed and time left in a terminal; elsewhere a line for each stage that begins."""
+    """Show progress: bars with speed and time left in a terminal, a line for each stage
+    elsewhere.
+    """
     if not console.is_terminal:
 
         def say(what: str, parts: int) -> Callable[[], None]:

@@ -35,7 +35,7 @@ class PsCommand(ClientOptions, TableOptions, Command):
     force: bool = Field(False, description="with --unload: a pinned model, too")
 
     def _check_pinned(self, models: list[dict[str, Any]]) -> None:
-        """Raise `QuireError` if the model is to stay loaded and `--force` was not said."""
+        """Raise `QuireError` if the model is pinned and `--force` is not given."""
         if not self.force and any(
             each["id"] == self.unload and each.get("pinned") for each in models
         ):
@@ -44,10 +44,10 @@ class PsCommand(ClientOptions, TableOptions, Command):
             )
 
     def run(self) -> int:
-        """Prints the models.
+        """Print the models.
 
         Raises:
-            QuireError: the server is not there, or refuses.
+            QuireError: the server cannot be reached, or refuses.
         """
         server = Server(self.url, self.key)
         if self.load:

@@ -1,4 +1,4 @@
-"""Prints `docs/settings.md`, which is made from the settings."""
+"""Prints `docs/settings.md`, which is generated from the settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Made by `python -m quire.cli.reference > docs/settings.md`.
 
 
 def reference() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     return "\n".join([_HEAD, *(line for each in COMMANDS.values() for line in _section(each))])
 
 

@@ -1,4 +1,4 @@
-"""`quire run`: one answer, or a chat, from a model that is downloaded and served if need be."""
+"""`quire run`: one answer or a chat, from a model that is downloaded and served if needed."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class RunCommand(ClientOptions, Command):
             return 2
 
     def _question(self) -> str | None:
-        """Return the prompt and what is piped in; None to chat.
+        """Return the prompt with piped text after it; None to chat.
 
         Raises:
-            QuireError: there is neither, and no terminal to chat in.
+            QuireError: there is no prompt, and no terminal to chat in.
         """
         piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
         parts = [part for part in (" ".join(self.prompt), piped.strip("\n")) if part.strip()]
@@ -87,13 +87,13 @@ class RunCommand(ClientOptions, Command):
     def _server(
         self, place: str, stack: contextlib.ExitStack, console: Console
     ) -> tuple[Server, str]:
-        """Return a server that has the model, and what it calls it.
+        """Return a server that has the model, and the server's name for it.
 
-        The server at --url is asked first. One that is started here ends with the stack.
+        The server at --url is asked first. A server started here ends with the stack.
 
         Raises:
             QuireError: --url was given and its server does not serve the model, the model cannot be
-                had, or its server does not start.
+                downloaded, or its server does not start.
         """
         asked = Server(self.url, self.key)
         try:
@@ -113,10 +113,10 @@ class RunCommand(ClientOptions, Command):
 
 
 def _pulled(place: str) -> str:
-    """Download a model of the hub that this disk lacks, showing the progress; return its place.
+    """Download a hub model that is not on this disk, showing progress; return its location.
 
     Raises:
-        ModelError: it cannot be had.
+        ModelError: it cannot be downloaded.
     """
     if Path(place).expanduser().exists():
         return place

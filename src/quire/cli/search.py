@@ -1,4 +1,4 @@
-"""`quire search`: short names, and models of the hub."""
+"""`quire search`: lists short names, and searches the hub."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A model that was found.
+    """A model found by a search.
 
     Attributes:
-        name: what `quire run` takes.
+        name: argument of `quire run`.
         place: the repository.
-        downloads: in the last month; None where the hub was not asked.
+        downloads: downloads in the last month; None if the hub was not asked.
     """
 
     name: str
@@ -75,14 +75,14 @@ class SearchCommand(TableOptions, Command):
 
 
 def hub_api() -> HfApi:
-    """Return the client of the hub that HF_ENDPOINT names, or of Hugging Face's."""
+    """Return a client of the hub that HF_ENDPOINT names, or of Hugging Face's."""
     from huggingface_hub import HfApi
 
     return HfApi()
 
 
 def _on_hub(words: str, limit: int) -> list[Match]:
-    """Return the models of the hub that can be read: those with safetensors or GGUF files."""
+    """Return the hub's models in readable formats: safetensors or GGUF."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:

@@ -1,4 +1,4 @@
-"""`quire serve`: models behind HTTP."""
+"""`quire serve`: serves models over HTTP."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ServeCommand(ServerOptions, Command):
     summary: ClassVar[str] = "serve models over HTTP"
 
     def run(self) -> int:
-        """Serves until interrupted; 1 if the engine broke down."""
+        """Serve until interrupted. Return 1 if the engine broke down."""
         return self.serve(loading(self.log_format))
 
     def serve(self, on_progress: OnProgress) -> int:
         """Serve until a signal comes, and report progress of loading. Return the exit status.
 
         Args:
-            on_progress: by a model's name, how far its loading has come.
+            on_progress: called with a model's name and its progress of loading.
         """
         write_logs(self.log_level, self.log_format)
         logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -56,7 +56,7 @@ class ServeCommand(ServerOptions, Command):
         return serve(configs, server, memory=self.memory, on_progress=on_progress, opener=opener)
 
     def _replicated(self, models: int) -> Opener:
-        """Return the opener of a model that replicas answer for.
+        """Return the opener of a model that is served by replicas.
 
         Raises:
             QuireError: there are several models, or Ray is not installed.

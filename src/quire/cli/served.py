@@ -1,4 +1,4 @@
-"""Requests of commands to a running server, beside answers, and messages about refusals."""
+"""Requests of commands to a running server, except for answers, and messages for refusals."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from quire.core.logs import WATCH_HEADER
 
 
 class ServerError(QuireError):
-    """A server that is not there, or that refuses."""
+    """Raised if a server cannot be reached, or refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server, and the key that it is asked with.
+    """A server's address, and the key to send.
 
     Attributes:
         url: with or without `/v1`.
-        watching: whether it is asked again and again, which its log need not tell.
+        watching: whether requests are repeated polls, which the server need not log.
     """
 
     url: str
@@ -38,10 +38,10 @@ class Server:
         return self.url.rstrip("/").removesuffix("/v1")
 
     def models(self) -> list[dict[str, Any]]:
-        """Return the models that it lists, at least one.
+        """Return the models that the server lists, at least one.
 
         Raises:
-            ServerError: it does not.
+            ServerError: the server lists none.
         """
         listed = self._ask("GET", "/v1/models").get("data")
         if not (isinstance(listed, list) and listed and all("id" in each for each in listed)):
@@ -49,7 +49,7 @@ class Server:
         return listed
 
     def model(self, name: str | None = None) -> dict[str, Any]:
-        """Return the model of a name, also of one that is not listed; without a name the first one.
+        """Return the model of a name, listed or not; without a name the first one.
 
         Raises:
             ServerError: it is not served.
@@ -63,7 +63,7 @@ class Server:
         return self._ask("GET", f"/v1/models/{quote(name)}")
 
     def load(self, name: str) -> dict[str, Any]:
-        """Loads a model, however long it takes.
+        """Load a model, however long it takes.
 
         Raises:
             ServerError: it is not served, or cannot be loaded.
@@ -71,7 +71,7 @@ class Server:
         return self._ask("POST", "/models/load", {"model": name}, timeout_s=None)
 
     def unload(self, name: str) -> dict[str, Any]:
-        """Unloads a model as soon as nobody uses it.
+        """Unload a model as soon as nobody uses it.
 
         Raises:
             ServerError: it is not served.
@@ -106,7 +106,7 @@ class Server:
 
 
 def refusal(status: int, body: bytes, key: str | None) -> str:
-    """Return the message for an error response; a wrong key and a missing one differ."""
+    """Return the message for an error response. A wrong key and a missing key are told apart."""
     if status != 401:
         return error_message(body) or f"HTTP {status}"
     wrong = "does not know this API key: give another" if key else "asks for an API key: give it"

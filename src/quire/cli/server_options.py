@@ -1,4 +1,4 @@
-"""The options of `quire serve` that are for all its models."""
+"""Options of `quire serve` that concern all its models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SharedOptions(Options):
 
 
 class ScaleOptions(Options):
-    """How many engines answer for the model."""
+    """Options for the number of engines that serve the model."""
 
     title: ClassVar[str] = "scale"
 
@@ -59,7 +59,7 @@ class ScaleOptions(Options):
 
 
 class AccessOptions(Options):
-    """Who may send requests, and what each may see."""
+    """Options for who may send requests, and what each may see."""
 
     title: ClassVar[str] = "access"
 
@@ -186,10 +186,10 @@ class ServerOptions(
     no_page: bool = Field(False, description="no page for browsers at /, no /docs")
 
     def server_config(self) -> ServerConfig:
-        """Return the HTTP side's settings, but for what is a model's own (see `model_configs`).
+        """Return the HTTP side's settings, except those of a single model (see `model_configs`).
 
         Raises:
-            QuireError: a file cannot be read, or a folder is none.
+            QuireError: a file cannot be read, or a folder does not exist.
         """
         keys = self.accepted_keys()
         return ServerConfig(

@@ -65,11 +65,11 @@ def default_file() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field, as the command line, variables and the file see it.
+    """A settings field, as the command line, variables and the file see it.
 
     Attributes:
-        name: as in Python: `max_context`.
-        title: of its group in the help; "" is none.
+        name: the name in Python: `max_context`.
+        title: title of its group in the help; "" for none.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """The description; the default is added where the description does not mention one."""
+        """The description, with the default added if the description does not mention one."""
         text = self.field.description or ""
         if not self.default or re.search("(?i)default", text):
             return text
@@ -120,8 +120,8 @@ class Options(BaseModel):
     """A group of options.
 
     Attributes:
-        title: of the group in the help; "" puts them before all groups.
-        alternatives: of these flags only one may be given.
+        title: title of the group in the help; "" puts the options before all groups.
+        alternatives: flags of which only one may be given.
     """
 
     model_config = ConfigDict(
@@ -136,7 +136,7 @@ class Options(BaseModel):
 
     @classmethod
     def options(cls) -> Iterator[Option]:
-        """Return all of them, those that a class declares before its bases'."""
+        """Return all options: a class's own before those of its bases."""
         seen: set[str] = set()
         for owner in cls.__mro__:
             title = vars(owner).get("title", "")
@@ -151,9 +151,9 @@ class Command(Options, BaseSettings):
     """The options of a command; the docstring is its description in the help.
 
     Attributes:
-        command: its name.
-        summary: a line about it.
-        epilog: stands below its help.
+        command: name of the command.
+        summary: one-line description.
+        epilog: text below its help.
     """
 
     model_config = SettingsConfigDict(
@@ -171,10 +171,10 @@ class Command(Options, BaseSettings):
     )
 
     def run(self) -> int:
-        """Does what the command is for; the exit status.
+        """Run the command; return the exit status.
 
         Raises:
-            QuireError: it cannot be done.
+            QuireError: the command failed.
         """
         raise NotImplementedError
 
@@ -187,7 +187,7 @@ class Command(Options, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags come before variables, and these before the file."""
+        """Give flags precedence over variables, and these over the file."""
         return init_settings, _Variables(cls), _ConfigFile(cls, {})
 
     @classmethod
@@ -232,7 +232,7 @@ def _command(source: PydanticBaseSettingsSource) -> type[Command]:
 
 
 def _flag(field: FieldInfo) -> Flag:
-    """Return the field's own, or its type's."""
+    """Return the flag settings of a field, or those of its type."""
     parts = (*reversed(field.metadata), *_parts(field.annotation))
     return next((part for part in parts if isinstance(part, Flag)), Flag())
 
@@ -252,7 +252,7 @@ def read_file(path: Path | str | None) -> dict[str, Any]:
     """Return the configuration file at `path`, or the default one; empty if it does not exist.
 
     Raises:
-        QuireError: it cannot be read, or is no TOML.
+        QuireError: it cannot be read, or is not TOML.
     """
     file = config_file(path)
     try:
@@ -270,7 +270,7 @@ def model_tables(document: Mapping[str, Any], file: Path) -> list[dict[str, Any]
     """Return the entries of `[[models]]`.
 
     Raises:
-        QuireError: it is no list of tables.
+        QuireError: it is not a list of tables.
     """
     entries = document[MODELS]
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
@@ -281,17 +281,17 @@ def model_tables(document: Mapping[str, Any], file: Path) -> list[dict[str, Any]
 def check_names(
     commands: Mapping[str, type[Command]], name: str, file: Path, document: Mapping[str, Any]
 ) -> list[str]:
-    """Refuses keys of the file that a command would read if they were known.
+    """Refuse unknown keys of the file in the parts that a command reads.
 
     Args:
-        name: of the command.
-        document: what stands in the file.
+        name: name of the command.
+        document: parsed contents of the file.
 
     Returns:
-        What is wrong with the tables of other commands, and with variables.
+        Warnings about tables of other commands, and about variables.
 
     Raises:
-        QuireError: names the first, and what may have been meant.
+        QuireError: a key is unknown; the message suggests the nearest one.
     """
     known = {each for command in commands.values() for each in command.settable()}
     warnings = unknown_variables({f"{PREFIX}{each.upper()}" for each in (*known, *_NOT_IN_FILE)})
@@ -324,17 +324,16 @@ def wrong_key(key: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for the end of a message; empty where nothing known is near."""
+    """Return a suggestion to append to a message; empty if no known name is near."""
     bare = {each.lstrip("-"): each for each in sorted(known)}
     near = get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
     return f", did you mean {bare[near[0]]}?" if near else ""
 
 
 def unknown_variables(names: Collection[str]) -> list[str]:
-    """Return a warning, if any of our variables is no option's.
+    """Return a warning if a QUIRE_ variable belongs to no option.
 
-    An error would be too much: the environment is shared with scripts that have variables of their
-    own, and with versions that know other options.
+    It is not an error, because scripts and other versions may use variables of their own.
     """
     ours = {name for name in os.environ if name.startswith(PREFIX)}
     unknown = sorted(ours - {*names, LAUNCH_KEY})
@@ -358,7 +357,7 @@ def describe(error: ErrorDetails) -> str:
 
 
 def said(error: Exception) -> str:
-    """Return an error in words; one about a file without its number."""
+    """Return an error's message; for file errors without the number."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

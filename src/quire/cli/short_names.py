@@ -19,10 +19,10 @@ def own_table() -> Path:
 
 
 def short_names() -> Mapping[str, str]:
-    """Return the places by short name: those of the package, and the user's in front of them.
+    """Return locations of models by short name: the package's, overridden by the user's.
 
     Raises:
-        QuireError: the user's file cannot be read, or a value is no text.
+        QuireError: the user's file cannot be read, or a value is not text.
     """
     file = own_table()
     try:
@@ -44,7 +44,7 @@ def resolve(name: str) -> str:
         name: a short name, `quire-demo`, or a folder, file or hub id, which is returned as it is.
 
     Raises:
-        QuireError: it is none of these; the message suggests the nearest known names.
+        QuireError: the name is unknown; the message suggests the nearest known names.
     """
     if not name or name == NAME or Path(name).expanduser().exists():
         return place(name)
@@ -60,7 +60,9 @@ def resolve(name: str) -> str:
 
 
 def suggestion(hub_id: str) -> str:
-    """Return the end of a message on a hub id that was not found; empty if nothing is near."""
+    """Return a suggestion to append to the message about an unknown hub id; empty if nothing is
+    near.
+    """
     return did_you_mean(hub_id, _known_ids())
 
 

@@ -1,7 +1,7 @@
-"""Chunked bodies and server-sent events, read on the raw bytes.
+"""Reads chunked bodies and server-sent events from raw bytes.
 
-An event is decoded as JSON only where the answer needs it (the last usage, an error): decoding each
-of ten thousand events a second would take the time that is to be measured.
+An event is decoded as JSON only if needed (the last usage, an error): decoding all of ten thousand
+events a second would distort the measurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _ERROR = re.compile(rb'^\{\s*"error"\s*:')
 
 
 class Dechunker:
-    """Undoes HTTP/1.1 chunked framing of bytes cut anywhere. `done` after the last chunk."""
+    """Removes HTTP/1.1 chunked framing from bytes cut anywhere. `done` is set after the last
+    chunk.
+    """
 
     __slots__ = ("_rest", "done")
 
@@ -53,7 +55,7 @@ class Dechunker:
 
 
 class EventCounter:
-    """Counts server-sent events with text; keeps the last usage and the first error."""
+    """Counts server-sent events with text, and keeps the last usage and the first error."""
 
     __slots__ = ("_rest", "_usage", "done", "error", "text_times")
 
@@ -65,7 +67,7 @@ class EventCounter:
         self.done = False
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes the next bytes of the body, which arrived at `now`."""
+        """Process the next bytes of the body, which arrived at `now`."""
         data = self._rest + data if self._rest else data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
@@ -91,7 +93,7 @@ class EventCounter:
                 self._usage = payload
 
     def usage(self) -> tuple[int | None, int | None, int | None]:
-        """Prompt, completion and cached tokens as the server reported them last."""
+        """Prompt, completion and cached tokens, from the server's last usage."""
         if not self._usage:
             return None, None, None
         usage = json.loads(self._usage)["usage"]

@@ -1,4 +1,4 @@
-"""Types of options: what a value may be, and how the command line writes it."""
+"""Types of options: allowed values, and how the command line spells them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PathT = TypeVar("PathT", str, Path)
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How the command line writes an option, where its name and type do not say.
+    """How the command line spells an option, if its name and type do not say.
 
     Attributes:
-        metavar: stands for the value in the help.
-        positional: it is written without its name.
-        after_dashes: it takes what follows `--`.
-        again: it may be given again, each time with one more value.
-        several: it takes all the values that follow.
-        bare: its value where none follows; None asks for one.
-        also: another spelling.
-        shown: writes its default in the help.
+        metavar: placeholder of the value in the help.
+        positional: whether it is given without its name.
+        after_dashes: whether it takes all arguments after `--`.
+        again: whether it may be repeated, each time with one more value.
+        several: whether it takes all values that follow.
+        bare: its value if none follows; None requires one.
+        also: another spelling of the flag.
+        shown: formats its default in the help.
     """
 
     metavar: str | None = None
@@ -62,14 +62,14 @@ def _byte_count(value: object) -> int:
 
 
 def _as_bytes(count: int) -> str:
-    """Return a count in the largest unit that divides it."""
+    """Return a byte count in the largest unit that divides it."""
     units = sorted(_UNITS.items(), key=lambda unit: (unit[1], len(unit[0])))
     name, size = [(name, size) for name, size in units if count % size == 0 and count >= size][-1]
     return f"{count // size}{name.replace('I', 'i')}"
 
 
 def _listed(value: object) -> object:
-    """Return the parts of a text with commas between; a list as it is."""
+    """Return the comma-separated parts of a text; a list unchanged."""
     if isinstance(value, (list, tuple)):
         return value
     return [part.strip() for part in str(value).split(",") if part.strip()]
@@ -80,7 +80,7 @@ def _listed_or_none(value: object) -> object:
 
 
 def _possible(path: PathT) -> PathT:
-    """Return a path as it is, whether or not anything is there."""
+    """Return a path unchanged, whether or not it exists."""
     try:
         os.lstat(path)
     except ValueError as error:  # a null character

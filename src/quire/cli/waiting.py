@@ -18,7 +18,7 @@ _EVERY_S = 0.5
 
 
 def loaded(server: Server, name: str) -> dict[str, Any]:
-    """Loads a model, and shows how far that is where people look.
+    """Load a model, and show its progress in a terminal.
 
     Raises:
         ServerError: it is not served, or cannot be loaded.
@@ -31,10 +31,10 @@ def loaded(server: Server, name: str) -> dict[str, Any]:
 
 
 class Watch:
-    """Asks a server again and again how far it is with loading a model, in a thread of its own.
+    """Polls a server for the progress of loading a model, in a thread of its own.
 
     Args:
-        say: gets the words while the model loads, and nothing any more once this is over.
+        say: called with the progress while the model loads, and never after `end`.
     """
 
     def __init__(self, server: Server, name: str, say: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class Watch:
         self.end()
 
     def end(self) -> None:
-        """Says nothing any more; harmless after the first time."""
+        """Stop polling. No effect after the first call."""
         with self._turn:
             self._over.set()
 
@@ -73,7 +73,7 @@ class Watch:
 
 
 def loading_words(model: dict[str, Any]) -> str:
-    """Return how far the loading of a listed model has come; empty if it is not being loaded."""
+    """Return the loading progress of a listed model; empty if it is not loading."""
     if model.get("state") != "loading":
         return ""
     progress = model.get("progress")

@@ -16,7 +16,7 @@ class ModelInfo:
         model_type: as `config.json` says.
         vocab_size: columns of the logits.
         context_length: the most tokens of prompt and answer together.
-        trained_length: the context that the model was trained on, if shorter; else None.
+        trained_length: how many of these tokens the model was trained on; None means all.
         dtype: type of activations, by MLX's name.
         device: name and architecture, for people.
         kv_memory: bytes that KV blocks may take.

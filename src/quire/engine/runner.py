@@ -58,7 +58,7 @@ class LaunchedStep:
     Attributes:
         sampling: the sequences that the rows of `sampled` belong to, in order.
         row_of: the first row of `sampled` of each sequence, by sequence number.
-        pending_logits: the logits to sample from; None once all masks were known.
+        pending_logits: logits that wait for masks to be sampled with; None if nothing waits.
         vectors: results of vector tasks, by sequence number.
         features: bytes of the media features that it completes, by item.
         graphed: whether its layers run as a CUDA graph, whose writes to the pools MLX does not see.

@@ -180,9 +180,7 @@ class LayerPool(ABC):
         return None
 
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
-        """Record the kernels from a layer's query, key and value products to the attention
-        output.
-        """
+        """Record the kernels from a layer's products to its attention output."""
         capped, sinks = layer.softcap is not None, layer.sinks is not None
         dims = layer.head_dim, layer.value_dim or layer.head_dim
         shape = shape_of(
@@ -197,9 +195,7 @@ class LayerPool(ABC):
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
-        """Record the kernel that normalises and rotates queries and keys and stores keys and
-        values.
-        """
+        """Record the kernel that prepares queries and keys, and stores keys and values."""
         to, rotation = self._destination(recorder), layer.rotation
         k, v = (each or layer.q for each in (layer.k, layer.v))
         kernel = Heads(
@@ -231,9 +227,7 @@ class LayerPool(ABC):
     def _partial(
         self, recorder: Recorder, attending: Attending, splits: int
     ) -> tuple[Buffer, Buffer]:
-        """Allocate memory for the results of splits: weighted sums of values, and softmax
-        statistics.
-        """
+        """Allocate the results of splits: sums of values, and softmax statistics."""
         shape = attending.shape
         parts = recorder.max_rows * shape.heads * splits
         partial = recorder.buffer(4 * parts * shape.value_dim, [attending.q])
@@ -325,7 +319,7 @@ class PlainPool(LayerPool):
 
 @dataclass(frozen=True, slots=True)
 class PagePool(LayerPool):
-    """Pool of the `page` format: full blocks coded, a sequence's last block (its tail) plain.
+    """Pool of the `page` format: full blocks coded, a sequence's tail plain.
 
     Attributes:
         codes: how blocks are coded.
@@ -381,7 +375,7 @@ class PagePool(LayerPool):
 
 @dataclass(frozen=True, slots=True)
 class TokenPool(LayerPool):
-    """Pool whose tokens are coded one by one. Every key, the row's own too, is read as codes.
+    """Pool of codes of single tokens. Every key, the row's own too, is read as codes.
 
     Attributes:
         store: the layer's store.
