@@ -1,1 +1,3 @@
-"""HTTP: one module a protocol, each a rendering of one stream of events; errors in one place."""
+"""HTTP: a package for each protocol, which renders the same stream of events. Errors are mapped in
+one place.
+"""

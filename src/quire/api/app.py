@@ -1,4 +1,4 @@
-"""The ASGI application: which route leads where, and what stands before all of them."""
+"""The ASGI application: routes, and the middleware in front of them."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _BATCHED = 64
 
 
 def build_app(models: Models, config: ServerConfig) -> Starlette:
-    """Return the application that serves models; it owns them from now on, and closes them.
+    """Return the application that serves models. It owns the models and closes them.
 
     Raises:
-        QuireError: requests are to be traced, and what does that is not installed.
+        QuireError: tracing is configured, and its extra is not installed.
     """
     tracer = open_tracer(config.otlp_endpoint)
     known = callers(config.api_keys)
@@ -143,7 +143,7 @@ def _routes(endpoints: Endpoints, slotted: list[Middleware]) -> list[Route]:
 
 
 def _batches(config: ServerConfig) -> tuple[FileStore | None, BatchRunner | None]:
-    """Return the files and batches that a server keeps, if it does.
+    """Return the files and batches of the server, or None if `--files` is not set.
 
     Raises:
         QuireError: their folder cannot be used.
@@ -157,7 +157,7 @@ def _batches(config: ServerConfig) -> tuple[FileStore | None, BatchRunner | None
 def _closing(
     models: Models, tools: McpServers, tracer: Tracer | None, runner: BatchRunner | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return the lifespan, at whose end there are no processes and no untold traces."""
+    """Return the lifespan, which ends all processes and sends all traces at its end."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
-"""Connections from clients that may be slow, silent or many: nothing is waited for without end.
+"""Time limits for connections from clients that may be slow, silent or many.
 
-A head has to come within a time, a body at a rate, and what is sent has to be read. Of one address
-only so many connections may be without a whole request; one more ends the oldest of them.
+A head has to arrive within a time, a body at a rate, and responses have to be read. One address may
+have only so many connections without a complete request; one more closes the oldest of them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class ConnectionLimits:
 
     Attributes:
         head_s: for a request's head, from the connection or from the head's first byte.
-        body_s: for a body, beside the time that it may take at `body_rate` bytes a second.
-        write_s: for a reader to take anything of what was sent.
-        idle_s: for the next request of a connection. Longer than clients and proxies keep one that
-            they do not use (httpx 5 s, nginx 60 s, Go 90 s): whoever closes first while the other
-            writes has lost a request, and clients do not repeat a POST.
-        unfinished: connections of one address without a whole request.
+        body_s: for a body, in addition to its time at `body_rate` bytes a second.
+        write_s: for the client to read any of the sent bytes.
+        idle_s: for the next request of a connection. Longer than clients and proxies keep idle
+            connections (httpx 5 s, nginx 60 s, Go 90 s). If the server closed first while a client
+            writes, the request would be lost, and clients do not repeat a POST.
+        unfinished: the most connections of one address without a complete request.
     """
 
     head_s: float = 20.0
@@ -43,16 +43,16 @@ class ConnectionLimits:
 
     @property
     def look_s(self) -> float:
-        """How often a connection is looked at."""
+        """Seconds between two checks of a connection."""
         return min(self.head_s, self.body_s, self.write_s) / 4
 
 
 class _Parser(HttpRequestParser):
-    """A parser that takes no offer of another protocol.
+    """A parser that accepts no upgrade to another protocol.
 
-    Java's client offers HTTP/2 with the first request of every connection. By itself httptools
-    takes an offer for accepted, and what follows the head for that protocol's, so that uvicorn
-    would answer a request without its body.
+    Java's client offers HTTP/2 with the first request of every connection. httptools alone would
+    treat the offer as accepted and the rest as that protocol's data, so that uvicorn would answer a
+    request without its body.
     """
 
     def __init__(self, protocol: LimitedProtocol) -> None:
@@ -62,11 +62,11 @@ class _Parser(HttpRequestParser):
 
     @property
     def offered(self) -> bool:
-        """Whether the head that was read offers another protocol. CONNECT is no such offer."""
+        """Whether the head offers another protocol. CONNECT does not count."""
         return bool(self.should_upgrade()) and self.get_method() != b"CONNECT"
 
     def feed_data(self, data: Any) -> None:
-        """Reads bytes that came; raises httptools' errors."""
+        """Parse received bytes. Raises httptools' errors."""
         try:
             super().feed_data(data)
         except HttpParserUpgrade as end:
@@ -76,7 +76,7 @@ class _Parser(HttpRequestParser):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with timeouts. Uvicorn alone would wait for slow clients forever."""
+    """Uvicorn's protocol with time limits. Uvicorn alone would wait for slow clients forever."""
 
     limits = ConnectionLimits()
 
@@ -93,7 +93,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def unfinished(self) -> bool:
-        """Whether nothing is asked yet that has to be answered."""
+        """Whether no complete request waits for an answer."""
         answered: bool = self.cycle is None or self.cycle.response_complete
         return answered or self.cycle.more_body
 
@@ -126,10 +126,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def decline(self, rest: bytes) -> None:
-        """Read the request's head again, without its offer of another protocol.
+        """Parse the request's head again, without its offer of another protocol.
 
         Args:
-            rest: what came behind its head.
+            rest: bytes received after the head.
         """
         line = b"%s %s HTTP/%s" % (
             self.parser.get_method(),
@@ -158,7 +158,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._received, self._ended = True, 0, True
 
     def _make_room(self) -> None:
-        """Ends the oldest of this address's unfinished connections if this is one too many."""
+        """Close the oldest of this address's unfinished connections if this one exceeds the
+        limit.
+        """
         others = cast("set[Any]", self.connections)
         host = self.client and self.client[0]
         mine = [
@@ -174,7 +176,7 @@ class LimitedProtocol(HttpToolsProtocol):
             oldest.transport.abort()
 
     def _look(self) -> None:
-        """Ends the connection if its client is too slow."""
+        """Close the connection if its client is too slow."""
         if self._writes_stuck():
             self.transport.abort()
         elif self._reads_stuck() and not self.transport.is_closing():
@@ -188,7 +190,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return now - self._unread_since > self.limits.write_s
 
     def _reads_stuck(self) -> bool:
-        """Return whether a head or a body is late. Between two requests `idle_s` holds."""
+        """Return whether a head or a body is late. Between requests `idle_s` applies."""
         elapsed = self.loop.time() - self._since
         if self._in_head:
             started = self.cycle is None or self._received > 0

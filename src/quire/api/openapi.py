@@ -1,4 +1,6 @@
-"""`/openapi.json`, built from the models that validate the requests, so that it cannot disagree."""
+"""`/openapi.json`, built from the models that validate requests, so that the two cannot
+disagree.
+"""
 
 from __future__ import annotations
 
@@ -145,14 +147,14 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 
 def _content(media: str) -> dict[str, Any]:
-    """Return an answer's schema; OpenAPI 3.1 has no words for the events of a stream."""
+    """Return an answer's schema. OpenAPI 3.1 cannot describe the events of a stream."""
     if media in (EVENTS, LINES):
         return {}
     return {"schema": {"type": "object" if media == JSON else "string"}}
 
 
 class OpenApi:
-    """The endpoint. Makes the document when it is first asked for, which takes 0.1 s."""
+    """The endpoint of `/openapi.json`. It builds the document at the first request, in 0.1 s."""
 
     def __init__(self, operations: Sequence[Operation], names: Sequence[str]) -> None:
         self._operations, self._names = operations, names
@@ -160,7 +162,7 @@ class OpenApi:
         self._one_making = asyncio.Lock()
 
     async def get(self, request: Request) -> Response:
-        """`GET /openapi.json`."""
+        """Answer `GET /openapi.json`."""
         async with self._one_making:
             if self._document is None:  # in a thread, for the streams
                 making = asyncio.to_thread(document, self._operations, self._names)

@@ -1,4 +1,4 @@
-"""From the client of an opened engine to a model that answers requests."""
+"""Turns the client of an opened engine into a model that answers requests."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def open_service(
     The first job waits until its process has started.
 
     Args:
-        client: of an engine whose model is open; the result owns it.
-        broken: set when the engine cannot go on; None if the client never gives up.
+        client: client of an engine whose model is open. The result owns it.
+        broken: set when the engine cannot continue; None if the client never gives up.
         tokenizer_apart: open the tokenizer in a process of its own, and call this with the reason
             if that process ends; None opens it in this process.
 
@@ -66,7 +66,7 @@ async def open_service(
 
 
 def _job_limits(config: ServerConfig) -> JobLimits:
-    """Return limits that fit the largest file in all the forms that it is decoded to."""
+    """Return limits large enough for the largest allowed file in all its decoded forms."""
     limits = JobLimits()
     media = limits_of(config.media_limits)
     working = max(each.working_bytes(media[kind].each) for kind, each in inputs().items())

@@ -1,4 +1,4 @@
-"""The endpoints of a server, and what an operation of its API is."""
+"""The endpoints of a server, and the description of an API operation."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Operation:
     """One method of one path, as OpenAPI calls it.
 
     Attributes:
-        endpoint: which of the endpoints answers.
-        path: with starlette's convertors.
+        endpoint: the endpoint that answers.
+        path: path with starlette's convertors.
         body: the model of the request's body; None if it has none. Requests with a body take a
             slot and hold a model.
-        answers: media types of a good answer.
-        open: whether it needs no key.
-        statuses: of answers that are not good, beside those that every operation may give.
-        listed: whether `/openapi.json` has it.
+        answers: media types of a successful answer.
+        open: whether it is allowed without a key.
+        statuses: error statuses in addition to those of every operation.
+        listed: whether it appears in `/openapi.json`.
         query: the model of the URL's parameters; None if it has none.
         form: whether the body is a form with a file, whose requests take a slot and hold a model.
     """

@@ -35,7 +35,7 @@ _HOST = re.compile(r"[\w.:\[\]-]+")
 
 
 def host_names(config: ServerConfig) -> frozenset[str]:
-    """Return the names by which this server may be asked, beside addresses."""
+    """Return the names by which clients may reach this server, besides addresses."""
     names = {"localhost", config.host, *config.allowed_hosts}
     if not is_loopback(config.host):
         own = socket.gethostname()
@@ -47,9 +47,9 @@ class PageGuard:
     """Middleware that refuses what may come from a web page.
 
     Args:
-        hosts: names that `Host` may hold; addresses always pass, since no page can make a browser
-            ask for an address under a name. `*` is any name.
-        origins: of pages that may ask; `*` is any.
+        hosts: allowed names in `Host`; `*` allows any. Addresses always pass, because no page can
+            make a browser send an address under another name.
+        origins: origins of pages that may send requests; `*` allows any.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class PageGuard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises `RequestError` for what may come from a page."""
+        """Raise `RequestError` for requests that may come from a web page."""
         method, version, path = scope["method"], scope.get("http_version", "1.0"), scope["path"]
         hosts = headers.getlist("host")
         if len(hosts) > 1:
@@ -111,7 +111,9 @@ class PageGuard:
 
 
 def _name_of(host: str) -> str:
-    """Return a `Host` header without port, brackets and final dot; empty for what is none."""
+    """Return a `Host` header's name without port, brackets and final dot; empty if it is
+    malformed.
+    """
     if not _HOST.fullmatch(host):
         return ""
     try:
@@ -133,5 +135,5 @@ def _is_json(content_type: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Text from a header, short enough for an error."""
+    """Return a header's text, shortened for an error message."""
     return text[:100]

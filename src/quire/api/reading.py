@@ -1,4 +1,4 @@
-"""The opening of the processes that read requests away from the event loop."""
+"""Opens the processes that read requests outside the event loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DECODERS = ("av", "pypdfium2")
 
 @dataclass(frozen=True, slots=True)
 class ReadingContext:
-    """Makes the context of readers in jobs; what `Jobs` opens.
+    """Creates the context of readers in jobs; `Jobs` opens it.
 
     Attributes:
-        name: what clients call the model.
-        config: with the signing key that the server has.
-        stamp: the model's files, as the server has read them; None is not compared.
+        name: the model's served name.
+        config: the server's settings, with its signing key.
+        stamp: stamp of the model's files when the server read them; None skips the comparison.
     """
 
     info: ModelInfo
@@ -54,7 +54,7 @@ class ReadingContext:
 
 
 class _NoEngine:
-    """The engine's face where there is none: readers only ask what is served."""
+    """An engine client without an engine: readers only need the model's description."""
 
     failure = None
 
@@ -78,7 +78,7 @@ class _NoEngine:
 
 
 class _ServersStore:
-    """Responses that the server keeps; implements `shared.stored.StoredConversations`."""
+    """Responses stored by the server; implements `shared.stored.StoredConversations`."""
 
     def __init__(self, ask: Asker) -> None:
         self._ask = ask
@@ -93,7 +93,7 @@ class _ServersStore:
 
 
 class _ServersFiles:
-    """Media that the server keeps; see `JobMedia.answers`. Here it has no features."""
+    """Media stored by the server, without features; see `JobMedia.answers`."""
 
     def __init__(self, ask: Asker) -> None:
         self._ask = ask

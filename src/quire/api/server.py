@@ -1,4 +1,4 @@
-"""The HTTP side as it runs: binds, starts the engine's process, serves until one of them ends."""
+"""Runs the HTTP side: binds the address, starts the engine, serves until one of them ends."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def serve(
     on_progress: Callable[[str, Progress | None], None] = lambda name, progress: None,
     opener: Opener | None = None,
 ) -> int:
-    """Serves until interrupted; 1 if the only engine broke down.
+    """Serve until interrupted. Return 1 if the only engine broke down.
 
-    A signal that comes before it serves gives 128 and the signal's number.
+    A signal before serving gives 128 plus the signal's number.
 
     Args:
         worker: see `ProcessEngine.start`.
-        memory: bytes for all loaded models together; None is what the machine has.
-        on_progress: by a model's name, how far its loading has come; None when that is over.
-        opener: loads a model; by default as an engine of this machine.
+        memory: bytes for all loaded models together; None means the machine's memory.
+        on_progress: called with a model's name and its loading progress; with None at the end.
+        opener: opens a model; by default as an engine on this machine.
 
     Raises:
         QuireError: the address cannot be bound, or a model cannot be opened.
@@ -77,7 +77,7 @@ def serve(
 
 
 def _bind(config: ServerConfig) -> socket.socket:
-    """Return the socket, taken before the model is opened: a used port is known at once.
+    """Bind the address before the model is opened, so that a used port is reported at once.
 
     Raises:
         QuireError: the address cannot be bound.
@@ -156,7 +156,7 @@ async def _open(
     *,
     several: bool = False,
 ) -> Loaded:
-    """Start a model's engine on this machine, and what stands before it.
+    """Start a model's engine on this machine, and the service in front of it.
 
     Args:
         several: whether the server has other models, whose streams must not wait meanwhile.
@@ -184,7 +184,7 @@ async def _open(
 
 
 async def _stop_when_broken(models: Models, server: StoppingServer) -> None:
-    """A lone engine that cannot go on ends the server, after /health had a moment to say so."""
+    """End the server if a lone engine breaks down, after /health had a moment to report it."""
     await models.broken.wait()
     await asyncio.sleep(_LAST_WORD_S)
     server.stop_now()

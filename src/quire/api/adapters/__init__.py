@@ -1,1 +1,1 @@
-"""vLLM's routes for LoRA adapters that come and go while the server runs."""
+"""vLLM's routes that load and unload LoRA adapters while the server runs."""

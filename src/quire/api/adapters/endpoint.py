@@ -36,30 +36,30 @@ class LoadAdapter(UnloadAdapter):
 
 
 class Adapters:
-    """The endpoints."""
+    """The endpoints of LoRA adapters."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def load(self, request: Request) -> Response:
-        """`POST /v1/load_lora_adapter`."""
+        """Answer `POST /v1/load_lora_adapter`."""
         fields, model = await self._read(request, LoadAdapter)
         place = self._place(fields.lora_path)
         await change_adapter(self._server.models, model, fields.lora_name, place)
         return JSONResponse({"id": fields.lora_name, "object": "model", "parent": model.name})
 
     async def unload(self, request: Request) -> Response:
-        """`POST /v1/unload_lora_adapter`."""
+        """Answer `POST /v1/unload_lora_adapter`."""
         fields, model = await self._read(request, UnloadAdapter)
         await change_adapter(self._server.models, model, fields.lora_name, place=None)
         return JSONResponse({"id": fields.lora_name, "object": "model", "deleted": True})
 
     async def _read(self, request: Request, schema: type[Fields]) -> tuple[Fields, Model]:
-        """Return the request's fields, and the model that it is about.
+        """Return the request's fields and its model.
 
         Raises:
-            NotOffered: the operator lets nobody do this.
-            Forbidden: one of several API keys asks.
+            NotOffered: the operator has not allowed it.
+            Forbidden: the server has several API keys.
         """
         server = self._server
         if server.config.adapter_folder is None:
@@ -83,7 +83,7 @@ class Adapters:
         """Return the folder of an adapter.
 
         Raises:
-            Forbidden: it lies elsewhere than the operator allows.
+            Forbidden: it lies outside the folder that the operator allows.
         """
         allowed = Path(self._server.config.adapter_folder or "").resolve()
         try:

@@ -54,7 +54,7 @@ class TranscriptionRequest(DecodingFields):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of the sound that is heard at once; times in seconds."""
+    """A part of the sound that is transcribed at once; times in seconds."""
 
     start: float
     end: float
@@ -104,7 +104,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 def _asked(context: Context, fields: TranscriptionRequest) -> str:
-    """Return what the model is asked: its own words, if its folder has some, else common ones."""
+    """Return the question to the model: its own from its folder, else a common one."""
     file = Path(context.service.info.path) / "generation_config.json"
     own = read_object(file).get("transcription_prompt")
     if isinstance(own, str):
@@ -119,13 +119,13 @@ def _asked(context: Context, fields: TranscriptionRequest) -> str:
 
 
 class Transcriptions:
-    """The endpoint."""
+    """The endpoint of transcriptions."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/audio/transcriptions`, a form with `file` and the other fields."""
+        """Answer `POST /v1/audio/transcriptions`, a form with `file` and the other fields."""
         asked_request = await _as_json(request, self._server.config.max_body_bytes)
         context, asked = await self._server.read(asked_request, _read)
         texts: list[str] = []
@@ -138,10 +138,10 @@ class Transcriptions:
 
 
 async def _as_json(request: Request, limit: int) -> Request:
-    """Return a request whose body is the form as JSON, as readers take it.
+    """Return a request with the form converted to a JSON body, which readers take.
 
     Raises:
-        RequestError: it is no form, or holds no file.
+        RequestError: it is not a form, or has no file.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("Sound comes as multipart/form-data.", code="invalid_type")

@@ -20,7 +20,7 @@ _QUIET = RATE // 10
 
 
 def pieces(samples: Samples) -> Iterator[tuple[int, int]]:
-    """Yield the first sample of each piece, and the one behind its last."""
+    """Yield the first sample of each piece, and the sample after its last."""
     start, longest = 0, int(_LONGEST_S * RATE)
     while len(samples) - start > longest:
         first = start + int(_SHORTEST_S * RATE)

@@ -1,1 +1,1 @@
-"""Files and batches: requests that are answered when others leave room for them."""
+"""Files and batches: requests answered in the background, behind live ones."""

@@ -73,7 +73,7 @@ class BatchRequestFields(Wire):
 
 
 async def read_fields(server: ServerContext, request: Request, schema: type[Fields]) -> Fields:
-    """Return a body that is for no model, validated."""
+    """Return a validated body that concerns no model."""
     check_headers(request)
     with server.slots.bodies.reading() as counted:
         body = await read_body(request, server.config.max_body_bytes, counted)
@@ -90,10 +90,10 @@ def read_query(request: Request, schema: type[Fields]) -> Fields:
 
 
 def page(records: Iterable[Kept], after: str, limit: int) -> tuple[list[Kept], bool]:
-    """Return the records behind `after`, and whether there are more.
+    """Return the records after `after`, and whether there are more.
 
     Raises:
-        NotFound: `after` is none of them.
+        NotFound: `after` is not one of them.
     """
     listed = list(records)
     if after:
@@ -105,7 +105,7 @@ def page(records: Iterable[Kept], after: str, limit: int) -> tuple[list[Kept], b
 
 
 class Offered:
-    """The files and batches of a server, or the error that it keeps none."""
+    """The files and batches of a server, or the error that it has none."""
 
     def __init__(self, store: FileStore | None, runner: BatchRunner | None) -> None:
         self._store = store
@@ -132,7 +132,7 @@ class Files:
         self._offered = offered
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/files`, a form with `file` and `purpose`."""
+        """Answer `POST /v1/files`, a form with `file` and `purpose`."""
         files = self._offered.files(request)
         form_type = request.headers.get("content-type", "")
         if not form_type.startswith("multipart/form-data"):
@@ -157,7 +157,7 @@ class Files:
         return JSONResponse(record.body())
 
     async def list(self, request: Request) -> Response:
-        """`GET /v1/files`."""
+        """Answer `GET /v1/files`."""
         query, files = read_query(request, FilesQuery), self._offered.files(request).files
         wanted = [each for each in files if query.purpose in ("", each.purpose)]
         ordered = wanted if query.order == "desc" else wanted[::-1]
@@ -165,18 +165,18 @@ class Files:
         return _listed([each.body() for each in found], more)
 
     async def retrieve(self, request: Request) -> Response:
-        """`GET /v1/files/{id}`."""
+        """Answer `GET /v1/files/{id}`."""
         files = self._offered.files(request).files
         return JSONResponse(files.get(request.path_params["id"], "file").body())
 
     async def content(self, request: Request) -> Response:
-        """`GET /v1/files/{id}/content`."""
+        """Answer `GET /v1/files/{id}/content`."""
         files = self._offered.files(request).files
         record = files.get(request.path_params["id"], "file")
         return FileResponse(files.path(record.id), media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /v1/files/{id}`."""
+        """Answer `DELETE /v1/files/{id}`."""
         file_id = request.path_params["id"]
         self._offered.files(request).drop_file(file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
@@ -190,7 +190,7 @@ class Batches:
         self._offered = offered
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/batches`."""
+        """Answer `POST /v1/batches`."""
         files = self._offered.files(request)
         fields = await read_fields(self._server, request, BatchRequestFields)
         files.files.get(fields.input_file_id, "file")
@@ -208,18 +208,18 @@ class Batches:
         return JSONResponse(_body(batch))
 
     async def list(self, request: Request) -> Response:
-        """`GET /v1/batches`."""
+        """Answer `GET /v1/batches`."""
         query, files = read_query(request, PageQuery), self._offered.files(request)
         own = (each for each in files.batches if each.id.startswith("batch_"))
         found, more = page(own, query.after, query.limit)
         return _listed([_body(each) for each in found], more)
 
     async def retrieve(self, request: Request) -> Response:
-        """`GET /v1/batches/{id}`."""
+        """Answer `GET /v1/batches/{id}`."""
         return JSONResponse(_body(self._named(request)))
 
     async def cancel(self, request: Request) -> Response:
-        """`POST /v1/batches/{id}/cancel`."""
+        """Answer `POST /v1/batches/{id}/cancel`."""
         batch, caller = self._named(request), caller_of(request.scope)
         return JSONResponse(_body(await self._offered.runner.cancel(caller, batch.id)))
 

@@ -1,4 +1,4 @@
-"""Files of OpenAI's batch format: requests, and the answers that are there already.
+"""Files of OpenAI's batch format: requests, and answers of earlier runs.
 
 The format is https://platform.openai.com/docs/guides/batch.
 """
@@ -33,7 +33,9 @@ class BatchRequest:
 
 
 class BadLine(QuireError):
-    """A line of a batch that is no request. `line` is its number, from 1; 0 is the whole file."""
+    """Raised for a line of a batch that is not a request. `line` is its number from 1; 0 means the
+    whole file.
+    """
 
     def __init__(self, where: str, line: int, what: str) -> None:
         super().__init__(f"{where}, line {line}: {what}" if line else f"{where}: {what}")
@@ -45,7 +47,7 @@ def requests_in(path: Path, url: str | None = None) -> Iterator[BatchRequest]:
     """Yield the requests of a file, in order; empty lines are skipped.
 
     Args:
-        url: the route that all of them ask; None takes any.
+        url: the route that all requests must have; None allows any.
 
     Raises:
         BadLine: the file cannot be read, or a line is no request; names the line.
@@ -89,10 +91,10 @@ def _request(line: bytes, wanted: str | None) -> BatchRequest:
 
 
 class Answers:
-    """The file of answers, a line each, in the order in which they come.
+    """The file of answers, one line each, in order of completion.
 
-    Each line is one write, so a process that is killed leaves at most its last line unfinished,
-    which the next one cuts off.
+    Each line is one write, so a killed process leaves at most its last line unfinished, which the
+    next run removes.
 
     Attributes:
         done: the HTTP status of each request that was answered by an earlier run, by custom_id.

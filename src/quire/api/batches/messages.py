@@ -50,14 +50,14 @@ class MessageBatchesQuery(Wire):
 
 
 class MessageBatches:
-    """The endpoints."""
+    """The endpoints of Anthropic's batches."""
 
     def __init__(self, server: ServerContext, offered: Offered) -> None:
         self._server = server
         self._offered = offered
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/messages/batches`."""
+        """Answer `POST /v1/messages/batches`."""
         files = self._offered.files(request)
         fields = await read_fields(self._server, request, MessageBatchRequest)
         for each in fields.requests:
@@ -82,7 +82,7 @@ class MessageBatches:
         return JSONResponse(_body(request, batch))
 
     async def list(self, request: Request) -> Response:
-        """`GET /v1/messages/batches`."""
+        """Answer `GET /v1/messages/batches`."""
         query = read_query(request, MessageBatchesQuery)
         own = [b for b in self._offered.files(request).batches if b.id.startswith(_PREFIX)]
         if query.before_id:
@@ -98,16 +98,16 @@ class MessageBatches:
         return JSONResponse({"data": data, "has_more": more, **ends})
 
     async def retrieve(self, request: Request) -> Response:
-        """`GET /v1/messages/batches/{id}`."""
+        """Answer `GET /v1/messages/batches/{id}`."""
         return JSONResponse(_body(request, self._named(request)))
 
     async def cancel(self, request: Request) -> Response:
-        """`POST /v1/messages/batches/{id}/cancel`."""
+        """Answer `POST /v1/messages/batches/{id}/cancel`."""
         batch, caller = self._named(request), caller_of(request.scope)
         return JSONResponse(_body(request, await self._offered.runner.cancel(caller, batch.id)))
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /v1/messages/batches/{id}`."""
+        """Answer `DELETE /v1/messages/batches/{id}`."""
         files, batch = self._offered.files(request), self._named(request)
         if not batch.over:
             raise RequestError("The batch has not ended: cancel it first.", code="batch_not_ended")
@@ -116,7 +116,7 @@ class MessageBatches:
         return JSONResponse({"id": batch.id, "type": "message_batch_deleted"})
 
     async def results(self, request: Request) -> Response:
-        """`GET /v1/messages/batches/{id}/results`."""
+        """Answer `GET /v1/messages/batches/{id}/results`."""
         files, batch = self._offered.files(request), self._named(request)
         if not batch.over:
             raise RequestError("The batch has not ended.", code="batch_not_ended")

@@ -1,4 +1,4 @@
-"""Answers batches in the background, through the application itself, behind live requests."""
+"""Answers batches in the background, by calling the application itself, behind live requests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ANSWERS = ".answers"
 
 
 class BatchRunner:
-    """Runs the batches of all API keys. Starts with the server those that an earlier one left.
+    """Runs the batches of all API keys. At the server's start it continues unfinished batches.
 
     Args:
-        at_once: requests in flight, of all batches together.
+        at_once: the most requests in flight, of all batches together.
     """
 
     def __init__(self, store: FileStore, at_once: int) -> None:
@@ -43,7 +43,7 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, app: ASGIApp) -> None:
-        """Answer by `app` from now on."""
+        """Start answering batches by requests to `app`."""
         self._app = app
         for caller, files in self._store.all():
             for batch in reversed(list(files.batches)):
@@ -51,7 +51,7 @@ class BatchRunner:
                     self.run(caller, batch)
 
     async def close(self) -> None:
-        """End; what has been answered is kept."""
+        """Stop. Answers so far are kept."""
         await cancel_and_wait(*self._tasks.values())
         self._store.close()
 
@@ -62,7 +62,9 @@ class BatchRunner:
         task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
 
     async def cancel(self, caller: str, batch_id: str) -> BatchRecord:
-        """Stop a batch, unless it is over. Answers that are there stay; those in flight end."""
+        """Stop a batch, unless it is over. Answers so far are kept; requests in flight are
+        aborted.
+        """
         files = self._store.of(caller)
         batch = files.batches.get(batch_id, "batch")
         if not batch.over and batch.status != "cancelling":
@@ -82,7 +84,7 @@ class BatchRunner:
             files.batches.put(batch.becomes("failed", errors=[_error("batch_failed", str(error))]))
 
     async def _answer(self, caller: str, files: CallerFiles, batch_id: str) -> None:
-        """Bring a batch from whatever status it has to its end."""
+        """Run a batch from whatever status it has to its end."""
         batch = files.batches.get(batch_id, "batch")
         if batch.status == "validating":
             batch = await asyncio.to_thread(_checked, files, batch)
@@ -118,7 +120,7 @@ class BatchRunner:
     async def _left(
         self, files: CallerFiles, batch: BatchRecord, answers: Answers
     ) -> AsyncIterator[BatchRequest]:
-        """Yield the requests without an answer, each when there is room for one more in flight."""
+        """Yield the requests without an answer, each when another may be in flight."""
         for request in requests_in(files.files.path(batch.input_file_id)):
             if request.custom_id not in answers.done:
                 await self._free.acquire()
@@ -160,7 +162,7 @@ def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
 
 
 def _checked(files: CallerFiles, batch: BatchRecord) -> BatchRecord:
-    """Return the batch with the number of its requests, or failed where a line is none."""
+    """Return the batch with its number of requests, or as failed if a line is not a request."""
     path, total = files.files.path(batch.input_file_id), 0
     try:
         for _ in requests_in(path, batch.endpoint):
@@ -175,7 +177,7 @@ def _checked(files: CallerFiles, batch: BatchRecord) -> BatchRecord:
 
 
 def answer_lines(files: CallerFiles, batch: BatchRecord) -> Iterator[dict[str, Any]]:
-    """Yield the answers of a batch, in the order in which they came."""
+    """Yield the answers of a batch, in order of completion."""
     path = files.batches.path(batch.id, _ANSWERS)
     if path.exists():
         with path.open("rb") as lines:
@@ -185,7 +187,7 @@ def answer_lines(files: CallerFiles, batch: BatchRecord) -> Iterator[dict[str, A
 
 
 def unanswered(files: CallerFiles, batch: BatchRecord) -> Iterator[str]:
-    """Yield the custom_ids of the requests of a batch that is over which have no answer."""
+    """Yield the custom_ids of requests without an answer in a finished batch."""
     answered = {line["custom_id"] for line in answer_lines(files, batch)}
     path = files.files.path(batch.input_file_id)
     for request in requests_in(path) if path.exists() else ():  # its owner may have deleted it
@@ -194,9 +196,9 @@ def unanswered(files: CallerFiles, batch: BatchRecord) -> Iterator[str]:
 
 
 def _finished(files: CallerFiles, batch: BatchRecord) -> BatchRecord:
-    """Return the batch at its end, with the files that OpenAI's clients fetch.
+    """Return the finished batch, with the files that OpenAI's clients fetch.
 
-    Their ids follow from the batch's, so doing it twice leaves nothing behind.
+    Their ids are derived from the batch's, so repeating it leaves no extra files.
     """
     statuses = [line["response"]["status_code"] for line in answer_lines(files, batch)]
     good = statuses.count(200)

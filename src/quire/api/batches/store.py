@@ -1,8 +1,8 @@
-"""Uploaded files and batches on disk, for each API key apart.
+"""Uploaded files and batches on disk, separate for each API key.
 
-A folder holds, for each key, `files/ID` with `files/ID.json`, and `batches/ID.json` with the
-answers of the batch in `batches/ID.answers`. Records are written whole and renamed into place, so
-a process that is killed leaves the record before or the one after.
+For each key, a folder has `files/ID` with `files/ID.json`, and `batches/ID.json` with answers in
+`batches/ID.answers`. Records are written whole and renamed into place, so a killed process leaves
+either the old or the new record.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class BatchRecord(Record):
     """A batch of either protocol.
 
     Attributes:
-        endpoint: the route that its requests ask.
+        endpoint: route of its requests.
         input_file_id: the file of its requests.
         status: OpenAI's word.
-        times: when it got a status, by the status.
-        errors: why it failed: lines that are no requests.
+        times: the time of each status that it has had.
+        errors: why it failed: the lines that are not requests.
         total, succeeded, failed: requests, and those that were answered, with an error or without;
             while it runs, the file of answers has the last word.
     """
@@ -96,7 +96,7 @@ class BatchRecord(Record):
 
     @property
     def over(self) -> bool:
-        """Whether nothing is done for it any more."""
+        """Whether the batch is finished, failed, expired or cancelled."""
         return self.status in ("failed", "completed", "expired", "cancelled")
 
     def becomes(self, status: Status, **changes: Any) -> BatchRecord:
@@ -130,11 +130,11 @@ class Records(Generic[Kept]):
         return record
 
     def note(self, record: Kept) -> None:
-        """Keep a record in memory alone."""
+        """Store a record in memory only."""
         self._kept[record.id] = record
 
     def put(self, record: Kept) -> None:
-        """Keep a record, on disk too."""
+        """Store a record in memory and on disk."""
         assert _ID.fullmatch(record.id)
         path = self.folder / f"{record.id}.json"
         begun = path.with_suffix(".tmp")
@@ -146,12 +146,12 @@ class Records(Generic[Kept]):
         self.note(record)
 
     def path(self, record_id: str, suffix: str = "") -> Path:
-        """Return where the contents of a record lie."""
+        """Return the path of a record's contents."""
         assert _ID.fullmatch(record_id)
         return self.folder / f"{record_id}{suffix}"
 
     def drop(self, record_id: str, *suffixes: str) -> None:
-        """Forget a record with its contents."""
+        """Delete a record with its contents."""
         del self._kept[record_id]
         for suffix in (".json", *suffixes):
             self.path(record_id, suffix).unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class CallerFiles:
     """The files and batches of one API key.
 
     Args:
-        max_bytes: of all its files together.
+        max_bytes: the most bytes of all its files together.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -170,7 +170,7 @@ class CallerFiles:
         self.max_bytes = max_bytes
 
     def room(self) -> int:
-        """Return how many bytes may be added. Expired files go first."""
+        """Return how many bytes may be added. Expired files are deleted first."""
         now = time.time()
         for each in list(self.files):
             if each.expires_at is not None and each.expires_at <= now:
@@ -186,7 +186,7 @@ class CallerFiles:
         file_id: str = "",
         expires_at: int | None = None,
     ) -> FileRecord:
-        """Keep a file.
+        """Store a file.
 
         Args:
             file_id: a new one if empty.
@@ -225,11 +225,11 @@ class CallerFiles:
         return record
 
     def drop_file(self, file_id: str) -> None:
-        """Forget a file.
+        """Delete a file.
 
         Raises:
-            NotFound: there is none of this id.
-            RequestError: a batch that is not over needs it.
+            NotFound: there is no file with this id.
+            RequestError: an unfinished batch needs it.
         """
         self.files.get(file_id, "file")
         for batch in self.batches:
@@ -243,7 +243,7 @@ class CallerFiles:
 
 
 class FileStore:
-    """The files and batches of all API keys, under one folder that one server uses.
+    """The files and batches of all API keys, in one folder that only this server uses.
 
     Raises:
         QuireError: the folder cannot be used, or another server uses it.
@@ -273,5 +273,5 @@ class FileStore:
         yield from self._of.items()
 
     def close(self) -> None:
-        """Let another server use the folder."""
+        """Unlock the folder, so that another server can use it."""
         self._lock.close()

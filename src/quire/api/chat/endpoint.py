@@ -167,7 +167,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the model goes on with the last message."""
+        """Whether the model continues the last message."""
         return continues_last(
             self.messages, self.continue_final_message, self.add_generation_prompt
         )
@@ -209,7 +209,7 @@ class ChatChunks:
             yield self._chunk(index, event)
 
     def _opening(self, index: int) -> bytes:
-        """Return a choice's first chunk; the very first one holds the prompt's ids, if wanted."""
+        """Return a choice's first chunk. The very first one has the prompt's ids, if requested."""
         chunk = self._heads.of(index) + b'{"role":"assistant","content":""}' + self._ends.tail
         if self._prompt:
             chunk = chunk.replace(b"data: {", b"data: {" + self._prompt + b",", 1)
@@ -269,7 +269,7 @@ class ChatChunks:
         return b"".join(self._input(*key) for key in cut_off) + self._closing(index, end)
 
     def _input(self, index: int, number: int) -> bytes:
-        """Return the text of a custom call, of which all that will come is there."""
+        """Return the complete text of a custom tool's call."""
         text = custom_input("".join(self._inputs.pop((index, number))))
         delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
         return self._heads.of(index) + delta + self._ends.tail
@@ -280,14 +280,14 @@ class ChatChunks:
         return self._heads.of(index) + closing + self._ends.after
 
     def end(self) -> bytes:
-        """Return the usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        """Return the usage, if requested, and the end mark of OpenAI's streams."""
         return self._ends.last(self._constant)
 
 
 def _choice(
     index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs, ids: list[int] | None
 ) -> dict[str, Any]:
-    """One choice of a whole answer; `ids` are its tokens, if they were asked for."""
+    """Return one choice of a whole answer. `ids` are its tokens, if requested."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     said = [*answer.tool_calls, *filter(None, [answer.unfinished])]
     calls = [whole_call(tools, call.id, call.name, arguments=call.arguments) for call in said]
@@ -337,13 +337,13 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 class Chat:
-    """The endpoint."""
+    """The endpoint of chat completions."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
+        """Answer `POST /v1/chat/completions`."""
         context, asked = await self._server.read(request, _read)
         run = await context.start(request, asked.prepared)
         identity = {

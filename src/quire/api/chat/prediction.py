@@ -1,4 +1,4 @@
-"""OpenAI's `prediction`: the answer that a client expects, of which most may come true."""
+"""OpenAI's `prediction`: the answer that a client expects, most of which may be right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Prediction(Wire):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)

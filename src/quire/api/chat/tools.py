@@ -1,4 +1,4 @@
-"""Chat's tools and the choice among them: each nested under its type."""
+"""Chat's tools and the choice among them. Each is nested under its type."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
     """Return the tools of a request, and the choice among them.
 
     Raises:
-        RequestError: a choice that names none of them.
+        RequestError: the choice names a tool that is not offered.
     """
     builder = ToolboxBuilder()
     for tool in tools or ():
@@ -152,7 +152,7 @@ def opening_call(tools: Toolbox, call_id: str, name: str) -> dict[str, Any]:
 
 
 def whole_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call with all that there is of its arguments, or of the text of a custom tool."""
+    """Return a call with its arguments so far, or with the text of a custom tool."""
     call = opening_call(tools, call_id, name)
     if call["type"] == "custom":
         call["custom"]["input"] = custom_input(arguments)

@@ -104,7 +104,7 @@ class CompletionRequest(GenerationFields, FormatFields):
 
     @property
     def prompt_top(self) -> int | None:
-        """Alternatives to report for each token of the prompts; None scores no prompt."""
+        """Number of alternatives for each prompt token; None scores no prompt."""
         echoed = self.logprobs if self.echo else None
         wanted = [each for each in (echoed, self.prompt_logprobs) if each is not None]
         return max(wanted, default=None)
@@ -116,13 +116,13 @@ class CompletionRequest(GenerationFields, FormatFields):
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """How likely a prompt's tokens were: its first token, and the log-probabilities of the rest."""
+    """Scores of a prompt: its first token, and the log-probabilities of the others."""
 
     first: int
     scores: tuple[ScoredToken, ...]
 
     def body(self, tokenizer: TokenNames) -> list[dict[str, Any] | None]:
-        """Return vLLM's `prompt_logprobs`: by token id, the token's own among them."""
+        """Return vLLM's `prompt_logprobs`, by token id; the prompt's own token is included."""
         listed: list[dict[str, Any] | None] = [None]
         for each in self.scores:
             ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top, 1)]
@@ -147,14 +147,16 @@ class LogprobsWriter:
         self._offset = 0
 
     def first(self, token_id: int) -> dict[str, Any]:
-        """The lists for a prompt's first token, of which no model says how likely it was."""
+        """Write a prompt's first token, which has no log-probability."""
         name = token_text(self._tokenizer, token_id)
         offset, self._offset = self._offset, self._offset + len(name)
         unknown = {"token_logprobs": [None], "top_logprobs": [None]}
         return {"tokens": [name], **unknown, "text_offset": [offset]}
 
     def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """OpenAI's four parallel lists for the next tokens; tops hold the sampled token, too."""
+        """Return OpenAI's four parallel lists for the next tokens. Top lists include the sampled
+        token.
+        """
         names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
         offsets = []
         for name in names:
@@ -175,7 +177,7 @@ class LogprobsWriter:
 
 
 class CompletionLogprobs:
-    """The `logprobs` of a choice that is not streamed, written as they come."""
+    """Collects the `logprobs` of a choice that is not streamed."""
 
     def __init__(self, tokenizer: TokenNames) -> None:
         self._writer = LogprobsWriter(tokenizer)
@@ -230,7 +232,7 @@ class CompletionChunks:
             yield self._chunk(index, event)
 
     def _echo_end(self, index: int) -> bytes:
-        """Return how the chunk of an echoed prompt ends."""
+        """Return the end of the chunk of an echoed prompt."""
         if not self._scores:
             return self._ends.tail
         writer, prompt = self._logprobs[index], self._scores[index]
@@ -240,7 +242,7 @@ class CompletionChunks:
         return b',"logprobs":' + compact(lists) + b',"finish_reason":null}' + self._ends.after
 
     def _head(self, index: int) -> bytes:
-        """Return how a chunk starts; a choice's first one holds its prompt's ids, if wanted."""
+        """Return the start of a chunk. A choice's first one has its prompt's ids, if requested."""
         head, prompt = self._heads.of(index), self._prompts[index]
         if prompt is not None:
             self._prompts[index] = None
@@ -265,7 +267,7 @@ class CompletionChunks:
                 return b""
 
     def end(self) -> bytes:
-        """Return the usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        """Return the usage, if requested, and the end mark of OpenAI's streams."""
         return self._ends.last(self._constant)
 
 
@@ -276,7 +278,7 @@ def _prompt_ids(run: GenerationStream) -> list[Sequence[int] | None]:
 
 
 def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[str, Any]:
-    """One choice of a whole answer."""
+    """Return one choice of a whole answer."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     return {
         "index": index,
@@ -292,9 +294,9 @@ class _ReadRequest:
     """A prepared request and the settings of its answer.
 
     Attributes:
-        echoes: the text of each choice's prompt, if it goes before the answer.
+        echoes: text of each choice's prompt, if answers start with it.
         prompt_top: alternatives to report for each token of the prompts; None scores no prompt.
-        prompt_logprobs: whether the scores stand in a member of their own.
+        prompt_logprobs: whether scores are returned as `prompt_logprobs`.
     """
 
     prepared: Prepared
@@ -323,13 +325,13 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 class Completions:
-    """The endpoint."""
+    """The endpoint of completions."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/completions`."""
+        """Answer `POST /v1/completions`."""
         context, asked = await self._server.read(request, _read)
         service, echoes = context.service, asked.echoes
         scores = await _scores(context, request, asked)
@@ -378,7 +380,7 @@ class Completions:
 
 
 async def _scores(context: Context, request: Request, asked: _ReadRequest) -> list[PromptScores]:
-    """Return how likely each choice's prompt was; empty if nobody asks."""
+    """Return the scores of each choice's prompt; empty if not requested."""
     if asked.prompt_top is None:
         return []
     prepared = context.owned(request, asked.prepared)
@@ -392,7 +394,7 @@ async def _scores(context: Context, request: Request, asked: _ReadRequest) -> li
 
 
 def _echoes(service: Service, fields: CompletionRequest) -> list[str]:
-    """Return the text of each choice's prompt."""
+    """Return the text of each choice's prompt, to start its answer with."""
     texts = [
         prompt
         if isinstance(prompt, str)

@@ -67,13 +67,13 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 class Embeddings:
-    """The endpoint."""
+    """The endpoint of embeddings."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/embeddings`."""
+        """Answer `POST /v1/embeddings`."""
         context, asked = await self._server.read(request, _read)
         vectors, task = context.service.vectors, asked.task
         work = vectors.compute(context.owned(request, asked.prepared), task)
@@ -113,7 +113,7 @@ class Embeddings:
 
 
 def _written(values: Sequence[float], *, packed: bool) -> Any:
-    """Return a vector as JSON has it, or as base64 of float32 numbers, the lowest byte first."""
+    """Return a vector as JSON numbers, or as base64 of little-endian float32."""
     if packed:
         return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
     return Array([compact(list(values))[1:-1]])

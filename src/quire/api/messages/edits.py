@@ -36,7 +36,7 @@ class Edited(Generic[Fields]):
 
     Attributes:
         applied: the entries of `applied_edits`.
-        original_tokens: the prompt's tokens before the edits; None where none was considered.
+        original_tokens: tokens of the prompt before the edits; None if no edit was considered.
     """
 
     fields: Fields
@@ -55,7 +55,7 @@ async def edited(fields: Fields, count: Count[Fields]) -> Edited[Fields]:
 
 
 async def _clear_tool_uses(made: Edited[Fields], edit: ClearToolUses, count: Count[Fields]) -> None:
-    """Mutates: `made`, if the edit's trigger holds and it clears enough."""
+    """Clear tool results in `made`, if the edit's trigger applies and it clears enough."""
     uses = _answered_uses(made.fields)
     kept = _KEPT_USES if edit.keep is None else edit.keep.value
     excluded = frozenset(edit.exclude_tools or ())
@@ -85,7 +85,7 @@ async def _clear_tool_uses(made: Edited[Fields], edit: ClearToolUses, count: Cou
 
 
 async def _counted(fields: Fields, count: Count[Fields]) -> int:
-    """Return a prompt's tokens; of one far beyond the context, as many as were counted."""
+    """Return a prompt's tokens. Counting stops far beyond the context."""
     try:
         return await count(fields)
     except ContextOverflow as error:
@@ -94,7 +94,7 @@ async def _counted(fields: Fields, count: Count[Fields]) -> int:
 
 
 def _answered_uses(fields: CountRequest) -> list[ToolUseBlock]:
-    """Return the calls that have a result which is not cleared yet, the oldest first."""
+    """Return the calls whose results are not cleared yet, oldest first."""
     answered = {
         block.tool_use_id
         for message in fields.messages
@@ -115,7 +115,7 @@ def _without(fields: Fields, uses: list[ToolUseBlock], inputs: bool | list[str] 
     """Return the request without the results of some calls.
 
     Args:
-        inputs: whether the calls' arguments go, too, or the tools whose do.
+        inputs: whether arguments are removed, too, or the tools for which they are.
     """
     ids = {use.id for use in uses}
     named = inputs if isinstance(inputs, list) else ()

@@ -1,8 +1,8 @@
 """Anthropic's `/v1/messages`: from its requests to generations, and the endpoints.
 
-Reasoning goes out signed and comes back with later requests. What does not verify, since
+Reasoning is sent signed and comes back with later requests. Reasoning that does not verify, because
 another server or an earlier process made it, is left out of the prompt, and the answer says so in
-`input_transformations`; a request that sets `thinking.block_binding` gets a 400 instead.
+`input_transformations`. A request with `thinking.block_binding` gets a 400 instead.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _counter(
     """Return a function that counts the tokens of a request's prompt.
 
     Args:
-        scope: of the request whose ignored fields are noted; None notes none.
+        scope: ASGI scope of the request whose ignored fields are noted; None notes none.
     """
 
     async def count(fields: CountRequest) -> int:
@@ -137,13 +137,13 @@ def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]
 
 
 class Messages:
-    """The endpoints."""
+    """The endpoints of messages."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/messages`."""
+        """Answer `POST /v1/messages`."""
         context, asked = await self._server.read(request, _read)
         if asked.dropped:
             note(request.scope, {"dropped_thoughts": len(asked.dropped)})
@@ -170,13 +170,15 @@ class Messages:
         return await whole(pieces(folding.message()), run_headers(run))
 
     async def count_tokens(self, request: Request) -> Response:
-        """`POST /v1/messages/count_tokens`. The count is exact: it uses the chat template."""
+        """Answer `POST /v1/messages/count_tokens`. The count is exact: it uses the chat
+        template.
+        """
         _, counted = await self._server.read(request, _count)
         return JSONResponse(counted)
 
 
 def _no_threads() -> RequestError:
-    """Return the refusal on which SDKs send whole conversations instead, which are cached here."""
+    """Return the refusal that makes SDKs send whole conversations, which are cached here."""
     return RequestError(
         "'thread' is not offered by this server; send the whole conversation.",
         param="thread",
@@ -240,7 +242,7 @@ def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
 
 
 def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
-    """Return whether to think first. A model that has no reasoning keeps within any budget."""
+    """Return whether to reason first. A model without reasoning keeps any budget."""
     effort = fields.output_config.effort if fields.output_config is not None else None
     match fields.thinking:
         case ThinkingDisabled():
@@ -253,10 +255,10 @@ def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
 
 
 def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> Thinking:
-    """Return the limit on reasoning; without one, some of the tokens are still left for the answer.
+    """Return the limit on reasoning. Without one, some tokens are still reserved for the answer.
 
     Raises:
-        RequestError: a budget that leaves nothing for the answer, or that cannot be kept.
+        RequestError: the budget leaves nothing for the answer, or cannot be enforced.
     """
     if not thinking.enabled:
         return thinking
@@ -292,7 +294,9 @@ def _format(fields: MessagesRequest) -> AnswerFormat | None:
 
 
 def _reasoning_shown(fields: CountRequest) -> ReasoningShown:
-    """Return how much reasoning the client is shown. Without any, it gets only the signature."""
+    """Return how reasoning is shown to the client. If not at all, the client gets its signature
+    only.
+    """
     match fields.thinking:
         case ThinkingDisabled():
             return "redacted"

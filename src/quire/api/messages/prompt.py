@@ -1,7 +1,7 @@
-"""Anthropic's messages as chat templates read them.
+"""Translates Anthropic's messages to those of chat templates.
 
-An answer's blocks become one message; a message of tool results becomes one message a result. What
-agents change with each request is cut from the result by the service, as for every protocol.
+An answer's blocks become one message; a message of tool results becomes one message for each
+result. The service removes the parts that agents change with each request, as for every protocol.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Conversation:
 
     Attributes:
         dropped: paths of reasoning that did not verify, as `messages.0.content.1`.
-        left_out: paths of what has no effect, as `messages[0].content[1]`: what tools of other
-            servers did, and reasoning that did not verify.
+        left_out: paths of blocks without effect, as `messages[0].content[1]`: uses of hosted tools,
+            and reasoning that did not verify.
     """
 
     messages: tuple[TemplateMessage, ...]
@@ -104,7 +104,7 @@ def without_effect(fields: CountRequest) -> list[str]:
 def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
     """Return the tools shown to the model: all except deferred ones that no search has found.
 
-    The search of Anthropic's servers finds nothing here, so that with it all are told.
+    Anthropic's own search finds nothing here, so if it is offered, all tools are shown.
     """
     tools = fields.tools or ()
     searched = any(map(searches, tools))
@@ -126,12 +126,12 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Return whether the last message is the start of the answer that is asked for."""
+    """Return whether the last message is the start of the requested answer."""
     return isinstance(messages[-1], AssistantMessage)
 
 
 class _Translator:
-    """Translates one request's messages in order; knows the calls that were made so far."""
+    """Translates one request's messages in order, and remembers the calls so far."""
 
     def __init__(self, fields: CountRequest, signer: Signer) -> None:
         self._signer = signer
@@ -147,7 +147,7 @@ class _Translator:
         self.left_out: list[str] = []
 
     def message(self, message: Message, index: int) -> list[TemplateMessage]:
-        """One message as one, or as one for each tool result and what stands around them."""
+        """Translate a message into one message, or into one for each tool result and the rest."""
         if isinstance(message, SystemMessage):
             return [{"role": "system", "content": _system(message.content)}]
         if isinstance(message.content, str):
@@ -223,7 +223,7 @@ class _Translator:
     def _reasoning(
         self, block: ThinkingBlock | RedactedThinkingBlock, index: int, number: int
     ) -> str | None:
-        """Earlier reasoning; what was not made here is left out, or refused if asked for."""
+        """Return earlier reasoning. Reasoning made elsewhere is left out, or refused on request."""
         if isinstance(block, RedactedThinkingBlock):
             reasoning = self._signer.open(block.data)
         elif block.thinking:
@@ -276,12 +276,12 @@ def _kept_turns(edit: ClearThinking) -> int | None:
 
 
 def _clears(message: Message) -> bool:
-    """Return whether a message is for the turn that it precedes alone."""
+    """Return whether a message applies only to the turn after it."""
     return isinstance(message, SystemMessage) and message.clear_at == "next_user_message"
 
 
 def _system(system: SystemText) -> str | list[dict[str, str]]:
-    """Blocks stay apart, since what is cut from a system prompt is a block."""
+    """Return the system prompt. Blocks stay separate, because the parts to remove are blocks."""
     if isinstance(system, str):
         return system
     return [{"type": "text", "text": block.text} for block in system]
@@ -330,7 +330,9 @@ def _part(
 
 
 def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return a result whose text says that the tool failed: templates have no flag for it."""
+    """Return a result whose text says that the tool failed, because templates have no flag for
+    it.
+    """
     if isinstance(content, str):
         return content if _names_an_error(content) else _FAILED + content
     texts = [part["text"] for part in content if part["type"] == "text"]

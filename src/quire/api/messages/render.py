@@ -37,11 +37,11 @@ class MessageSettings:
     """Fields of an answer besides its content.
 
     Attributes:
-        max_tokens: as asked for; an answer that was cut off earlier filled the context.
+        max_tokens: the requested limit. An answer cut off earlier has filled the context.
         reasoning: `omitted` makes blocks without text; `redacted` ones say nothing at all.
             Either can be sent back.
         dropped: paths of reasoning that were left out of the prompt.
-        applied_edits: the edits of the prompt that were made; None where none was asked for.
+        applied_edits: edits made to the prompt; None if none was requested.
     """
 
     id: str
@@ -52,7 +52,7 @@ class MessageSettings:
     applied_edits: tuple[WireEvent, ...] | None = None
 
     def message(self, usage: WireEvent) -> WireEvent:
-        """Return the message as a stream starts it."""
+        """Return the message at the start of a stream."""
         body: WireEvent = {
             "id": self.id,
             "type": "message",
@@ -75,9 +75,9 @@ class MessageSettings:
 
 
 def usage_body(usage: Usage) -> WireEvent:
-    """Return Anthropic's `usage`. Its `input_tokens` exclude tokens from the cache.
+    """Return Anthropic's `usage`. Its `input_tokens` exclude cached tokens.
 
-    Nothing is ever written to the cache at a price of its own, so `cache_creation` counts nothing.
+    Writing to the cache costs nothing extra here, so `cache_creation` is zero.
     """
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -91,8 +91,11 @@ def usage_body(usage: Usage) -> WireEvent:
 
 
 def stop_reason(end: Finished, max_tokens: int) -> str:
-    """Anthropic's word for why an answer ended. What was cut short for a loop or a malformed call
-    counts as cut off by `max_tokens`, so that no client runs its last call."""
+    """Return Anthropic's word for why an answer ended.
+
+    An answer cut short for a loop or a malformed call counts as cut off by `max_tokens`, so that no
+    client runs its last call.
+    """
     if end.stop is not None:
         return "stop_sequence"
     if end.reason is FinishReason.LENGTH and end.usage.completion_tokens < max_tokens:
@@ -104,14 +107,14 @@ def stop_reason(end: Finished, max_tokens: int) -> str:
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """The content block that grows."""
+    """The content block that is still growing."""
 
     kind: str
     text: list[str] = field(default_factory=list)
 
 
 class MessageEvents:
-    """Turns events into Anthropic's, which count and nest the blocks of the content."""
+    """Converts events to Anthropic's, which number and nest content blocks."""
 
     def __init__(self, answering: MessageSettings, run: GenerationStream, signer: Signer) -> None:
         self._settings = answering
@@ -133,7 +136,7 @@ class MessageEvents:
             yield {"type": "message_start", "message": message}
 
     def feed(self, event: Event) -> Iterator[WireEvent]:
-        """Yield the wire's events for one of ours."""
+        """Yield Anthropic's events for one event."""
         match event:
             case Text(text) if text:
                 yield from self._grow("text", {"type": "text", "text": ""}, text)
@@ -163,7 +166,7 @@ class MessageEvents:
             self._block = _OpenBlock("hidden", [reasoning])
 
     def _grow(self, kind: str, opening: WireEvent, text: str) -> Iterator[WireEvent]:
-        """Adds text to the block of this kind, which opens if it is not open yet."""
+        """Append text to the block of a kind, which is opened if needed."""
         if self._block is None or self._block.kind != kind:
             yield from self._open(kind, opening)
         assert self._block is not None
@@ -189,7 +192,7 @@ class MessageEvents:
         yield {"type": "content_block_stop", "index": self._index}
 
     def _hidden(self, reasoning: str) -> Iterator[WireEvent]:
-        """Reasoning that is not shown, whole, up to its end."""
+        """Collect reasoning that is not shown, and write it as a whole at its end."""
         signed = self._signer.pack(reasoning)
         omitted = self._settings.reasoning == "omitted"
         block = (
@@ -213,7 +216,7 @@ class MessageEvents:
 
 
 class MessageChunks:
-    """Renders a stream. Anthropic sends a ping behind the opening of the first block."""
+    """Renders a stream. Anthropic sends a ping after the opening of the first block."""
 
     def __init__(self, events: MessageEvents) -> None:
         self._events = events
@@ -226,11 +229,11 @@ class MessageChunks:
             yield from map(self._written, self._events.feed(event))
 
     def waiting(self) -> bytes:
-        """Return a ping, behind the opening of the message: clients take nothing before that."""
+        """Return a ping, after the opening of the message, which clients need first."""
         return b"".join(map(self._written, self._events.start())) + PING
 
     def end(self) -> bytes:
-        """Nothing: `message_stop` is the end."""
+        """Return nothing, because `message_stop` is the end."""
         return b""
 
     def _written(self, event: WireEvent) -> bytes:
@@ -251,7 +254,7 @@ class MessageFold:
         self._pieces: list[str] = []
 
     def add(self, event: WireEvent) -> None:
-        """Takes the next event."""
+        """Add the next event."""
         match event["type"]:
             case "message_start":
                 self._message = dict(event["message"])
@@ -266,7 +269,7 @@ class MessageFold:
                 self._message |= {**event["delta"], "usage": event["usage"]}
 
     def message(self) -> WireEvent:
-        """Return the message that the events so far make, for `pieces`."""
+        """Return the message so far, for `pieces`."""
         return {**self._message, "content": Array(self._content)}
 
 
@@ -279,8 +282,9 @@ def _add(delta: WireEvent, block: WireEvent, pieces: list[str]) -> None:
 
 
 def _complete(block: WireEvent, text: str) -> None:
-    """Fills a block. Of a call that was cut off, clients of streams keep the members that are
-    whole, and so does this."""
+    """Complete a block. A call that was cut off keeps its complete members, as clients of streams
+    do.
+    """
     match block["type"]:
         case "tool_use" if text:
             block["input"] = _input(text)

@@ -1,1 +1,1 @@
-"""Ollama's API: `/api/chat`, `/api/generate`, and what lists and describes models."""
+"""Ollama's API: `/api/chat`, `/api/generate`, and routes that list and describe models."""

@@ -48,7 +48,7 @@ class _ReadRequest:
     """A validated request and the options that its answer is formatted with.
 
     Attributes:
-        prepared: None where nothing is asked of the model.
+        prepared: None if the request needs no answer of the model.
     """
 
     prepared: Prepared | None
@@ -107,18 +107,18 @@ async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadE
 
 
 class Ollama:
-    """The endpoints."""
+    """The endpoints of Ollama's API."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
         self._started = datetime.now(UTC)
 
     async def chat(self, request: Request) -> Response:
-        """`POST /api/chat`."""
+        """Answer `POST /api/chat`."""
         return await self._answer(request, _read_chat, message_shape)
 
     async def generate(self, request: Request) -> Response:
-        """`POST /api/generate`."""
+        """Answer `POST /api/generate`."""
         return await self._answer(request, _read_generate, response_shape)
 
     async def _answer(
@@ -145,14 +145,14 @@ class Ollama:
     def _loaded(
         self, context: Context, request: Request, keep_alive: float | None, shape: Shape
     ) -> Response:
-        """Answer a request that only loads its model, or says how long it stays."""
+        """Answer a request that only loads its model or sets how long it stays loaded."""
         context.keep(request, keep_alive)
         reason = "unload" if keep_alive == 0 else "load"
         head = {"model": context.service.name, "created_at": now()}
         return JSONResponse({**head, **shape({"content": ""}), "done": True, "done_reason": reason})
 
     async def embed(self, request: Request) -> Response:
-        """`POST /api/embed`."""
+        """Answer `POST /api/embed`."""
         begun = time.perf_counter()
         context, asked = await self._server.read(request, _read_embed)
         embeddings: list[list[float]] = []
@@ -178,16 +178,16 @@ class Ollama:
         )
 
     async def tags(self, request: Request) -> Response:
-        """`GET /api/tags`: the models that are served."""
+        """Answer `GET /api/tags`: the served models."""
         return JSONResponse({"models": [self._listed(model) for model in self._server.models]})
 
     async def running(self, request: Request) -> Response:
-        """`GET /api/ps`: the models that are loaded."""
+        """Answer `GET /api/ps`: the loaded models."""
         models = [each for each in self._server.models if each.loaded is not None]
         return JSONResponse({"models": [self._running(model) for model in models]})
 
     async def show(self, request: Request) -> Response:
-        """`POST /api/show`: what a model is and can do."""
+        """Answer `POST /api/show`: a model's description and capabilities."""
         server = self._server
         check_headers(request)
         with server.slots.bodies.reading() as counted_body:
@@ -200,7 +200,7 @@ class Ollama:
         return JSONResponse(self._shown(server.models.find(name)))
 
     async def version(self, request: Request) -> Response:
-        """`GET /api/version`: which version of the API this is, and of Quire."""
+        """Answer `GET /api/version`: the versions of the API and of Quire."""
         return JSONResponse({"version": _SPOKEN, "quire": quire.__version__})
 
     def _listed(self, model: Model) -> dict[str, Any]:

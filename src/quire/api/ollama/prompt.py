@@ -1,4 +1,4 @@
-"""Ollama's messages and prompts as the service takes them."""
+"""Translates Ollama's messages and prompts to those of the service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DATA = "data:image/png;base64,"
 
 
 def conversation(context: Context, request: Request, fields: ChatRequest) -> Generation:
-    """Return what `/api/chat` asks for.
+    """Return the generation that `/api/chat` asks for.
 
     Raises:
         RequestError: fields that contradict each other or this server's limits.
@@ -57,7 +57,7 @@ def conversation(context: Context, request: Request, fields: ChatRequest) -> Gen
 
 
 def prompted(context: Context, request: Request, fields: GenerateRequest) -> Generation:
-    """Return what `/api/generate` asks for.
+    """Return the generation that `/api/generate` asks for.
 
     Raises:
         RequestError: as `conversation`.
@@ -106,8 +106,10 @@ def _generation(
 
 
 def _templated(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat templates read them; an answer of a tool belongs to the first call
-    of its name that has none yet."""
+    """Return messages as chat templates read them.
+
+    A tool's result belongs to the first unanswered call of its name.
+    """
     shaped: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []
     for number, message in enumerate(messages):
@@ -134,7 +136,7 @@ def _templated(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _answered(message: Message, waiting: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return which call a tool's message answers, and take it from those that wait."""
+    """Remove from the unanswered calls the one that a tool's message answers, and return it."""
     wanted = (message.tool_call_id, message.tool_name)
     for call in waiting:
         if wanted == (None, None) or call[0] == wanted[0] or call[1] == wanted[1]:

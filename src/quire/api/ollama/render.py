@@ -1,4 +1,4 @@
-"""Ollama's answers: one JSON object, or a stream of them, a line each."""
+"""Ollama's answers: one JSON object, or a stream of objects, one a line."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Shape = Callable[[Said], Said]
 
 
 def message_shape(said: Said) -> Said:
-    """Return what is said as `/api/chat` has it."""
+    """Return a part of an answer in the shape of `/api/chat`."""
     return {"message": {"role": "assistant", "content": "", **said}}
 
 
 def response_shape(said: Said) -> Said:
-    """Return what is said as `/api/generate` has it."""
+    """Return a part of an answer in the shape of `/api/generate`."""
     return {
         "response": said.get("content", ""),
         **{k: v for k, v in said.items() if k != "content"},
@@ -43,12 +43,12 @@ def response_shape(said: Said) -> Said:
 
 
 def now() -> str:
-    """Return the time as Ollama writes it."""
+    """Return the current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 class Lines(EventStream):
-    """A streamed answer, a line for each event."""
+    """A streamed answer, one line for each event."""
 
     media_type = "application/x-ndjson"
 
@@ -66,17 +66,17 @@ class LineRenderer:
         self._calls: dict[int, tuple[str, str, list[str]]] = {}
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
-        """The lines of a batch of events."""
+        """Yield the lines of a batch of events."""
         for _, event in batch:
             if (line := self._line(event)) is not None:
                 yield compact(line) + b"\n"
 
     def end(self) -> bytes:
-        """Nothing follows the last line."""
+        """Return nothing: nothing follows the last line."""
         return b""
 
     def silence(self) -> bytes:
-        """Return a line that says nothing, which keeps a silent stream open."""
+        """Return an empty line of an answer, which keeps a silent stream open."""
         return compact(self._said({"content": ""})) + b"\n"
 
     def _line(self, event: Event) -> Said | None:
@@ -120,7 +120,7 @@ def whole_answer(model: str, run: GenerationStream, answer: Answer, shape: Shape
 
 
 def ending(end: Finished, run: GenerationStream) -> Said:
-    """Return why an answer ended, what it counts, and how long it took, in nanoseconds."""
+    """Return the finish reason, counts and durations in nanoseconds of an answer."""
     usage, times = run.usage, run.times
     read = _nanoseconds(times.scheduled, times.first_token)
     return {

@@ -1,6 +1,6 @@
 """Assets for browsers: the chat and monitoring page, and the API reference.
 
-Plain files of this package, served as they are: nothing is built, no other host is asked.
+They are plain files of this package: nothing is built, and no other host is contacted.
 """
 
 from quire.api.page.files import PageFiles

@@ -1,4 +1,6 @@
-"""Serves the page's files, before any API key: they tell nothing, and the page asks for the key."""
+"""Serves the page's files without an API key. They contain no secrets, and the page asks for the
+key.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ class _File:
 class PageFiles:
     """Middleware that serves the page: `/` to clients that accept HTML, `/docs`, `/page/...`.
 
-    Everything else goes on, `/` for clients that do not ask for HTML too.
+    All other requests pass on.
     """
 
     ROUTES = tuple(
@@ -103,7 +105,7 @@ class PageFiles:
             await file.response(Request(scope))(scope, receive, send)
 
     def _asked_for(self, request: Request) -> _File | None:
-        """None if it is not for the page to answer."""
+        """Return the file that a request asks for; None if the page has none."""
         if request.method not in ("GET", "HEAD"):
             return None
         path = request.scope["path"]  # never from the URL, which a Host header may bend

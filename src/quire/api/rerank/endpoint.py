@@ -1,7 +1,7 @@
-"""Documents by how well they answer a query.
+"""Ranks documents by how well they answer a query.
 
-`/v1/rerank` has the fields of https://docs.cohere.com/reference/rerank and https://jina.ai/reranker,
-`/v1/score` those of vLLM.
+`/v1/rerank` has the fields of https://docs.cohere.com/reference/rerank and
+https://jina.ai/reranker; `/v1/score` has vLLM's.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _ReadRequest:
     """A prepared request and the settings of its answer.
 
     Attributes:
-        documents: their texts, if they are to be returned.
+        documents: texts of the documents, if they are returned.
     """
 
     ranking: Ranking
@@ -121,7 +121,7 @@ async def _prepared(
 
 
 def _cut(context: Context, text: str, tokens: int | None) -> str:
-    """Return the beginning of a text that has so many tokens at most."""
+    """Return the beginning of a text, at most so many tokens."""
     if tokens is None:
         return text
     encode, decode = context.service.prompts.encode, context.service.tokenizer.decode
@@ -130,13 +130,13 @@ def _cut(context: Context, text: str, tokens: int | None) -> str:
 
 
 class Rerank:
-    """The endpoints."""
+    """The endpoints of rerank and score."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def rerank(self, request: Request) -> Response:
-        """`POST /v1/rerank`, in the shape of Cohere and of Jina at once."""
+        """Answer `POST /v1/rerank`, in the shapes of Cohere and Jina together."""
         context, asked = await self._server.read(request, _read_rerank)
         found = await _ranked(context, request, asked.ranking)
         order = sorted(range(len(found.scores)), key=lambda index: -found.scores[index])
@@ -163,7 +163,7 @@ class Rerank:
         )
 
     async def score(self, request: Request) -> Response:
-        """`POST /v1/score`."""
+        """Answer `POST /v1/score`."""
         context, asked = await self._server.read(request, _read_score)
         found = await _ranked(context, request, asked.ranking)
         data = [

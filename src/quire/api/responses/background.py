@@ -1,4 +1,4 @@
-"""Responses that go on without their clients, as streams that are kept under their own ids."""
+"""Responses that continue without their clients, as kept streams under their own ids."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class BackgroundResponse:
     streams: KeptStreams
 
     def put(self, status: str, *, running: bool = False, **changed: Any) -> None:
-        """Keep the response as it is now."""
+        """Store the response in its present state."""
         body = tuple(self.settings.body(status, **changed).pieces())
         self.store.add(self.id, body, self.said, (), running=running, background=True)
 
     def keep(self, body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
-        """Keep the whole response, unless it was stopped or deleted meanwhile."""
+        """Store the complete response, unless it was stopped or deleted meanwhile."""
         stopped = self.streams.get(self.id).stopped.is_set()
         if not stopped and self.store.get(self.id) is not None:
             self.store.add(self.id, body, self.said, output, background=True)
 
     def ended(self, run: GenerationStream, *, stopped: bool) -> None:
-        """Note how a response ended that has no last event."""
+        """Record how a response without a last event ended."""
         stored = self.store.get(self.id)
         if stored is None or not stored.running:
             return
@@ -62,10 +62,10 @@ class BackgroundResponse:
 
 
 class BackgroundAnswer(Response):
-    """The answer to a request in the background; it is over when the response is.
+    """The answer to a background request. It ends when the response does.
 
     The request keeps its slot and its model until then. A client that does not stream gets the
-    response as it begins.
+    response in its first state.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ async def cancelled(stored: Stored, response_id: str, streams: KeptStreams) -> N
     """Stop a response in the background, and wait until it has ended.
 
     Raises:
-        RequestError: it is not in the background.
+        RequestError: the response does not run in the background.
     """
     if not stored.background:
         raise RequestError(
@@ -134,10 +134,10 @@ async def cancelled(stored: Stored, response_id: str, streams: KeptStreams) -> N
 
 
 def resumed(request: Request, streams: KeptStreams) -> Resumed:
-    """Return the stream of a response in the background, behind `starting_after`.
+    """Return the stream of a background response, after event `starting_after`.
 
     Raises:
-        RequestError: `starting_after` is no number.
+        RequestError: `starting_after` is not a number.
         NotFound: there is no such stream.
     """
     given = request.query_params.get("starting_after", "-1")

@@ -1,4 +1,4 @@
-"""Request fields that a response of OpenAI's `/v1/responses` repeats."""
+"""The request fields that a response repeats."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from quire.core.request import SamplingParams
 
 
 def asked_summary(reasoning: Reasoning | None) -> str | None:
-    """Return which summary of reasoning is asked for."""
+    """Return the requested kind of reasoning summary."""
     return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
 def constant_part(
     name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
 ) -> WireEvent:
-    """Return the request fields that a response repeats, as far as they were understood."""
+    """Return the request fields that a response repeats, as they were understood."""
     text = fields.text
     wanted = (
         text.format if text is not None and text.format is not None else TextFormat(type="text")
@@ -72,7 +72,7 @@ def constant_part(
 
 
 def _told(tool: Any) -> WireEvent:
-    """Return a tool as a response repeats it, with what OpenAI's schema requires of a function."""
+    """Return a tool as a response repeats it, with the fields that OpenAI's schema requires."""
     told: WireEvent = _dump(tool)
     if isinstance(tool, FunctionTool):
         told = {"description": None, "parameters": None, "strict": False} | told

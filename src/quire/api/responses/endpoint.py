@@ -63,14 +63,14 @@ class _ReadRequest:
     """A prepared request and the settings of its answer.
 
     Attributes:
-        id: the response's.
-        constant: the part of the response that stays as it starts, as JSON.
-        items: everything that was said so far.
+        id: the response's id.
+        constant: the constant part of the response, as JSON.
+        items: all items of the conversation so far.
         store: whether to keep the response.
         summary: whether the client sees reasoning.
         signed: whether the client gets packed reasoning to carry.
-        prewarms: whether nothing is answered.
-        background: whether the answer goes on without its client.
+        prewarms: whether the prompt is only read into the cache.
+        background: whether the answer continues without its client.
     """
 
     prepared: Prepared
@@ -89,11 +89,11 @@ class _ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The content of a request together with the conversation that it continues.
+    """A request's input together with the conversation that it continues.
 
     Attributes:
         prompt: the part of a generation that shapes its prompt.
-        items: everything that was said so far.
+        items: all items of the conversation so far.
         dropped: ids of reasoning that did not verify.
     """
 
@@ -141,7 +141,7 @@ async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
 
 
 class Responses:
-    """The endpoints."""
+    """The endpoints of responses."""
 
     def __init__(self, server: ServerContext, stores: CallerStores, streams: CallerStreams) -> None:
         self._server = server
@@ -149,7 +149,7 @@ class Responses:
         self._streams = streams
 
     async def create(self, request: Request) -> Response:
-        """`POST /v1/responses`."""
+        """Answer `POST /v1/responses`."""
         store = self._stores.of(request)
         context, asked = await self._server.read(request, _read, _answers(store))
         run = await context.start(request, asked.prepared)
@@ -190,7 +190,7 @@ class Responses:
         run: GenerationStream,
         settings: ResponseSettings,
     ) -> Response:
-        """Return the answer to a request whose response goes on without its client."""
+        """Return the answer to a background request."""
         store, streams = self._stores.of(request), self._streams.of(request.scope)
         background = BackgroundResponse(asked.id, settings, asked.items, store, streams)
         chunks = ResponseChunks(ResponseEvents(replace(settings, keep=background.keep)))
@@ -198,20 +198,22 @@ class Responses:
         return BackgroundAnswer(background, run, events, streamed=asked.stream)
 
     async def count_tokens(self, request: Request) -> Response:
-        """`POST /v1/responses/input_tokens`. The count is exact: it uses the chat template."""
+        """Answer `POST /v1/responses/input_tokens`. The count is exact: it uses the chat
+        template.
+        """
         answers = _answers(self._stores.of(request))
         _, counted = await self._server.read(request, _count, answers)
         return JSONResponse(counted)
 
     async def compaction(self, request: Request) -> Response:
-        """`POST /v1/responses/compact` is not offered, and not in the API's description."""
+        """Refuse `POST /v1/responses/compact`, which is not offered and not in `/openapi.json`."""
         raise NotOffered(
             "This server shortens no conversation; 'truncation': 'auto' leaves out its beginning.",
             code="not_implemented",
         )
 
     async def retrieve(self, request: Request) -> Response:
-        """`GET /v1/responses/{id}`."""
+        """Answer `GET /v1/responses/{id}`."""
         stored = self._kept(request)
         if request.query_params.get("stream", "false") == "false":
             return await whole(stored.body)
@@ -224,17 +226,17 @@ class Responses:
         return resumed(request, self._streams.of(request.scope))
 
     async def cancel(self, request: Request) -> Response:
-        """`POST /v1/responses/{id}/cancel`."""
+        """Answer `POST /v1/responses/{id}/cancel`."""
         stored, response_id = self._kept(request), request.path_params["id"]
         await cancelled(stored, response_id, self._streams.of(request.scope))
         return await whole(self._kept(request).body)
 
     async def input_items(self, request: Request) -> Response:
-        """`GET /v1/responses/{id}/input_items`."""
+        """Answer `GET /v1/responses/{id}/input_items`."""
         return await whole(pieces(listed(self._kept(request).said, read_query(request))))
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /v1/responses/{id}`."""
+        """Answer `DELETE /v1/responses/{id}`."""
         response_id, stored = request.path_params["id"], self._kept(request)
         self._stores.of(request).remove(response_id)
         if stored.running:
@@ -242,7 +244,7 @@ class Responses:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     def _kept(self, request: Request) -> Stored:
-        """Return the response that a path names."""
+        """Return the stored response that a path names."""
         response_id = request.path_params["id"]
         stored = self._stores.of(request).get(response_id)
         if stored is None:
@@ -256,10 +258,10 @@ def _answers(store: ResponseStore) -> dict[str, Callable[..., object]]:
 
 
 def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
-    """Return the whole conversation and the settings of the answer to it.
+    """Return the whole conversation and the settings of its answer.
 
     Raises:
-        RequestError: fields that contradict each other, or what is not kept here.
+        RequestError: fields contradict each other, or refer to something that is not stored here.
     """
     context.check_model(fields.model)
     stored: StoredConversations[StoredItem] = context.stored(request)
@@ -291,7 +293,7 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
 def _previous(
     fields: PromptFields, stored: StoredConversations[StoredItem]
 ) -> Sequence[StoredItem]:
-    """Return the conversation up to the response that this request goes on from."""
+    """Return the conversation up to the response that this request continues."""
     if fields.previous_response_id is None:
         return ()
     conversation = stored.conversation(fields.previous_response_id)
@@ -312,7 +314,7 @@ def _new_items(
     """Return the request's own items, with references to stored ones resolved.
 
     Args:
-        taken: ids of the items before them; theirs are added.
+        taken: ids of earlier items; new ids are added.
     """
     if isinstance(fields.input, str):
         return [StoredItem.of(MessageItem(role="user", content=fields.input))]
@@ -354,7 +356,7 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
 
 
 def _prewarms(fields: ResponsesRequest) -> bool:
-    """Return whether the prompt is to be read and not answered."""
+    """Return whether the prompt is only to be read into the cache."""
     return fields.prompt_cache_options is not None and fields.prompt_cache_options.prewarm is True
 
 
@@ -381,7 +383,7 @@ def _format(fields: PromptFields) -> AnswerFormat | None:
 
 
 def _thinking(context: Context, fields: PromptFields, scope: Scope) -> Thinking:
-    """How to think first; a model that cannot is not asked to."""
+    """Return how to reason first. A model without reasoning is not asked to."""
     effort, param = fields.effort()
     match effort:
         case None:
@@ -393,10 +395,10 @@ def _thinking(context: Context, fields: PromptFields, scope: Scope) -> Thinking:
 
 
 async def _truncated(context: Context, spec: Generation) -> Generation:
-    """Return the generation without the messages at its start for which the context has no room.
+    """Return the generation without the oldest messages, for which the context has no room.
 
-    What is cut ends before a turn of the user's; the system prompt stays. If even the last such
-    turn is too long, nothing is cut, and the service refuses it all.
+    The cut lies before a user's turn; the system prompt stays. If the last turn alone is too long,
+    nothing is cut and the service refuses the request.
     """
     spec = await context.load_media(spec)
     limit = context.service.info.context_length

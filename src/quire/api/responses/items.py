@@ -1,6 +1,6 @@
-"""Items of an answer while they are written: the events that open, grow and close each kind.
+"""Items of an answer while they are written: the events that open, extend and close each kind.
 
-Every event carries `type` and `output_index`; whoever sends them numbers them.
+Every event has `type` and `output_index`; the sender numbers events.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ WireEvent = dict[str, Any]
 
 
 class OpenItem(Protocol):
-    """An item that grows. Its `id` and its place among the items never change."""
+    """An item that still grows. Its `id` and its index never change."""
 
     id: str
 
     def open(self) -> Iterator[WireEvent]:
-        """Yield the events that start it."""
+        """Yield the events that begin it."""
         ...
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """Yield the events that end it, with `completed` or `incomplete`."""
+        """Yield the events that end it, with status `completed` or `incomplete`."""
         ...
 
     def body(self, status: str) -> WireEvent:
@@ -39,7 +39,7 @@ class OpenItem(Protocol):
         ...
 
     def stored(self, status: str) -> WireEvent:
-        """Return the item as later requests read it."""
+        """Return the item in the form that later requests read."""
         ...
 
 
@@ -89,14 +89,14 @@ class MessageItem(_Item):
         self._started = False
 
     def open(self) -> Iterator[WireEvent]:
-        """Yield the message, and its only part."""
+        """Yield the opening of the message, and of its only part."""
         yield self._added()
         self._started = True
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield self._event("content_part.added", content_index=0, part=part)
 
     def add(self, text: str, entries: Sequence[TokenLogprobs]) -> Iterator[WireEvent]:
-        """Text, with the logprobs of the tokens that completed it."""
+        """Yield text, with the log-probabilities of its tokens."""
         written = [compact(chat_logprobs(self._tokenizer, entries))[1:-1]] if entries else []
         self._text.append(text)
         self._logprobs += written
@@ -134,10 +134,10 @@ class MessageItem(_Item):
 
 
 class ReasoningItem(_Item):
-    """An item of reasoning, either as content or, unabridged, as its summary.
+    """An item of reasoning, as content or, in full, as its summary.
 
     Args:
-        signer: packs the reasoning for clients that carry it; None if not asked for.
+        signer: packs the reasoning for clients that send it back; None if not requested.
     """
 
     prefix = "rs"
@@ -154,13 +154,13 @@ class ReasoningItem(_Item):
         self._text_events = "reasoning_summary_text" if summary else "reasoning_text"
 
     def open(self) -> Iterator[WireEvent]:
-        """Yield the reasoning, and its only part."""
+        """Yield the opening of the reasoning, and of its only part."""
         yield self._added()
         part = {"type": self._part_type, "text": ""}
         yield self._event(f"{self._part_events}.added", **self._place, part=part)
 
     def add(self, text: str) -> Iterator[WireEvent]:
-        """Text of the reasoning."""
+        """Yield text of the reasoning."""
         self._text.append(text)
         yield self._event(f"{self._text_events}.delta", **self._place, delta=text)
 
@@ -189,7 +189,7 @@ class ReasoningItem(_Item):
 
 
 class CallItem(_Item):
-    """A call: the pieces of its arguments' JSON, and what the client knows it by."""
+    """A tool call: pieces of its arguments' JSON, and its id and name for the client."""
 
     kind = "call"
 
@@ -200,11 +200,13 @@ class CallItem(_Item):
         self._arguments: list[str] = []
 
     def open(self) -> Iterator[WireEvent]:
-        """Yield the call, without arguments."""
+        """Yield the opening of the call, without arguments."""
         yield self._added()
 
     def add(self, json_text: str) -> Iterator[WireEvent]:
-        """Yield a piece of the arguments' JSON; kinds that give their arguments as a whole wait."""
+        """Yield a piece of the arguments' JSON. Kinds that send arguments as a whole yield
+        nothing.
+        """
         self._arguments.append(json_text)
         yield from ()
 
@@ -234,7 +236,7 @@ class FunctionCallItem(CallItem):
         yield self._event("function_call_arguments.delta", delta=json_text)
 
     def close(self, status: str) -> Iterator[WireEvent]:
-        """Yield the whole arguments and the call. A call that was cut off is never done."""
+        """Yield the whole arguments and the call. A call that was cut off gets no `done` event."""
         if status == "completed":
             yield self._event(
                 "function_call_arguments.done", name=self._named.name, arguments=self._joined()
@@ -247,7 +249,7 @@ class FunctionCallItem(CallItem):
 
 
 class SearchCallItem(CallItem):
-    """A search for tools, which the client runs. Its arguments are an object, not its text."""
+    """A search for tools, which the client runs. Its arguments are an object, not text."""
 
     prefix, kind = "tsc", "tool_search_call"
 
@@ -268,7 +270,7 @@ class OwnCallItem(CallItem):
     prefix = "call"
 
     def body(self, status: str) -> WireEvent:
-        """Return the call, with as much of its action as is written."""
+        """Return the call, with its action so far."""
         own = OWN_TOOLS[self._named.kind]
         written = read_arguments(self._joined())
         action = {**own.given, **{key: written[key] for key in own.properties if key in written}}
@@ -277,7 +279,7 @@ class OwnCallItem(CallItem):
 
 
 class CustomCallItem(CallItem):
-    """A call of a custom tool: the model wrote a function's arguments, one of which is its text."""
+    """A call of a custom tool. The model wrote a function call; one argument is the tool's text."""
 
     prefix, kind = "ctc", "custom_tool_call"
 

@@ -1,4 +1,4 @@
-"""Lists of items: what `GET /v1/responses/{id}/input_items` takes and answers."""
+"""Lists of items: the query and the answer of `GET /v1/responses/{id}/input_items`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ItemsQuery(Wire):
 
 
 def read_query(request: Request) -> ItemsQuery:
-    """Return the page that a URL asks for.
+    """Return the page that a URL's query asks for.
 
     Raises:
-        RequestError: a parameter has a value that it cannot have.
+        RequestError: a parameter has a value that is not allowed.
     """
     given = {
         key.removesuffix("[]"): request.query_params.getlist(key) for key in request.query_params
@@ -65,7 +65,7 @@ def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:
 
 
 def missing(what: str, missing_id: str, param: str) -> NotFound:
-    """Return the error for a response or an item that is not kept."""
+    """Return the error for a response or an item that is not stored."""
     return NotFound(
         f"There is no {what} '{missing_id[:80]}' here. Only the most recently used responses are "
         "kept (--stored-responses).",

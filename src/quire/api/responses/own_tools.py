@@ -27,9 +27,9 @@ class OwnTool:
     """A client-run tool that OpenAI defines: its description for the model and its item types.
 
     Attributes:
-        call: the type of a call's item.
+        call: item type of a call.
         action: the item's field that holds the call's arguments.
-        given: what an action holds whatever the model wrote.
+        given: constant members of an action.
     """
 
     description: str

@@ -1,4 +1,4 @@
-"""Items of a response's input as chat templates read them."""
+"""Translates items of a response's input to messages of chat templates."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from quire.core.errors import RequestError
 
 
 class Translator:
-    """Translates the items of one conversation in order; knows the calls that were made so far.
+    """Translates the items of one conversation in order, and remembers the calls so far.
 
     Attributes:
         dropped: ids of reasoning items that another server signed.
-        left_out: paths of these and of what hosted tools did, in the request's own items.
+        left_out: paths of these, and of uses of hosted tools, among the request's own items.
     """
 
     def __init__(self, signer: Signer) -> None:
@@ -62,7 +62,7 @@ class Translator:
         """Return the conversation, its instructions first.
 
         Args:
-            new: how many of the items are the request's own; errors count from these.
+            new: number of items that are the request's own. Errors count from the first of these.
 
         Raises:
             RequestError: a file, which no model here takes; media that the assistant said; an
@@ -136,7 +136,7 @@ class Translator:
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
 
     def _reasoning(self, item: ReasoningItem, param: str) -> str:
-        """Return the text of earlier reasoning; empty if the item holds none that can be read."""
+        """Return the text of earlier reasoning; empty if it cannot be read."""
         opened = self._signer.open(item.encrypted_content) if item.encrypted_content else None
         if opened is not None:
             return opened
@@ -148,7 +148,7 @@ class Translator:
 
 
 def _told(tools: Sequence[Tool]) -> str:
-    """Return the text that answers a tool search: the names of the tools that it added."""
+    """Return the text that answers a tool search: the names of the added tools."""
     names: list[str] = []
     for tool in tools:
         match tool:

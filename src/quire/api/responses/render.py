@@ -51,10 +51,10 @@ class ResponseSettings:
     """Fields of a response besides its output.
 
     Attributes:
-        constant: the part of the response that stays as it starts, as JSON.
+        constant: the constant part of the response, as JSON.
         signer: packs reasoning, if the request asks for `reasoning.encrypted_content`.
-        keep: told of the response in pieces, and of its items, when it has ended well.
-        prewarms: nothing is answered, as was asked for.
+        keep: stores the response, in pieces, and its items when it has ended well.
+        prewarms: whether the prompt is only read into the cache.
     """
 
     constant: bytes
@@ -72,7 +72,7 @@ class ResponseSettings:
 
 
 def usage_body(usage: Usage) -> WireEvent:
-    """OpenAI's `usage` of a response."""
+    """Return OpenAI's `usage` of a response."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -83,7 +83,7 @@ def usage_body(usage: Usage) -> WireEvent:
 
 
 class ResponseEvents:
-    """Turns events into OpenAI's, which number and nest the items of the output."""
+    """Converts events to OpenAI's, which number and nest output items."""
 
     def __init__(self, responding: ResponseSettings) -> None:
         self._responding = responding
@@ -95,18 +95,18 @@ class ResponseEvents:
         self._whole = True
 
     def start(self) -> Iterator[WireEvent]:
-        """Yield the opening of the response; nothing once it has started."""
+        """Yield the opening of the response, once."""
         if not self._sent:
             for kind in ("created", "in_progress"):
                 yield self._number(self._lifecycle(kind, self._responding.body("in_progress")))
 
     def feed(self, event: Event) -> Iterator[WireEvent]:
-        """Yield the wire's events for one of ours."""
+        """Yield OpenAI's events for one event."""
         for each in self._events(event):
             yield self._number(each)
 
     def waiting(self) -> Iterator[WireEvent]:
-        """Render an event which says that the response is still in progress."""
+        """Return an event which says that the response is still in progress."""
         yield self._number(self._lifecycle("in_progress", self._responding.body("in_progress")))
 
     def _number(self, event: WireEvent) -> WireEvent:
@@ -159,14 +159,14 @@ class ResponseEvents:
         return MessageItem(index, self._responding.tokenizer)
 
     def _open(self, make: Callable[[int], OpenItem]) -> Iterator[WireEvent]:
-        """Opens an item behind what is open still, which ends."""
+        """Open an item after closing the one that is open."""
         yield from self._close("completed")
         self._item = make(len(self._output))
         self._spoken = self._spoken or not isinstance(self._item, ReasoningItem)
         yield from self._item.open()
 
     def _close(self, status: str) -> Iterator[WireEvent]:
-        """Ends the item that is open. A call that its own end does not close was cut off."""
+        """Close the open item. A call without its own end was cut off."""
         item, self._item = self._item, None
         if item is not None:
             status = status if self._whole or not isinstance(item, CallItem) else "incomplete"
@@ -175,7 +175,7 @@ class ResponseEvents:
             self._stored.append(StoredItem.of_answer(item.stored(status)))
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
-        """Yield the end; an answer that said nothing says so in an empty message."""
+        """Yield the end. An empty answer gets an empty message."""
         silent = self._responding.prewarms
         cut_off = end.reason.is_cut_off and not silent
         status = "incomplete" if cut_off else "completed"
@@ -212,12 +212,12 @@ class ResponseChunks:
                 yield from _written(each)
 
     def waiting(self) -> bytes:
-        """Says that there is more to come; Codex counts events, not comments, as signs of life."""
+        """Return an in-progress event: Codex counts events, not comments, as signs of life."""
         events = [*self._events.start()] or [*self._events.waiting()]
         return b"".join(piece for each in events for piece in _written(each))
 
     def end(self) -> bytes:
-        """Nothing: the response's last event is the end."""
+        """Return nothing, because the response's last event is the end."""
         return b""
 
 

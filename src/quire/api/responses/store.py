@@ -1,6 +1,6 @@
-"""Answers that are kept, so that later requests can go on from them.
+"""Stored answers, which later requests can continue.
 
-What is kept is written: whoever goes on from it reads it, away from the event loop if it is long.
+They are stored as JSON. A request that continues a long one reads it outside the event loop.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Stored:
 
     Attributes:
         body: the response's JSON, in pieces.
-        said: everything that was said before the answer.
+        said: the conversation before the answer.
         output: the answer.
         running: whether the answer is still to come.
-        background: whether it comes without its client.
-        size: bytes, the conversation's included; what conversations share counts for each of them.
+        background: whether the answer continues without its client.
+        size: bytes, including the conversation. Items shared by conversations count for each.
     """
 
     body: Sequence[bytes]
@@ -44,14 +44,14 @@ class Stored:
 
     @property
     def items(self) -> Sequence[StoredItem]:
-        """The conversation, the answer last."""
+        """The conversation, with the answer last."""
         return (*self.said, *self.output)
 
 
 class ResponseStore:
-    """The responses used last, within bounds of count and bytes. Lives as long as the server.
+    """The most recently used responses, bounded by count and bytes. Lives as long as the server.
 
-    Every response holds its own conversation, so that none ends with an earlier one's eviction.
+    Every response holds its whole conversation, so evicting an earlier one breaks none.
     """
 
     def __init__(self, max_count: int, max_bytes: int) -> None:
@@ -75,8 +75,10 @@ class ResponseStore:
         running: bool = False,
         background: bool = False,
     ) -> None:
-        """Keep a response, in place of an earlier one of its id; what was not used for longest
-        goes. One too large is not kept."""
+        """Store a response, replacing one of the same id. Evict the least recently used.
+
+        One that is too large is not stored.
+        """
         self.remove(response_id)
         items = (*said, *output)
         size = sum(map(len, body)) + sum(len(each.written) + _OBJECTS for each in items)
@@ -90,19 +92,19 @@ class ResponseStore:
             self.remove(next(iter(self._stored)))
 
     def get(self, response_id: str) -> Stored | None:
-        """Return a kept response, used now; None if there is none of this id."""
+        """Return a stored response and mark it as used; None if there is none of this id."""
         stored = self._stored.get(response_id)
         if stored is not None:
             self._stored.move_to_end(response_id)
         return stored
 
     def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
-        """Return the whole conversation that a kept response ends; None while it has no end."""
+        """Return the conversation including the response's answer; None until it has ended."""
         stored = self.get(response_id)
         return None if stored is None or stored.running else stored.items
 
     def remove(self, response_id: str) -> bool:
-        """Forgets a response; False if there is none of this id."""
+        """Remove a response. Return False if it is not stored."""
         stored = self._stored.pop(response_id, None)
         if stored is None:
             return False
@@ -115,7 +117,7 @@ class ResponseStore:
         return True
 
     def item(self, item_id: str) -> StoredItem | None:
-        """Return an item of a kept conversation, by its id."""
+        """Return an item of a stored conversation, by its id."""
         holders = self._items.get(item_id)
         return next(reversed(holders.values())) if holders else None
 
@@ -151,7 +153,7 @@ class CallerStores:
     """One store per API key, so that keys cannot read each other's responses.
 
     Args:
-        callers: of the API keys; without any there is one store, for everyone.
+        callers: callers of the API keys. Without any there is one store for everyone.
     """
 
     def __init__(self, callers: Iterable[str], max_count: int, max_bytes: int) -> None:

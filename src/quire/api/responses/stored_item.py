@@ -50,7 +50,7 @@ class StoredItem:
     """An item of a conversation.
 
     Attributes:
-        id: no other item of its conversation has it.
+        id: id, unique within its conversation.
         kind: the item's `type`.
         written: its JSON, without the id.
     """
@@ -61,7 +61,7 @@ class StoredItem:
 
     @classmethod
     def of(cls, item: Item) -> StoredItem:
-        """Writes an item of a request; references have been resolved."""
+        """Return a stored item for a request's item whose references are resolved."""
         kind = item.type or ""
         whole = item.model_copy(update=_filled(item))
         written = whole.model_dump_json(by_alias=True, exclude_unset=True, exclude={"id"})
@@ -69,7 +69,7 @@ class StoredItem:
 
     @classmethod
     def of_answer(cls, body: dict[str, Any]) -> StoredItem:
-        """Writes an item of an answer."""
+        """Return a stored item for an answer's item."""
         written = compact({name: value for name, value in body.items() if name != "id"})
         return cls(body["id"], body["type"], written)
 
@@ -110,10 +110,10 @@ def _filled(item: Item) -> dict[str, Any]:
 
 
 def _parts(content: Content, kind: str) -> list[Part]:
-    """Content as a list of parts.
+    """Return content as a list of parts.
 
     Args:
-        kind: the type of texts in it.
+        kind: type of its text parts.
     """
     if isinstance(content, str):
         content = [TextPart(type="text", text=content)] if content else []

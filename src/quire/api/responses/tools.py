@@ -1,4 +1,4 @@
-"""The tools of a response, as a toolbox."""
+"""Builds the toolbox of a response's tools."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def toolbox(fields: PromptFields, items: Sequence[Item]) -> Toolbox:
     """Return the tools of a request and of its conversation, and the choice among them.
 
     Raises:
-        RequestError: two tools of the request with one name, a tool that only a search could find
-            where there is none, or a choice that names none of them.
+        RequestError: two tools of the request with one name, a deferred tool without a search, or a
+            choice that names no offered tool.
     """
     builder = ToolboxBuilder()
     for index, tool in enumerate(fields.tools or ()):
@@ -47,11 +47,11 @@ def toolbox(fields: PromptFields, items: Sequence[Item]) -> Toolbox:
 def _add(
     builder: ToolboxBuilder, tool: Tool, param: str, *, unique: bool = False, loaded: bool = False
 ) -> None:
-    """Adds what one entry of a list of tools holds.
+    """Add the tools of one entry of a list.
 
     Args:
-        unique: refuse a name that an earlier tool has.
-        loaded: the model is told of it even if it is deferred.
+        unique: whether to refuse the name of an earlier tool.
+        loaded: whether the model sees a deferred tool.
     """
     match tool:
         case HostedTool():
@@ -87,7 +87,7 @@ def _add_own(
     unique: bool,
     loaded: bool,
 ) -> None:
-    """Adds a tool that the client runs."""
+    """Add one of OpenAI's tools that the client runs."""
     named, once = ClientTool(tool.name, namespace, tool.type), param if unique else ""
     strict = isinstance(tool, FunctionTool) and tool.strict is True
     if tool.defer_loading and not loaded:
