@@ -159,7 +159,9 @@ def test_a_server_that_lets_unknown_fields_pass_does_not_seem_to_judge_tool_call
 def test_errors_of_the_route_have_their_shape(serve: Serve) -> None:
     answer = HTTP.get(f"{serve().url}/v1/messages")
     assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
-    answer = HTTP.get(f"{serve().url}/v1/messages/batches")
+    answer = HTTP.get(f"{serve().url}/v1/messages/batches")  # opened by --files
+    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "api_error")
+    answer = HTTP.get(f"{serve().url}/v1/messages/unknown")
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 

@@ -6,6 +6,7 @@ import { linked } from "./tree.js";
 
 const [HEADS, MESSAGES] = ["conversations", "messages"];
 const memory = new Map();
+const writing = new Map(); // heads that are not in the database yet, by id
 const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel("quire") : null;
 let connection = null;
 
@@ -60,18 +61,24 @@ async function transact(mode, act) {
   });
 }
 
-/** Write answers that grow while the page is left: the database would not get to it any more. */
+/** Write answers that grow, and heads, while the page is left: the database would not get to it any more. */
 export function leave(messages) {
   try {
     settings.write("left", [...settings.read("left", []), ...messages]);
+    settings.write("left-heads", [...settings.read("left-heads", []), ...writing.values()]);
   } catch { /* no room: at most the last half second is missing */ }
 }
 
 /** Take what was written while a page was left into the database, where that knows less. */
 async function arrive() {
-  const left = settings.read("left", []);
-  if (!left.length) return;
+  const [left, names] = [settings.read("left", []), settings.read("left-heads", [])];
+  if (!left.length && !names.length) return;
   await transact("readwrite", (heads, messages) => {
+    for (const head of names) {
+      heads.get(head.id).onsuccess = ({ target: { result: stored } }) => {
+        if (stored && stored.updated <= head.updated) heads.put({ ...head, chosen: { ...stored.chosen, ...head.chosen } });
+      };
+    }
     for (const message of left) {
       messages.get(message.id).onsuccess = ({ target: { result: stored } }) => {
         if (stored?.stream === message.stream && stored.events < message.events) messages.put({ ...message, conversation: stored.conversation });
@@ -79,6 +86,7 @@ async function arrive() {
     }
   });
   settings.write("left", []);
+  settings.write("left-heads", []);
 }
 
 /** The conversation that last changed first. */
@@ -107,15 +115,18 @@ async function read(id, ids) {
  */
 export async function keep(conversation, messages, { fresh = false } = {}) {
   memory.set(conversation.id, conversation);
+  const head = headOf(conversation);
+  writing.set(head.id, head);
   let written = true;
   await transact("readwrite", (heads, store) => {
     heads.get(conversation.id).onsuccess = ({ target: { result: stored } }) => {
       written = Boolean(stored) || fresh;
       if (!written) return;
-      heads.put({ ...headOf(conversation), chosen: { ...stored?.chosen, ...conversation.chosen } });
+      heads.put({ ...head, chosen: { ...stored?.chosen, ...head.chosen } });
       for (const message of messages) store.put({ ...message, conversation: conversation.id });
     };
   });
+  if (writing.get(head.id) === head) writing.delete(head.id);
   if (written) tabs?.postMessage({ id: conversation.id, ids: messages.map(({ id }) => id) });
 }
 
