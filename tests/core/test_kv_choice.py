@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quire.cache.formats.skips import skipped_layers, with_skips
+from quire.cache.formats.skips import skipped_layers
 from quire.cache.specs import FullKV, RecurrentState, SharedKV, WindowKV
 from quire.cli.model_options import KVOptions
 from quire.core.errors import ModelError, QuireError, RequestError
@@ -87,8 +87,8 @@ def test_the_last_full_layer_stays_plain_by_default() -> None:
     assert skipped_layers(LAYOUT, ()) == ()
     assert skipped_layers(LAYOUT, (4, 0, 4)) == (0, 4)
     assert skipped_layers(LAYOUT[:2], None) == ()
-    assert with_skips(KVFormat(), (3,)) == KVFormat()
-    assert with_skips(KVFormat("page", 4, 4), (3,)).skip_layers == (3,)
+    assert KVFormat().skipping((3,)) == KVFormat()
+    assert KVFormat("page", 4, 4).skipping((3,)).skip_layers == (3,)
 
 
 @pytest.mark.parametrize(("layer", "said"), [(6, "has 6"), (5, "cache of 3"), (2, "keeps no")])

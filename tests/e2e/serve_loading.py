@@ -9,5 +9,5 @@ from quire.cli import main
 
 if __name__ == "__main__":
     opened = server._open
-    server._open = lambda worker, *rest: opened("tests.e2e.endless_worker", *rest)
+    server._open = lambda worker, *rest, **named: opened("tests.e2e.endless_worker", *rest, **named)
     sys.exit(main(sys.argv[1:]))

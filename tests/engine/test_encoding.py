@@ -182,7 +182,7 @@ def test_preemption_between_pieces_loses_nothing(watched: Callable[[], Watched])
     _between_pieces(served)
     scheduler = served.engine._scheduler
     (sequence,) = scheduler.running
-    scheduler._planner.requeue(sequence)
+    scheduler._admission.requeue(sequence)
     served.step_until(lambda: not served.engine.has_work)
     assert served.encoder.asked == PIECES
     assert served.company.answers["seen"].tokens == alone.tokens

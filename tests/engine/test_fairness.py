@@ -48,7 +48,7 @@ class Counted(PrefillBudget):
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr("quire.engine.engine.PrefillBudget", Counted)
-    engine = open_engine(EngineConfig(str(MODEL_DIR), prefix_cache=False))
+    engine = open_engine(EngineConfig(str(MODEL_DIR), prefix_cache=False, speculate="off"))
     yield engine
     engine.close()
 

@@ -18,6 +18,7 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
+from quire.executor.graphs import graph_cache
 from quire.executor.graphs import runner as graphs
 from quire.executor.graphs.pools import LayerPool, TokenPool
 from tests.device.cuda.cards import H200
@@ -73,11 +74,12 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     patch.setattr(CompiledKernel, "__call__", blank)
     patch.setattr(VerifiedKernels, "holds", lambda self, verification: verification.check in _FOUND)
     patch.setattr(VerifiedKernels, "add", lambda self, verification: None)
-    for module in (graphs, packed):
+    for module in (graph_cache, packed):
         patch.setattr(module, "card", lambda: H200)
-    patch.setattr(graphs, "compiler", lambda: _Compiler(needed))
+    for module in (graph_cache, graphs):
+        patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(graphs, "load_extension", _Extension)
-    patch.setattr(graphs, "Graph", _Graph)
+    patch.setattr(graph_cache, "Graph", _Graph)
     for kind in (LayerPool, TokenPool):
         patch.setattr(kind, "tolerance", float("inf"))
     for module in (blocks, decoding, encoding):

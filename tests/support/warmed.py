@@ -25,6 +25,7 @@ from quire.engine import warm_up as warming
 from quire.engine.engine import Engine
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
+from quire.models.weights.low_rank import LowRank
 from tests.executor.graphs.recorded import opened
 from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.blank_card import open_blank_card
@@ -109,7 +110,7 @@ def model_of(family: str) -> LoadedModel:
     ]
     model.load_weights(weights)
     own = CONFIGS[family], Path(), frozenset[int](), "random", 0, 1024, 1024, "bfloat16"
-    return LoadedModel(model, *own)
+    return LoadedModel(model, *own, read_adapter=lambda place: LowRank({}, place))
 
 
 def main(family: str, format: str, sequences: str = "8", start: str = "first") -> None:
