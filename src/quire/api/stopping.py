@@ -1,4 +1,4 @@
-"""How the server ends: answers in flight get a while to end, then they end with an error."""
+"""The end of the server: answers in flight get some time, then they end with an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class StopSignal(Exception):
-    """A signal came before the server ran. `number` is the signal's."""
+    """Raised if a signal came before the server ran. `number` is the signal's."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -30,10 +30,10 @@ class StopSignal(Exception):
 
 
 async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits what comes before the server runs; a signal that asks to stop cancels it.
+    """Await startup work; a stop signal cancels it.
 
-    From here on the event loop takes the signals. One that comes after the return and before
-    `StoppingServer` runs waits for the loop, which then hands it to the server.
+    From here on the event loop handles signals. One that arrives before `StoppingServer` runs is
+    delivered to it.
 
     Raises:
         StopSignal: it was cancelled.
@@ -55,12 +55,13 @@ async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 class StoppingServer(uvicorn.Server):
-    """Ends at the first signal when all is answered, at a second SIGINT or SIGTERM at once.
+    """A server that stops at the first signal when all is answered, at a second SIGINT or SIGTERM
+    at once.
 
-    A closed terminal may send SIGHUP twice: from the shell and from the system.
+    A closed terminal may send SIGHUP twice, from the shell and from the system.
 
     Args:
-        models: what is in flight ends with an error when they are closed.
+        models: the models. Closing them ends requests in flight with an error.
         grace_s: how long answers may go on after the first signal.
     """
 
@@ -73,7 +74,7 @@ class StoppingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Takes the signals by the event loop: no handler of Python's runs between two lines."""
+        """Handle signals in the event loop, so that no Python handler interrupts other code."""
         loop, signals = asyncio.get_running_loop(), stop_signals()
         for number in signals:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -85,12 +86,12 @@ class StoppingServer(uvicorn.Server):
                 signal.signal(number, signal.SIG_IGN)  # there is nothing left to be stopped
 
     def stop_now(self) -> None:
-        """Ends without waiting for answers: none can come any more."""
+        """Stop without waiting for answers, because none can come."""
         self.should_exit = True
         self._now.set()
 
     async def main_loop(self) -> None:
-        """Serves until a signal asks it to stop."""
+        """Serve until a signal asks to stop."""
         self.should_exit |= self._stopped_at_start
         await super().main_loop()
 

@@ -1,4 +1,4 @@
-"""Routes beside generation: models, health, metrics, text to tokens and back."""
+"""Routes besides generation: models, health, metrics, tokenizing."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class TokenizeRequest(Wire):
 
     @property
     def text(self) -> str:
-        """The text to encode where there are no messages."""
+        """The text to encode if there are no messages."""
         return (self.content if self.prompt is None else self.prompt) or ""
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether a text gets the tokens that start and end a prompt."""
+        """Whether a text gets the tokens that begin and end a prompt."""
         if self.add_special_tokens is not None:
             return self.add_special_tokens
         return self.add_special is True if self.content is not None else True
@@ -162,7 +162,7 @@ async def _named(context: Context, request: Request, body: bytes) -> None:
 
 
 def _llama_cpp_status(model: Model) -> dict[str, Any]:
-    """Return the state in llama.cpp's words, by which Open WebUI shows what is loaded."""
+    """Return the state in llama.cpp's words, by which Open WebUI shows loaded models."""
     words = {"loaded": "loaded", "unloading": "loaded", "loading": "loading"}
     return {"value": words.get(model.state, "unloaded"), "failed": model.state == "failed"}
 
@@ -172,18 +172,20 @@ def _json(content: bytes) -> Response:
 
 
 class Utilities:
-    """The endpoints."""
+    """The endpoints besides generation."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
         self._created = int(time.time())
 
     async def root(self, request: Request) -> Response:
-        """`GET /`: the server's name. Some clients send HEAD before their first message."""
+        """Answer `GET /` with the server's name. Some clients send HEAD before their first
+        message.
+        """
         return JSONResponse({"name": "quire", "version": quire.__version__})
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`, as OpenAI and Anthropic list theirs."""
+        """Answer `GET /v1/models`, in the forms of OpenAI and Anthropic."""
         caller = caller_of(request.scope)
         listed = [
             described
@@ -195,7 +197,7 @@ class Utilities:
         return JSONResponse({"object": "list", "data": listed, **page})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{name}`."""
+        """Answer `GET /v1/models/{name}`."""
         name = request.path_params["name"]
         model = self._server.models.find(name)
         described = self._described(model, caller_of(request.scope))
@@ -203,13 +205,15 @@ class Utilities:
         return JSONResponse(adapters.get(name, described))
 
     async def load(self, request: Request) -> Response:
-        """`POST /models/load`: loads a model ahead of its first request."""
+        """Answer `POST /models/load`: load a model before its first request."""
         context, _ = await self._server.read(request, _named)
         assert context.lease is not None
         return JSONResponse(self._described(context.lease.model, caller_of(request.scope)))
 
     async def unload(self, request: Request) -> Response:
-        """`POST /models/unload`: unload a model once no request uses it, or stop its loading."""
+        """Answer `POST /models/unload`: unload a model once no request uses it, or stop its
+        loading.
+        """
         server = self._server
         check_headers(request)
         with server.slots.bodies.reading() as counted:
@@ -234,9 +238,9 @@ class Utilities:
         ]
 
     def _described(self, model: Model, caller: str) -> dict[str, Any]:
-        """Return a model as OpenAI lists it; what only a loaded model tells is missing before that.
+        """Return a model as OpenAI lists it. Some fields need a loaded model.
 
-        One of several API keys sees its own requests only, and not when others will have left.
+        With several API keys, each sees only its own requests.
         """
         own = caller != EVERYONE
         described: dict[str, Any] = {
@@ -277,7 +281,9 @@ class Utilities:
         return described
 
     async def health(self, request: Request) -> Response:
-        """`GET /health`: 503 once an engine cannot go on; the others may still answer."""
+        """Answer `GET /health`: 503 once an engine cannot continue; other engines may still
+        answer.
+        """
         models = self._server.models
         failures = {
             model.name: failure
@@ -291,10 +297,11 @@ class Utilities:
         return JSONResponse({"status": "ok", "models": states})
 
     async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`, for Prometheus; one of several API keys sees its own requests only.
+        """Answer `GET /metrics`, for Prometheus. With several API keys, each sees its own requests
+        only.
 
-        As JSON for who asks for that: the same figures, each stream of now, those that ended and
-        those that were refused last, and tokens by the second.
+        With `Accept: application/json`: the same figures, running, finished and refused requests,
+        and tokens by second.
         """
         server, caller = self._server, caller_of(request.scope)
         engines: list[Metric] = []
@@ -313,15 +320,15 @@ class Utilities:
         return Response(body, headers=headers, media_type="text/plain; version=0.0.4")
 
     async def tokenize(self, request: Request) -> Response:
-        """`POST /tokenize`."""
+        """Answer `POST /tokenize`."""
         return _json((await self._server.read(request, _tokenize))[1])
 
     async def apply_template(self, request: Request) -> Response:
-        """`POST /apply-template`."""
+        """Answer `POST /apply-template`."""
         return _json((await self._server.read(request, _template))[1])
 
     async def version(self, request: Request) -> Response:
-        """`GET /version`, as vLLM has it."""
+        """Answer `GET /version`, in vLLM's form."""
         return JSONResponse({"version": quire.__version__})
 
     async def slots(self, request: Request) -> Response:
@@ -333,12 +340,16 @@ class Utilities:
         )
 
     async def ping(self, request: Request) -> Response:
-        """`GET /ping`: an empty answer with the status of `/health`, as SageMaker asks."""
+        """Answer `GET /ping`: an empty answer with the status of `/health`, as SageMaker
+        expects.
+        """
         status = (await self.health(request)).status_code
         return Response(status_code=status, media_type="text/plain")
 
     async def props(self, request: Request) -> Response:
-        """`GET /props`, as llama.cpp has it, of the model named by `model`, else of the first."""
+        """Answer `GET /props`, in llama.cpp's form, for the model named by `model`, else the
+        first.
+        """
         model = self._server.models.find(request.query_params.get("model"))
         info, loaded = model.info, model.loaded
         modalities = () if info is None else info.modalities
@@ -355,5 +366,5 @@ class Utilities:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        """`POST /detokenize`."""
+        """Answer `POST /detokenize`."""
         return _json((await self._server.read(request, _detokenize))[1])

@@ -26,7 +26,7 @@ class BlockManager:
 
     Args:
         budget: bytes that all pools together may claim.
-        block_bytes: bytes of a block of a pool.
+        block_bytes: returns the bytes of a block of a pool.
     """
 
     def __init__(self, budget: int, block_bytes: Callable[[PoolKey], int]) -> None:
@@ -50,7 +50,7 @@ class BlockManager:
         return pool.take(count)
 
     def can_allocate(self, wanted: dict[PoolKey, int]) -> bool:
-        """Return whether all of `wanted` would fit if everything kept were evicted."""
+        """Return whether all of `wanted` would fit if every cached block were evicted."""
         return self.capacity.has_room(wanted)
 
     def retain(self, block: Block) -> None:
@@ -122,7 +122,7 @@ class BlockManager:
         self._spilled = 0
 
     def take_changes(self) -> tuple[Change, ...]:
-        """Take the changes of arrays that come before the next step, in order."""
+        """Return and clear the pending changes of the pools' arrays, in order."""
         changes, self._changes = tuple(self._changes), []
         self._spilled = 0
         return changes

@@ -16,7 +16,7 @@ class PoolKey:
     """Names a pool: one group of layers in one format.
 
     Attributes:
-        tail: the pool of the sequences' last, still filling blocks, as written.
+        tail: whether it is the pool of tails: sequences' last, partly filled blocks, uncoded.
     """
 
     group: int
@@ -37,9 +37,9 @@ class PoolKey:
 def blocks_by_pool(
     groups: Iterable[KVGroup], format: KVFormat, count: Callable[[KVGroup], int]
 ) -> dict[PoolKey, int]:
-    """Return how many blocks of each pool a sequence takes that takes `count` of each group.
+    """Return how many blocks of each pool a sequence takes with `count` blocks of each group.
 
-    In formats with tails it takes one tail block of each group of attention layers, too.
+    In formats with tails it also takes one tail block of each attention group.
     """
     wanted: dict[PoolKey, int] = {}
     for group in groups:
@@ -57,11 +57,11 @@ class Holder(Protocol):
         ...
 
     def tokens_in(self, block: Block) -> int:
-        """Return how many tokens of the block are relied on."""
+        """Return how many tokens of the block are in use by the holder."""
         ...
 
     def lost_with(self, block: Block) -> Iterable[Block]:
-        """Return the blocks that go when this one is forgotten, itself included."""
+        """Return the blocks that become useless without this one, itself included."""
         ...
 
     def forget(self, block: Block) -> None:
@@ -96,7 +96,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """A transfer to the disk tier, as `name`, of a block that is about to lose its place `id`."""
+    """A transfer of a block to the disk tier, as `name`, before its place `id` is reused."""
 
     pool: PoolKey
     id: int

@@ -28,12 +28,12 @@ class Pool:
 
     @property
     def capacity(self) -> int:
-        """Blocks that the arrays have, used or not."""
+        """Number of blocks in the arrays, used or not."""
         return len(self.blocks)
 
     @property
     def live(self) -> int:
-        """Blocks in use."""
+        """Number of blocks in use."""
         return self.capacity - len(self.free) - len(self.kept)
 
     @property
@@ -59,7 +59,7 @@ class Capacity:
 
     Args:
         budget: bytes that all pools together may claim.
-        block_bytes: bytes of a block of a pool.
+        block_bytes: returns the bytes of a block of a pool.
     """
 
     def __init__(self, budget: int, block_bytes: Callable[[PoolKey], int]) -> None:
@@ -72,11 +72,11 @@ class Capacity:
 
     @property
     def unclaimed(self) -> int:
-        """Bytes of the budget that no pool has."""
+        """Bytes of the budget that no pool has claimed."""
         return self.budget - self.claimed
 
     def pool(self, key: PoolKey) -> Pool:
-        """Return a pool; an empty one the first time that it is asked for."""
+        """Return a pool; an empty one at the first call."""
         pool = self.pools.get(key)
         if pool is None:
             pool = self.pools[key] = Pool(key, self.block_bytes(key))
@@ -87,7 +87,7 @@ class Capacity:
         return sum(count * self.block_bytes(key) for key, count in wanted.items())
 
     def has_room(self, wanted: Mapping[PoolKey, int]) -> bool:
-        """Return whether all of `wanted` would fit if everything kept were evicted."""
+        """Return whether all of `wanted` would fit if every cached block were evicted."""
         missing = {k: max(0, count - len(self.pool(k).free)) for k, count in wanted.items()}
         spare = self.unclaimed
         for key, pool in self.pools.items():
@@ -106,7 +106,7 @@ class Capacity:
         return Resize(pool.key, pool.capacity)
 
     def shrink(self, pool: Pool, count: int) -> Resize:
-        """Take `count` free blocks off a pool's end, moving others down."""
+        """Remove `count` free blocks from a pool's end, moving others down."""
         capacity = pool.capacity - count
         pool.free.sort(reverse=True)
         low = [id for id in pool.free if id < capacity]
@@ -124,7 +124,7 @@ class Capacity:
         return Resize(pool.key, capacity, tuple(moves))
 
     def reset(self) -> None:
-        """Take all blocks from all pools."""
+        """Remove all blocks from all pools."""
         self.pools.clear()
         self.claimed = 0
         self.epoch += 1

@@ -28,7 +28,7 @@ CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
 
 
 def file_in(folder: Path) -> Path:
-    """Return the file of a folder that has one.
+    """Return the store's file in a folder.
 
     Raises:
         StoreError: it has none, or does not exist.
@@ -65,14 +65,14 @@ class DiskFile:
         return self._connection
 
     def open(self) -> None:
-        """Opens the file, made if missing. Whatever it raises, `close` is due."""
+        """Open the file, creating it if missing. Call `close` even if this raises."""
         self._connection = connect(self._path)
         with translated():
             self._prepare()
         self._inode = self._path.stat().st_ino
 
     def renew(self, pages: int) -> None:
-        """Deletes the file and its journal, and opens an empty one that may grow to `pages`."""
+        """Delete the file and its journal, and open an empty one of at most `pages`."""
         self.close()
         self._inode = self._model = None
         try:
@@ -101,7 +101,7 @@ class DiskFile:
             raise Damaged(f"format {version}, not {VERSION}")
 
     def close(self) -> None:
-        """Closes the file, if it is open; nothing is written."""
+        """Close the file if it is open, without writing."""
         if self._connection is not None:
             self._connection.close()
 
@@ -109,13 +109,13 @@ class DiskFile:
 
     @property
     def pages(self) -> int:
-        """SQLite pages of the file, free ones included."""
+        """Number of SQLite pages of the file, free ones included."""
         with translated():
             return _pragma(self._db, "page_count")
 
     @property
     def free_pages(self) -> int:
-        """Pages of the file that hold nothing."""
+        """Number of unused pages of the file."""
         with translated():
             return _pragma(self._db, "freelist_count")
 
@@ -125,7 +125,7 @@ class DiskFile:
             _pragma(self._db, f"max_page_count={pages}")
 
     def shrink(self, pages: int) -> None:
-        """Cuts free pages off the file until it has `pages`, or none that are free."""
+        """Cut free pages off the file until it has `pages`, or no free ones."""
         with translated():
             while _pragma(self._db, "freelist_count") and _pragma(self._db, "page_count") > pages:
                 step = min(_pragma(self._db, "page_count") - pages, _SHRINK_STEP)
@@ -135,7 +135,7 @@ class DiskFile:
     # -- rows ----------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[tuple[int, bytes, int]]:
-        """(id, key, use) of every value, least recently used first."""
+        """Return (id, key, use) of every value, least recently used first."""
         with translated():
             for id, key, used in self._db.execute(
                 "SELECT id, key, used FROM entries ORDER BY used, id"
@@ -155,14 +155,14 @@ class DiskFile:
         return [key for (key,) in rows]
 
     def body(self, id: int) -> tuple[object, object]:
-        """Return the stored digest and value, of whatever type; None where there is no row."""
+        """Return the stored digest and value, of whatever type; None if there is no row."""
         self._check_alive()
         with translated():
             row = self._db.execute("SELECT digest, body FROM bodies WHERE id = ?", (id,)).fetchone()
         return row if row is not None else (None, None)
 
     def insert(self, rows: Sequence[tuple[int, bytes, bytes, bytes]], now: float) -> None:
-        """Adds (id, key, digest, value) in one transaction."""
+        """Add (id, key, digest, value) rows in one transaction."""
         with self._transaction():
             model = self._model_row()
             for id, key, digest, value in rows:
@@ -174,14 +174,14 @@ class DiskFile:
         self._model = model
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Removes values in one transaction."""
+        """Remove values in one transaction."""
         rows = [(id,) for id in ids]
         with self._transaction():
             self._db.executemany("DELETE FROM bodies WHERE id = ?", rows)
             self._db.executemany("DELETE FROM entries WHERE id = ?", rows)
 
     def write_uses(self, uses: Mapping[int, tuple[int, int]], now: float) -> None:
-        """Writes (use, further hits) of values by id, in one transaction."""
+        """Write (use, further hits) of values by id, in one transaction."""
         with self._transaction():
             self._db.executemany(
                 "UPDATE entries SET used = ?, hits = hits + ?, last = ? WHERE id = ?",
@@ -189,13 +189,13 @@ class DiskFile:
             )
 
     def remove_unused_models(self) -> None:
-        """Removes the names of models that have no values."""
+        """Remove the names of models without values."""
         with self._transaction():
             self._db.execute("DELETE FROM models WHERE id NOT IN (SELECT model FROM entries)")
         self._model = None
 
     def _model_row(self) -> int:
-        """Return the id of the model in its table, made if missing."""
+        """Return the id of the model in its table; add it if missing."""
         if self._model is None:
             model = (self._fingerprint, self._name)
             self._db.execute(

@@ -1,9 +1,9 @@
 """Decides which part of a prompt is worth reading from disk, and reads it into memory.
 
-A prompt's beginning is read where the whole of it is on disk, or partly in memory already, for
-every group: full attention needs all blocks, a window those that cover it before the boundary, a
-recurrent layer its state at the boundary. What was read is entered in the prefix index as if it had
-been kept all along; the ordinary match then finds it.
+A prompt's beginning is read if it is on disk, or partly in memory, for every group: full attention
+needs all blocks, a window those that cover it before the boundary, a recurrent layer its state at
+the boundary. Blocks that were read are entered in the prefix index as if they had stayed in memory;
+the ordinary match then finds them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Tier(Protocol):
     def __contains__(self, key: bytes) -> bool: ...
 
     def read(self, keys: tuple[bytes, ...]) -> PendingRead:
-        """Starts reading blocks."""
+        """Start reading blocks."""
         ...
 
     def seconds(self, size: int) -> float:
-        """Return how long reading so many bytes is likely to take."""
+        """Return the expected seconds for reading so many bytes."""
         ...
 
     def decline(self) -> None:
-        """Note that a read was not worth its time."""
+        """Record that a read was not worth its time."""
         ...
 
 
@@ -67,10 +67,10 @@ class PrefetchedPart:
     """A part of a prompt's beginning that is being read. Sequences with that beginning share it.
 
     Attributes:
-        end: the block number before which everything is read that is missing.
+        end: block number up to which missing blocks are read.
         groups: by block number, the groups whose blocks are read.
-        until: when to give up.
-        failed: there was no room, or no use, for what came; asking again would not help.
+        until: time at which to give up.
+        failed: whether the blocks had no room or no use, so that asking again would not help.
     """
 
     prompt: WantedPrefix
@@ -86,10 +86,10 @@ class DiskPrefetch:
     """Reader of cached beginnings from the disk tier. Owned by the scheduler.
 
     Args:
-        tier: where blocks are.
-        matches_pool: whether contents have the shape of a pool's blocks.
-        compute_seconds: what computing so many prompt tokens takes; None while unknown.
-        clock: seconds.
+        tier: the disk tier.
+        matches_pool: returns whether contents have the shape of a pool's blocks.
+        compute_seconds: returns the seconds for computing so many prompt tokens; None if unknown.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class DiskPrefetch:
     def start(
         self, prompt: WantedPrefix, matched: int, before: PrefetchedPart | None
     ) -> PrefetchedPart | None:
-        """Start reading the tokens after `matched`, if reading is quicker than computing.
+        """Start reading the tokens after `matched` if that is faster than computing them.
 
         Args:
             before: the prompt's last reading; its time limit is not renewed.
@@ -147,7 +147,7 @@ class DiskPrefetch:
         return reading
 
     def settle(self, reading: PrefetchedPart) -> bool:
-        """Return whether a reading is over; if so, what came is in the index."""
+        """Return whether a read has ended. If so, its blocks are in the index."""
         if reading.settled:
             return True
         if not reading.read.done:
@@ -163,7 +163,9 @@ class DiskPrefetch:
     # -- what to read --------------------------------------------------------------------------
 
     def _boundary(self, prompt: WantedPrefix, path: list[Node], matched: int) -> int | None:
-        """Return the most blocks, beyond `matched`, after which every group has what it needs."""
+        """Return the largest number of blocks, beyond `matched`, for which every group has its
+        needs.
+        """
         size = self._index.block_size
         groups, anchors = self._index.groups, self._index.anchors
         unbroken = {group.index: 0 for group in groups}
@@ -209,7 +211,7 @@ class DiskPrefetch:
     def _first_part(
         self, prompt: WantedPrefix, missing: dict[int, list[int]], boundary: int
     ) -> tuple[int, dict[int, list[int]]]:
-        """Return as many whole blocks as may be read at once, at least one, and where they end."""
+        """Return as many whole blocks as may be read at once, at least one, and their end."""
         part: dict[int, list[int]] = {}
         total = 0
         for number, groups in missing.items():
@@ -225,7 +227,7 @@ class DiskPrefetch:
     # -- back into memory ----------------------------------------------------------------------
 
     def _restore(self, reading: PrefetchedPart) -> None:
-        """Enter the blocks that were read in the index."""
+        """Enter the read blocks in the index."""
         path = self._index.path(reading.prompt.identity, reading.prompt.keys)
         # Room for what comes must not be made by evicting what it continues.
         held = [
@@ -239,7 +241,7 @@ class DiskPrefetch:
         self._manager.release_all(held)
 
     def _enter(self, reading: PrefetchedPart, path: list[Node], fresh: list[Block]) -> None:
-        """Make nodes and blocks up to the first that is missing or has no room."""
+        """Create nodes and blocks up to the first that is missing or has no room."""
         prompt, size = reading.prompt, self._index.block_size
         node = self._index.root(prompt.identity)
         for number in range(reading.end):
@@ -265,8 +267,7 @@ class DiskPrefetch:
     def _blocks(
         self, reading: PrefetchedPart, number: int, groups: list[int]
     ) -> dict[int, Block] | None:
-        """Return new blocks for what was read of a block number; None if any is missing or does not
-        fit."""
+        """Return new blocks for a block number; None if any is missing or does not fit."""
         prompt, blocks = reading.prompt, {}
         for group in groups:
             pool = PoolKey(group, prompt.format)

@@ -1,4 +1,4 @@
-"""SQLite for the disk tier: translated errors, and the lock of a folder."""
+"""SQLite for the disk tier: error translation, and the lock of a folder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ WAIT_S = 2.0
 
 
 class StoreError(QuireError):
-    """The store cannot be used: locked by another process, read-only, vanished, failing."""
+    """Raised if the store cannot be used: locked by another process, read-only, vanished,
+    failing.
+    """
 
 
 class StoreFull(StoreError):
-    """Values were not written: the disk has no room. What was there before still is."""
+    """Raised if values were not written because the disk is full. Stored values are unchanged."""
 
 
 class StoreBusy(StoreError):
-    """Values were not written: somebody else reads the file for long."""
+    """Raised if values were not written because another process reads the file for long."""
 
 
 class Damaged(Exception):
-    """SQLite found the file malformed. Never leaves the store."""
+    """Raised if SQLite found the file malformed. Never leaves the store."""
 
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -57,7 +59,8 @@ def lock_folder(folder: Path) -> int:
     """Lock the folder until the descriptor is closed; the lock of a killed process ends with it.
 
     Raises:
-        StoreError: somebody has it, the folder cannot be written, or others can write to it.
+        StoreError: another process holds the lock, the folder cannot be written, or other users can
+            write to it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the blocks hold what people wrote

@@ -39,12 +39,12 @@ class DiskStore:
     """Values by key, of several models, in one folder. For one thread; holds the folder's lock.
 
     Args:
-        folder: made if missing.
+        folder: the folder, created if missing.
         max_bytes: the most that the folder's files may take together.
-        fingerprint: of the model whose values are read and written.
-        name: of the model, for people.
-        say: told what a user should know: damage found, blocks deleted to fit a lower limit.
-        clock: seconds since the epoch.
+        fingerprint: fingerprint of the model whose values are read and written.
+        name: the model's name, for people.
+        say: called with messages for the user: damage found, blocks deleted to fit a lower limit.
+        clock: returns seconds since the epoch.
 
     Raises:
         StoreError: another process has the folder, or it cannot be written.
@@ -92,18 +92,18 @@ class DiskStore:
 
     @property
     def keys(self) -> list[bytes]:
-        """Least recently used first."""
+        """Keys, least recently used first."""
         return list(self._order)
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file, free space in it included."""
+        """Size of the file, including free space in it."""
         return self._file.pages * SQL_PAGE
 
     # -- values --------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value, verified. None if it is not there, or was bad: then it is removed."""
+        """Return the value, verified; None if it is missing. A damaged one is removed."""
         id = self._order.get(key)
         if id is None:
             return None
@@ -124,7 +124,7 @@ class DiskStore:
         return None
 
     def put(self, values: Sequence[tuple[bytes, bytes]]) -> None:
-        """Writes values; older ones go to make room. Keys that are there already are left out.
+        """Write values, evicting older ones. Keys that exist are skipped.
 
         Raises:
             StoreFull: the disk has no room.
@@ -137,14 +137,14 @@ class DiskStore:
                 self._rebuild(str(damage))
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Removes values, if they are there."""
+        """Remove values, if they exist."""
         try:
             self._delete([key for key in keys if key in self._order])
         except Damaged as damage:
             self._rebuild(str(damage))
 
     def touch(self, key: bytes, hits: int = 0) -> None:
-        """Make the value the most recently used. The use is written with the next values."""
+        """Mark the value as the most recently used. This is written with the next values."""
         if key in self._order:
             self._order.move_to_end(key)
             _, before = self._touched.pop(key, (0, 0))
@@ -152,7 +152,7 @@ class DiskStore:
             self._next += 1
 
     def flush(self) -> None:
-        """Writes down what was touched, so that a restart knows the order."""
+        """Write the pending uses, so that a restart knows the order."""
         try:
             while self._touched:
                 self._write_touched()
@@ -160,14 +160,14 @@ class DiskStore:
             self._rebuild(str(damage))
 
     def close(self) -> None:
-        """Flushes and gives the folder back. Errors no longer matter."""
+        """Flush and unlock the folder. Errors are ignored."""
         with suppress(StoreError):
             self.flush()
         self._file.close()
         os.close(self._lock)
 
     def clear(self, fingerprint: str | None = None) -> int:
-        """Removes one model's values, or all; the file shrinks. Returns how many there were."""
+        """Remove one model's values, or all; shrink the file. Return how many there were."""
         try:
             keys = self._file.keys_of(fingerprint)
             self._delete(keys)
@@ -247,7 +247,9 @@ class DiskStore:
             self._write_touched()
 
     def _evict(self, need: int) -> None:
-        """Removes the least recently used until `need` SQLite pages are free within the limit."""
+        """Remove the least recently used values until `need` SQLite pages are free within the
+        limit.
+        """
         file = self._file
         while self._max_pages - file.pages + file.free_pages < need:
             if not self._order:
@@ -263,7 +265,7 @@ class DiskStore:
                 self._touched.pop(key, None)
 
     def _write_touched(self) -> None:
-        """Writes down the uses of some values, those touched first."""
+        """Write the pending uses of some values, earliest first."""
         keys = list(islice(self._touched, ROWS_A_COMMIT))
         uses = {self._order[key]: self._touched.pop(key) for key in keys}
         self._file.write_uses(uses, self._clock())
@@ -278,10 +280,10 @@ def _checksum(fingerprint: str, key: bytes, value: bytes) -> bytes:
 
 
 def clear(folder: Path, fingerprint: str | None = None) -> int:
-    """Removes the values of one model, or of all, from a folder that no server uses.
+    """Remove the values of one model, or of all, from a folder that no server uses.
 
     Raises:
-        StoreError: there is no store, or a server has it.
+        StoreError: there is no store, or a server uses it.
     """
     file_in(folder)
     store = DiskStore(folder, 1 << 44, "", "", lambda message: None)

@@ -1,8 +1,8 @@
 """The disk tier: a thread that owns the store, and its interface for the engine's thread.
 
-Nothing here waits for the disk. What is to be written goes into a bounded queue, and is dropped
-when that is full; what is to be read comes back when it is there. Whatever goes wrong with the
-folder is said once, and the engine goes on without it.
+Nothing here waits for the disk. Blocks to write go into a bounded queue, and are dropped when it is
+full; blocks to read arrive later. A problem with the folder is logged once, and the engine
+continues without it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class PendingRead:
     """Blocks being read.
 
     Attributes:
-        blocks: the blocks that were found and are sound, by key; complete when `done`.
-        cancelled: set by whoever asked and no longer wants them.
+        blocks: blocks that were found undamaged, by key; complete when `done`.
+        cancelled: set by the requester when it no longer needs them.
     """
 
     keys: tuple[bytes, ...]
@@ -50,11 +50,11 @@ class PendingRead:
 
 @dataclass(slots=True)
 class DiskCounters:
-    """Totals since start; `bytes` is the file's size now.
+    """Totals since start; `bytes` is the file's present size.
 
     Attributes:
         dropped: blocks not written because the queue was full or the disk was.
-        misses: blocks that were to be read and were not there or not sound.
+        misses: requested blocks that were missing or damaged.
     """
 
     bytes: int = 0
@@ -68,11 +68,11 @@ class DiskTier:
     """Interface of the disk tier. Only the engine's thread calls it.
 
     Args:
-        config: folder and limit.
-        fingerprint: of the model; its blocks are never mixed with another's.
-        name: of the model, for people.
-        queue_bytes: blocks waiting to be written, at most.
-        clock: seconds, for pauses and rates.
+        config: folder and size limit.
+        fingerprint: fingerprint of the model. Blocks of different models are never mixed.
+        name: the model's name, for people.
+        queue_bytes: the most bytes of blocks waiting to be written.
+        clock: returns seconds, for pauses and rates.
 
     The folder is opened in the background. Until that is done, and after any failure, there is
     simply nothing on disk.
@@ -114,16 +114,17 @@ class DiskTier:
     # -- what the engine's thread asks ---------------------------------------------------------
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether the block can be read. Wrong only for a moment, which a read then finds
-        out."""
+        """Return whether the block can be read. It may be outdated for a moment; a read then finds
+        out.
+        """
         store = self._store
         return store is not None and key in store
 
     def accepts(self, key: bytes, size: int) -> bool:
-        """Return whether a block is worth exporting: it is not there yet, and would be taken.
+        """Return whether a block is worth exporting: it is not stored yet, and would be accepted.
 
         Args:
-            size: its bytes, and those of blocks before it that are not handed over yet.
+            size: its bytes, plus those of earlier blocks not handed over yet.
         """
         store = self._store
         with self._changed:
@@ -139,7 +140,7 @@ class DiskTier:
             return False
 
     def spill(self, key: bytes, block: HostBlock) -> None:
-        """Queues a block to be written."""
+        """Queue a block for writing."""
         size = block_bytes_of(block)
         with self._changed:
             if self._store is None or key in self._queued:
@@ -153,7 +154,7 @@ class DiskTier:
             self._changed.notify_all()
 
     def read(self, keys: tuple[bytes, ...]) -> PendingRead:
-        """Starts reading blocks. Always ends, whatever the disk does short of hanging."""
+        """Start reading blocks. Always ends, unless the disk hangs."""
         read = PendingRead(keys)
         with self._changed:
             if self._store is None or self._closing:
@@ -167,36 +168,39 @@ class DiskTier:
         return read
 
     def seconds(self, size: int) -> float:
-        """Return how long reading so many bytes is likely to take."""
+        """Return the expected seconds for reading so many bytes."""
         with self._changed:
             return 1e-3 + size / self._rate
 
     def decline(self) -> None:
-        """A read was not worth its time. The rate drifts back to its first value: while nothing is
-        read, nothing else would show that the disk is fast again."""
+        """Record that a read was not worth its time.
+
+        The measured rate drifts back to its first value. Otherwise a disk that became fast again
+        would never be tried.
+        """
         with self._changed:
             self._rate += 0.02 * (_FIRST_RATE - self._rate)
 
     def wait(self, seconds: float) -> None:
-        """Sleeps until a read ends, for so long at most."""
+        """Sleep until a read ends, at most for some seconds."""
         with self._changed:
             if self._reads:
                 self._changed.wait(seconds)
 
     def wait_open(self, seconds: float) -> None:
-        """Waits until the folder is open, or will not be; for so long at most."""
+        """Wait until the folder is open or has failed to open, at most for some seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._opened, seconds)
 
     def drain(self, seconds: float) -> bool:
-        """Waits until the folder is open and the queues are empty; False if not in time."""
+        """Wait until the folder is open and the queues are empty. Return False if not in time."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._opened and not (self._queued or self._reads), seconds
             )
 
     def close(self, seconds: float = 3.0) -> None:
-        """Writes what is queued, as far as time allows, and lets go of the folder."""
+        """Write queued blocks as time allows, and unlock the folder."""
         deadline = time.monotonic() + seconds
         self.drain(seconds)
         with self._changed:
@@ -225,7 +229,9 @@ class DiskTier:
                 self._store = None
 
     def _open(self) -> bool:
-        """Opens the folder. False if somebody has locked its file; until then nothing is there."""
+        """Open the folder. Return False if its file is locked; until it is open, nothing is
+        stored.
+        """
         store: DiskStore | None = None
         with suppress(StoreBusy):
             store = DiskStore(
@@ -247,7 +253,7 @@ class DiskTier:
         return True
 
     def _measure(self, store: DiskStore) -> None:
-        """Notes the file's size; it stays as it was known while the file is locked."""
+        """Update the file's size. While the file is locked the size stays as last known."""
         with suppress(StoreBusy):
             file_bytes = store.file_bytes
             with self._changed:
@@ -271,7 +277,7 @@ class DiskTier:
             store.close()
 
     def _say(self, message: str) -> None:
-        """Log each kind of trouble once; `quire cache` and the counters tell the rest."""
+        """Log each kind of problem once. `quire cache` and the counters tell the rest."""
         kind = message.split("(")[0].split(";")[0]
         if kind not in self._said:
             self._said.add(kind)

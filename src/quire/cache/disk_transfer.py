@@ -19,7 +19,7 @@ def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) ->
     """Apply the changes of a plan to the pools, in order, before its step.
 
     Args:
-        spill: takes the blocks that leave; None where no plan spills.
+        spill: takes spilled blocks; None if no plan spills.
     """
     for (_, pool), together in groupby(changes, key=lambda change: (type(change), change.pool)):
         run = list(together)
@@ -38,7 +38,7 @@ def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) ->
 
 
 def matches_pool(pools: Pools, pool: PoolKey, block: HostBlock) -> bool:
-    """Return whether contents from elsewhere have the types and shapes of a pool's blocks."""
+    """Return whether contents have the types and shapes of a pool's blocks."""
     ours = [(_name(array.dtype), array.shape[1:]) for array in pools.export(pool, [])]
     theirs = [(dtype, array.shape[1:]) for dtype, array in block]
     return ours == theirs and block_bytes_of(block) == pools.block_bytes(pool)

@@ -1,4 +1,4 @@
-"""A block's contents on the host, and as bytes."""
+"""A block's contents on the host, as arrays and as bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def block_bytes_of(block: HostBlock) -> int:
 
 
 def pack(block: HostBlock) -> bytes:
-    """Return a block as bytes: how long the layout is, the layout as JSON, then the arrays."""
+    """Return a block as bytes: the layout's length, the layout as JSON, then the arrays."""
     layout = json.dumps([[dtype, array.dtype.str, array.shape] for dtype, array in block]).encode()
     parts = [np.ascontiguousarray(array).data.cast("B") for _, array in block if array.size]
     return b"".join([len(layout).to_bytes(4, "little"), layout, *parts])
 
 
 def unpack(value: bytes) -> HostBlock:
-    """Return the block that `pack` was given; its arrays are views of `value`."""
+    """Return the block that `pack` packed. Its arrays are views of `value`."""
     at = 4 + int.from_bytes(value[:4], "little")
     block = []
     for dtype, kind, shape in json.loads(value[4:at]):

@@ -1,9 +1,9 @@
-"""The prefix index: a tree of computed blocks, found again by the tokens that made them.
+"""The prefix index: a tree of computed blocks, found by their tokens.
 
-A node stands for the tokens of one block (or of a last, partly filled one) after its parent's.
-It holds at most one block for every KV group, and snapshots of recurrent state at positions within.
-Blocks of full attention anchor a node: it goes when they go. Blocks of a window and snapshots may
-be missing; a match then ends where everything that a sequence needs is there.
+A node stands for the tokens of one block, or of a last, partly filled one, after its parent's. It
+holds at most one block for every KV group, and snapshots of recurrent state at positions within.
+Blocks of full attention anchor a node: it is removed with them. Blocks of a window and snapshots
+may be missing; a match then ends where everything that a sequence needs is present.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _NO_SNAPSHOT = ReuseMiss(MissKind.NO_SNAPSHOT)
 
 
 class Node:
-    """Tokens of one block, and what is kept of them. Implements `block_manager.Holder`."""
+    """The tokens of one block, and its cached blocks and snapshots. Implements
+    `block_manager.Holder`.
+    """
 
     __slots__ = (
         "blocks",
@@ -98,7 +100,9 @@ class Node:
         self.index.prune(self)
 
     def alike(self, tokens: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
-        """Return the children that agree longest with `tokens`, and for how many of them."""
+        """Return the children that agree longest with `tokens`, and the number of agreeing
+        tokens.
+        """
         at = bisect_left(self.ordered, (tokens, b""))
         behind = self.ordered[at : at + _SIBLINGS]
         before = reversed(self.ordered[max(0, at - _SIBLINGS) : at])
@@ -115,7 +119,7 @@ class PrefixIndex:
 
     Args:
         groups: the model's KV groups.
-        manager: keeps the blocks and says when one must go.
+        manager: owns the blocks and decides when to evict one.
         block_size: tokens per block.
     """
 
@@ -137,9 +141,10 @@ class PrefixIndex:
         """Return the longest reusable beginning of `tokens`.
 
         Args:
-            identity: root of the chain: model, format, salt.
+            identity: root of the chain, from model, format and salt.
             keys: the chained hashes of the full blocks of `tokens`.
-            limit: the most tokens to reuse (one less than there are, since one must be computed).
+            limit: the most tokens to reuse: one less than the prompt has, because one must be
+                computed.
             partial: whether blocks may be copied up to a token within (plain formats).
         """
         root = self._roots.get(identity)
@@ -202,7 +207,7 @@ class PrefixIndex:
         """Return the longest reusable prefix up to `length`, and the reason why it is not longer.
 
         Args:
-            miss: why not more than `length`.
+            miss: why not more than `length` is reusable.
         """
         while length > 0:
             if self._recurrent:
@@ -237,7 +242,7 @@ class PrefixIndex:
     ) -> int:
         """Return the last position up to `length` at which every recurrent group has a snapshot.
 
-        Without `partial` only ends of blocks count.
+        Without `partial` only block ends count.
         """
         nodes = [*path, last] if last is not None else path
         for number in range(min(len(nodes) - 1, (length - 1) // self.block_size), -1, -1):
@@ -277,7 +282,7 @@ class PrefixIndex:
                 self._manager.touch(block)
 
     def path(self, identity: bytes, keys: Seq[bytes]) -> list[Node]:
-        """Return the nodes of the first blocks of a prompt, as far as there are any."""
+        """Return the nodes of a prompt's first blocks, as many as exist."""
         root = self._roots.get(identity)
         return _descend(root, keys) if root is not None else []
 
@@ -288,18 +293,18 @@ class PrefixIndex:
         return self._roots.get(identity) or Node(self, None, identity, ())
 
     def child(self, parent: Node, key: bytes) -> Node | None:
-        """Return the node of the block that follows, if it is there."""
+        """Return the node of the next block, if it exists."""
         return parent.children.get(key)
 
     def insert(
         self, parent: Node, key: bytes, tokens: tuple[int, ...], blocks: dict[int, Block]
     ) -> Node | None:
-        """Registers what was computed for the block that follows `parent`.
+        """Register the block computed after `parent`.
 
         Args:
             key: `chain(parent.key, tokens)`.
             tokens: the block's own tokens, `block_size` of them or fewer.
-            blocks: by group; a group whose block is gone already is left out.
+            blocks: blocks by group, without groups whose block is gone already.
 
         Returns:
             The node, or None when it cannot be kept: `parent` was evicted, or an anchor is missing.
@@ -325,7 +330,9 @@ class PrefixIndex:
         return node
 
     def _grow(self, parent: Node, tokens: tuple[int, ...], blocks: dict[int, Block]) -> Node | None:
-        """Take out the partly filled node of the same blocks, so that it can get more tokens."""
+        """Remove the partly filled node of the same blocks, so that it can be inserted with more
+        tokens.
+        """
         for block in blocks.values():
             node = block.holder
             if isinstance(node, Node) and node.parent is parent:
@@ -337,7 +344,7 @@ class PrefixIndex:
         return None
 
     def insert_snapshot(self, node: Node, offset: int, block: Block) -> bool:
-        """Keeps a recurrent state taken `offset` tokens into a node. False if it has one."""
+        """Store a recurrent state after `offset` tokens of a node. Return False if it has one."""
         place = (block.pool.group, offset)
         if node.parent is None or place in node.snapshots:
             return False
@@ -348,7 +355,7 @@ class PrefixIndex:
     # -- removal -------------------------------------------------------------------------------
 
     def move(self, left: Node | None, reached: Node | None) -> None:
-        """Mutates: a sequence that went on from `left` goes on from `reached`; None is nowhere."""
+        """Move a sequence's cursor from node `left` to `reached`; None means no node."""
         if reached is not None:
             reached.cursors += 1
         if left is not None:
@@ -408,7 +415,7 @@ def full_keys(index: PrefixIndex) -> Iterator[bytes]:
 
 
 def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
-    """Return the nodes below `node` along `keys`, as far as there are any."""
+    """Return the nodes below `node` along `keys`, as many as exist."""
     path: list[Node] = []
     for key in keys:
         child = node.children.get(key)
@@ -420,7 +427,7 @@ def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
 
 
 def _why_it_ends(parent: Node, tokens: tuple[int, ...], agreed: int) -> MissKind:
-    """Say whether what is cached behind `parent` goes on differently after `agreed` tokens."""
+    """Return whether the cached continuation of `parent` differs after `agreed` tokens."""
     if agreed == 0:
         return MissKind.DIFFERENCE if parent.children else MissKind.END
     longer = (len(child.tokens) > agreed for child, n in parent.alike(tokens) if n == agreed)

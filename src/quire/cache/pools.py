@@ -20,8 +20,9 @@ class KVPool:
     """The layers of one group in one format.
 
     Attributes:
-        layers: by layer, keys and values.
-        indexes: by layer, an indexer's keys, in blocks of the same ids; empty without indexers.
+        layers: the stores of keys and values, by layer.
+        indexes: the stores of indexers' keys by layer, with the same block ids; empty without
+            indexers.
     """
 
     def __init__(self, layers: tuple[int, ...], shape: LayerShape, format: KVFormat) -> None:
@@ -59,10 +60,10 @@ class KVPool:
 
 
 class Pools:
-    """All pools of a model. Made when first used, so that unused formats cost nothing.
+    """All pools of a model. Each is created at first use, so that unused formats cost nothing.
 
     Args:
-        dtype: the model's.
+        dtype: the model's type.
     """
 
     def __init__(self, groups: tuple[KVGroup, ...], block_size: int, dtype: mx.Dtype) -> None:
@@ -75,7 +76,7 @@ class Pools:
         self._states: dict[tuple[int, KVFormat], StatePool] = {}
 
     def block_bytes(self, key: PoolKey) -> int:
-        """Return the bytes of one block of a pool, all layers of its group counted."""
+        """Return the bytes of one block of a pool, over all layers of its group."""
         group = self.groups[key.group]
         state = self._recurrent.get(key.group)
         if state is not None:
@@ -128,9 +129,8 @@ class Pools:
             self.restore(key, [i for _, i in ids], contents[key])
 
     def rehearse(self) -> None:
-        """Copy each pool's first block onto itself, to load the kernels of copies.
-
-        So that on a GPU the kernels that copy and move blocks are compiled.
+        """Copy each pool's first block onto itself, so that a GPU compiles the kernels of
+        copies.
         """
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
         for pool in pools:
@@ -154,7 +154,7 @@ class Pools:
         self._states.clear()
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """Return every array that these layers have in any pool."""
+        """Return every array of these layers, in all pools."""
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
         return [array for pool in pools for array in pool.arrays(layers)]
 

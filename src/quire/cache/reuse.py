@@ -26,7 +26,7 @@ class ReuseMiss:
     """The reason why no more is reused.
 
     Attributes:
-        token: where; None where the kind alone says it.
+        token: position; None if the kind says it all.
     """
 
     kind: MissKind
@@ -41,13 +41,13 @@ class Match:
     """The cached blocks and snapshots that a prompt can reuse.
 
     Attributes:
-        length: tokens whose state is there, for every group.
-        reached: tokens that agree with what somebody computed, whether or not all of it is there.
+        length: number of tokens whose state is available for every group.
+        reached: number of tokens that agree with a computed prompt, whether or not its blocks are
+            available.
         blocks: by group, the shared blocks by block number; None where the group needs none.
-        partial: by group, the block to copy that holds the tokens up to `length`, where that is
-            within a block.
+        partial: by group, the block to copy if `length` is within a block.
         snapshots: by group, the recurrent state at `length`.
-        miss: why it is not longer; None if all was found.
+        miss: why the match is not longer; None if all was found.
     """
 
     length: int = 0

@@ -27,7 +27,7 @@ class LayerSpec(ABC):
 
     @property
     def sees_all(self) -> bool:
-        """Whether a sequence that goes on needs the layer's blocks of all tokens before."""
+        """Whether a sequence needs the layer's blocks of all its tokens to continue."""
         return False
 
     def owner(self, layer: int) -> int:
@@ -46,22 +46,22 @@ class GroupSpec(LayerSpec):
 
     @property
     def stored(self) -> KVSpec | None:
-        """Itself where it keeps keys and values, of tokens or of media."""
+        """The spec itself if it keeps keys and values, of tokens or of media; else None."""
         return None
 
     @property
     def attention(self) -> AttentionSpec | None:
-        """Itself where it keeps keys and values of the sequence's tokens."""
+        """The spec itself if it keeps keys and values of the sequence's tokens; else None."""
         return None
 
     @property
     def cross(self) -> CrossKV | None:
-        """Itself where it keeps keys and values of media."""
+        """The spec itself if it keeps keys and values of media; else None."""
         return None
 
     @property
     def recurrent(self) -> RecurrentState | None:
-        """Itself where it keeps recurrent state."""
+        """The spec itself if it keeps recurrent state; else None."""
         return None
 
     @property
@@ -71,11 +71,11 @@ class GroupSpec(LayerSpec):
 
     @abstractmethod
     def first_needed(self, length: int) -> int:
-        """Return first token whose block a sequence needs that goes on after `length` tokens."""
+        """Return the first token whose block a sequence needs to continue after `length` tokens."""
 
     @abstractmethod
     def blocks_at_start(self, missing: int) -> int:
-        """Return blocks to allocate on admission.
+        """Return the number of blocks to allocate on admission.
 
         Args:
             missing: blocks that the prompt's tokens fill or begin, less those that are reused.
@@ -83,7 +83,7 @@ class GroupSpec(LayerSpec):
 
     @abstractmethod
     def max_blocks(self, tokens: int, block_size: int, image: int) -> int:
-        """Return the most blocks that a sequence of so many tokens holds at any time.
+        """Return the most blocks that a sequence of so many tokens ever holds.
 
         Args:
             image: tokens of its largest image, which is computed in one step.
@@ -95,7 +95,7 @@ class KVSpec(GroupSpec):
     """Keys and values, `[kv_heads, head_dim]` and `[kv_heads, value_dim]` each.
 
     Attributes:
-        value_dim: given as 0 it is `head_dim`.
+        value_dim: size of a value; 0 means `head_dim`.
         value_in_key: a value is the beginning of its key. Blocks hold it once, packed ones with the
             greater number of bits that the format has for keys and for values.
         index_dim: size of one more key that a token has, by which an indexer chooses the keys that
@@ -125,11 +125,13 @@ class KVSpec(GroupSpec):
     @property
     @abstractmethod
     def visible(self) -> str:
-        """How many keys a query sees, for people: "all" or "512 tokens"."""
+        """The keys that a query sees, as text: "all" or "512 tokens"."""
 
     @abstractmethod
     def blocks_between_steps(self, tokens: int, block_size: int) -> int:
-        """Return blocks that a sequence of so many tokens holds between two steps, media aside."""
+        """Return the blocks that a sequence of so many tokens holds between steps, without
+        media.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class AttentionSpec(KVSpec):
 
     @abstractmethod
     def first_visible_each(self, positions: Ints) -> Ints:
-        """`first_visible` of several queries."""
+        """Return `first_visible` of several queries."""
 
     def first_needed(self, length: int) -> int:
         return self.first_visible(length)
@@ -220,7 +222,9 @@ class WindowKV(AttentionSpec):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedKV(AttentionSpec):
-    """Keys and values of which a query sees those of its chunk: positions are cut every `chunk`."""
+    """Keys and values of which a query sees those of its chunk. Positions are divided into chunks
+    of `chunk`.
+    """
 
     chunk: int
 
@@ -246,9 +250,9 @@ class ChunkedKV(AttentionSpec):
 
 @dataclass(frozen=True, slots=True)
 class CrossKV(KVSpec):
-    """Keys and values that an encoder's rows give: those of the media that a token looks at.
+    """Keys and values computed from an encoder's rows, which tokens see through cross-attention.
 
-    They belong to the media, not to tokens: sequences that bring the same share their blocks.
+    They belong to the media, not to tokens, so sequences with the same media share blocks.
     """
 
     @property
@@ -274,7 +278,7 @@ class CrossKV(KVSpec):
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState(GroupSpec):
-    """State of fixed size that each token replaces: one block a sequence, and one a snapshot.
+    """A state of fixed size that each token updates: one block for each sequence or snapshot.
 
     Attributes:
         arrays: (name, shape a sequence, dtype name; "" is the model's) of each part.
@@ -332,7 +336,7 @@ class KVGroup:
 
 
 def group_layers(layout: tuple[LayerSpec, ...]) -> tuple[KVGroup, ...]:
-    """Gathers layers with equal specs into groups, in order of first appearance."""
+    """Group layers with equal specs, in order of first appearance."""
     members: dict[GroupSpec, list[int]] = {}
     for index, spec in enumerate(layout):
         if spec.kept is not None:
@@ -377,7 +381,7 @@ class KVLayout:
 
     @staticmethod
     def of(layout: tuple[LayerSpec, ...]) -> KVLayout:
-        """Groups the layers, and resolves those that share another's keys and values."""
+        """Group the layers, and resolve those that share another layer's keys and values."""
         groups = group_layers(layout)
         home = {layer: group.index for group in groups for layer in group.layers}
         owner = tuple(spec.owner(layer) for layer, spec in enumerate(layout))

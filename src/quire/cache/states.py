@@ -1,4 +1,4 @@
-"""Recurrent state: one slot a sequence or snapshot, for all layers of a group."""
+"""Recurrent states: one slot for each sequence or snapshot, for all layers of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StatePool:
     """Slots of recurrent state, `[slots, *shape]` for each part of each layer.
 
     Args:
-        dtype: the model's, for parts that declare none.
+        dtype: type of parts that declare none, which is the model's.
     """
 
     def __init__(self, layers: tuple[int, ...], spec: RecurrentState, dtype: mx.Dtype) -> None:
@@ -39,7 +39,7 @@ class StatePool:
         )
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Mutates: moves slots, then cuts or extends to `capacity` of them."""
+        """Move slots, then cut or extend the arrays to `capacity` slots."""
         for place, array in self._parts.items():
             self._parts[place] = resized(array, 1, capacity, moves)
             mx.eval(self._parts[place])
@@ -49,7 +49,7 @@ class StatePool:
         return self._parts[layer, name][slots]
 
     def write(self, layer: int, name: str, slots: mx.array, value: mx.array) -> None:
-        """Mutates: slots `[n]` take `[n, *shape]`."""
+        """Write `[n, *shape]` into slots `[n]`."""
         current_device().operations.write_rows(self._parts[layer, name], value, slots)
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
@@ -57,7 +57,7 @@ class StatePool:
         return [array for (layer, _), array in self._parts.items() if layer in layers]
 
     def parts(self, layer: int) -> dict[str, mx.array]:
-        """Return a layer's arrays `[slots, *shape]` by the names of the parts."""
+        """Return a layer's arrays `[slots, *shape]`, by part name."""
         return {name: array for (own, name), array in self._parts.items() if own == layer}
 
     def export(self, slots: Ints) -> list[mx.array]:
@@ -66,7 +66,7 @@ class StatePool:
         return [part[rows] for part in self._parts.values()]
 
     def restore(self, slots: Ints, contents: list[mx.array]) -> None:
-        """Mutates: slots get contents that `export` gave."""
+        """Write contents that `export` returned into slots."""
         rows = block_rows(slots, 1)
         for part, content in zip(self._parts.values(), contents, strict=True):
             part[rows] = content
@@ -77,10 +77,10 @@ class StateSlots:
     """The states of some sequences of one format in one layer, read and written by a step.
 
     Attributes:
-        slots: `[n]` where the states are.
+        slots: `[n]` slots of the states.
         fresh: `[n]` true for sequences that begin.
-        targets: (indices into the sequences, slots) of the states that are written; None writes
-            each to the slot that it was read from.
+        targets: (indices of sequences, slots) of the states to write; None writes each to the slot
+            it was read from.
     """
 
     pool: StatePool

@@ -58,7 +58,7 @@ def check_invariant(config: EngineConfig, request: Request) -> None:
     if request.media:
         raise RequestError(f"media: this server runs with --{_FIELD}, for text alone")
     if not request.task.samples:
-        raise RequestError(f"this server runs with --{_FIELD}, which generates tokens alone")
+        raise RequestError(f"this server runs with --{_FIELD}, which computes no vectors")
     # A step is recorded for one format.
     if request.kv_format not in (None, config.kv_format):
         own = config.kv_format.name

@@ -88,7 +88,9 @@ def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
     if config.kv_memory is None:
         return max(0, int(share / config.sharers))
     if config.kv_memory > free:
-        raise NoRoom(f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free")
+        raise NoRoom(
+            f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free; set it lower"
+        )
     return config.kv_memory
 
 
@@ -112,7 +114,8 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
     context = config.max_context or longest
     if context > longest:
         raise ModelError(
-            f"max-context: {context:,} tokens were asked for, the model is made for {longest:,}"
+            f"max-context: {context:,} tokens were asked for, the model is made for {longest:,}; "
+            "set it lower"
         )
     return context
 
@@ -129,6 +132,7 @@ def check_context(tokens: int, wanted: int) -> int:
     least = min(_SHORTEST_CONTEXT, wanted)
     if tokens < least:
         raise NoRoom(
-            f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed"
+            f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed; "
+            "set it higher, or choose a KV format of fewer bits"
         )
     return tokens

@@ -1,4 +1,4 @@
 """From logits to tokens: the sampler, acceptance of drafts, loop detection.
 
-Only `sampler` and the modules beside it that it uses import mlx; the HTTP side may import the rest.
+Only `sampler` and the modules that it uses import MLX; the HTTP side may import the rest.
 """

@@ -1,4 +1,4 @@
-"""Acceptance of drafts: decides which of a step's sampled tokens stand. Pure Python."""
+"""Acceptance of drafts: decides which of a step's sampled tokens are kept. Pure Python."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """Return how many leading tokens of `sampled` stand: one, and one more for each right draft.
+    """Return how many leading tokens of `sampled` are kept: one, plus one for each right draft.
 
-    A token depends on the tokens before it, on the sequence's seed and on its position, and on
-    nothing else. So a draft is right if it is the very token that was sampled in its place, at any
-    temperature; the answer is the same as without drafts.
+    A token depends only on the tokens before it, the sequence's seed and its position. So a draft
+    is right if it equals the token sampled in its place, at any temperature, and the answer is the
+    same as without drafts.
 
     Args:
-        drafts: guesses of the first tokens of `sampled`.
-        sampled: one token more than there are drafts.
+        drafts: drafts of the first tokens of `sampled`.
+        sampled: sampled tokens, one more than drafts.
     """
     for number, draft in enumerate(drafts):
         if sampled[number] != draft:

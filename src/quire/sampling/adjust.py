@@ -1,6 +1,6 @@
-"""Logits changed before a token is chosen: logit bias, penalties, DRY, grammar mask.
+"""Changes logits before sampling: logit bias, penalties, grammar mask.
 
-Each part touches the rows that ask for it only, and costs nothing when none does.
+Each part touches only the rows that ask for it, and costs nothing if none does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.sampling.rows import RowSampling, history_of
 
 
 def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """float32 [R, V] to [R, V], the same array when no row asks for a change."""
+    """Return adjusted logits, float32 `[R, V]`; the same array if no row asks for a change."""
     if any(row.params.logit_bias for row in rows):
         logits = _biased(logits, [row.params for row in rows])
     penalised = [i for i, row in enumerate(rows) if row.params.needs_history]
@@ -38,10 +38,10 @@ def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 
 def _with_rows(logits: mx.array, where: Sequence[int], part: mx.array) -> mx.array:
-    """`logits` [R, V] with `part` [N, V] at the rows `where`, in ascending order.
+    """Return `logits` `[R, V]` with `part` `[N, V]` at the rows `where`, in ascending order.
 
-    Put together from runs of rows: a third of the time that writing into a copy takes on a CPU, and
-    no scatter, which a GPU would have to compile.
+    It concatenates runs of rows. On a CPU that takes a third of the time of writing into a copy,
+    and needs no scatter, which a GPU would have to compile.
     """
     if part.shape[0] == logits.shape[0]:
         return part
@@ -57,7 +57,7 @@ def _with_rows(logits: mx.array, where: Sequence[int], part: mx.array) -> mx.arr
 
 
 def _biased(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """Adds each row's (token, bias) pairs; a token named twice gets both."""
+    """Add each row's (token, bias) pairs. A token named twice gets both."""
     sums: dict[tuple[int, int], float] = {}
     for i, row in enumerate(params):
         for token, bias in row.logit_bias:
@@ -70,7 +70,9 @@ def _biased(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
 
 
 def _penalised(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """Repetition penalty over prompt and answer, then frequency and presence over the answer."""
+    """Apply the repetition penalty over prompt and answer, then frequency and presence penalties
+    over the answer.
+    """
     histories = [history_of(row) for row in rows]
     pending = [(i, row.pending) for i, row in enumerate(rows) if row.pending is not None]
     counts = mx.zeros(logits.shape, dtype=mx.float32)
@@ -91,9 +93,9 @@ def _penalised(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 
 def _counted(counts: mx.array, histories: Iterable[tuple[int, npt.NDArray[np.int32]]]) -> mx.array:
-    """`counts` [R, V] with one more for each token of each (row, ids).
+    """Return `counts` `[R, V]` increased by one for each token of each (row, ids).
 
-    Ids outside the vocabulary (placeholders of media may be) have no logit and count for nothing.
+    Ids outside the vocabulary, such as media placeholders, are ignored.
     """
     rows, ids = [], []
     for row, tokens in histories:
@@ -106,12 +108,12 @@ def _counted(counts: mx.array, histories: Iterable[tuple[int, npt.NDArray[np.int
 
 
 def column(values: list[float]) -> mx.array:
-    """Return one number a row, as float32 [R, 1]."""
+    """Return one number a row as float32 `[R, 1]`."""
     return mx.array(values, dtype=mx.float32)[:, None]
 
 
 def _masked(logits: mx.array, words: npt.NDArray[np.uint32]) -> mx.array:
-    """-inf where a bit of `words` [R, W] is 0, and past the last word."""
+    """Return logits with -inf where a bit of `words` `[R, W]` is 0, and past the last word."""
     vocab = logits.shape[1]
     bits = (mx.array(words)[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1  # [R, W, 32]
     bits = bits.flatten(1)[:, :vocab]

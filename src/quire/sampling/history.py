@@ -14,7 +14,7 @@ from quire.sampling.rows import History, RowSampling
 
 
 class RowState:
-    """Makes the `RowSampling` of a sequence's rows.
+    """The sampling state of a sequence. Makes the `RowSampling` of its rows.
 
     Attributes:
         mask: the tokens that may come next; None allows all.
@@ -40,12 +40,14 @@ class RowState:
         *,
         masked: bool = True,
     ) -> tuple[RowSampling, ...]:
-        """Return the rows that yield the token at `position` and the tokens after each of `drafts`.
+        """Return the sampler's input for the token at `position` and the tokens after each of
+        `drafts`.
 
         Args:
-            tokens: that the host knows; the one before `position` may still be on the device.
-            draft_masks: of the tokens after each draft; empty allows all.
-            masked: `mask` is theirs; it is not while it waits for that token.
+            tokens: tokens that the host knows. The one before `position` may still be on the
+                device.
+            draft_masks: mask of the token after each draft; empty allows all.
+            masked: whether `mask` applies; False while it waits for that token.
         """
         mask = self.mask if masked else None
         if self._fixed is not None and mask is None and not any(m is not None for m in draft_masks):

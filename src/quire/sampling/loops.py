@@ -25,7 +25,7 @@ _BASE = 0x1B873593CC9E2D51 % _MODULUS
 
 
 def loop_detector(repeats: int | None, *, bound: bool) -> LoopDetector | None:
-    """Return the detector of one answer; None if it is not watched.
+    """Return the loop detector of one answer; None if it is not watched.
 
     Args:
         repeats: as was asked for, 0 for never; None is the default: only bound answers are watched.
@@ -61,7 +61,7 @@ class LoopDetector:
             self._scales.append(_Scale(2 * self._scales[-1].length))
 
     def push(self, token: int) -> int | None:
-        """Adds a token; the length of the cycle if the tail is now a loop, else None."""
+        """Add a token; return the cycle's length if the tail is now a loop, else None."""
         self._tokens.append(token)
         for scale in self._scales:
             scale.push(self._tokens)
@@ -94,7 +94,7 @@ class _Scale:
         self._order: deque[int] = deque()
 
     def push(self, tokens: list[int]) -> None:
-        """Takes note of the last of `tokens`."""
+        """Update with the last of `tokens`."""
         count = len(tokens)
         # One more than the token, or runs of token 0 would hash like nothing.
         self._hash = (self._hash * _BASE + tokens[-1] + 1) % _MODULUS
@@ -113,7 +113,7 @@ class _Scale:
         self._remember(count)
 
     def _remember(self, count: int) -> None:
-        """Stores where the last tokens end, and drops what is further back than `length`."""
+        """Store where the last tokens end, and drop entries further back than `length`."""
         self._seen[self._hash] = count
         self._order.append(self._hash)
         if len(self._order) > self.length:

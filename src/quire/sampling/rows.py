@@ -1,4 +1,4 @@
-"""Input and output of the sampler for each row. Made without MLX."""
+"""Input and output of the sampler for each row. Uses no MLX operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens before the one that is drawn, as far as the host knows them; int32.
+    """The tokens before the sampled one, as far as the host knows them; int32.
 
     Attributes:
         prompt: each token of the prompt, once or more often; all in their order where
@@ -34,11 +34,12 @@ class RowSampling:
     """The sampler's input for one row.
 
     Attributes:
-        position: index in the sequence of the token that is drawn; with the seed, all randomness.
+        position: index of the sampled token in the sequence. With the seed it determines all
+            randomness.
         history: given when `params.needs_history`.
-        pending: int32 [1] on the device: the token drawn in the step before, which the host has not
-            read yet. It belongs to the generated part of the history.
-        mask: the tokens that may be drawn; None allows all.
+        pending: int32 `[1]` on the device: the token of the previous step, not yet read by the
+            host. It belongs to the generated part of the history.
+        mask: mask of allowed tokens; None allows all.
     """
 
     params: SamplingParams
@@ -61,7 +62,8 @@ def history_of(row: RowSampling) -> History:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Lazy results. Rows that asked for fewer alternatives than K, or for none, ignore the rest.
+    """The sampler's lazy results. Rows that asked for fewer alternatives than K, or none, ignore
+    the rest.
 
     Attributes:
         tokens: int32 [R].

@@ -30,15 +30,12 @@ are sorted whole. Fixed, so that a row's sums don't depend on the top_k of its n
 
 
 def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
-    """Draws one token a row.
+    """Sample one token for each row.
 
     Args:
         logits: float32 [R, V].
         rows: R of them, in the order of the logits. Parameters must have passed
             `quire.core.sampling_params.check_sampling`.
-
-    Nothing is evaluated. A row with a NaN, a +inf or nothing but -inf gets some token of the
-    vocabulary and harms no other.
     """
     adjusted = adjust(logits, rows)
     tokens = _choose(adjusted, rows)
@@ -48,7 +45,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
 
 
 def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """Greedy rows by argmax, the others by a draw; int32 [R]."""
+    """Return each row's token, int32 `[R]`: greedy rows by argmax, others sampled."""
     ways: dict[int | None, list[int]] = {}
     for i, row in enumerate(rows):
         if not is_greedy(row.params):
@@ -64,7 +61,9 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 
 def _candidates(params: SamplingParams) -> int | None:
-    """Return how many of a row's best tokens to draw from, sorted: 0 is all, None all unsorted."""
+    """Return how many of a row's best tokens to sample from, sorted; 0 means all, None all
+    unsorted.
+    """
     ranked = params.top_p < 1 or params.typical_p < 1 or params.xtc_probability > 0
     if params.top_k == 0 and not ranked:
         return None
@@ -72,7 +71,7 @@ def _candidates(params: SamplingParams) -> int | None:
 
 
 def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx.array:
-    """Return one token for each of rows that take the same number of candidates; int32 [R]."""
+    """Sample one token for each of several rows with the same number of candidates; int32 `[R]`."""
     params = [row.params for row in rows]
     u = mx.array([uniforms(row.params.seed, row.position) for row in rows], dtype=mx.float32)
     if size is None:
@@ -83,7 +82,9 @@ def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx
 
 
 def _weights(logits: mx.array, best: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """Probabilities over the best one's, 0 under min_p; float32, shaped as `logits`."""
+    """Return probabilities divided by the best one's, 0 below min_p; float32, shaped as
+    `logits`.
+    """
     weights = mx.exp((logits - best) / column([p.temperature for p in params]))
     if any(p.min_p > 0 for p in params):
         weights = weights * (weights >= column([p.min_p for p in params]))
@@ -91,10 +92,10 @@ def _weights(logits: mx.array, best: mx.array, params: Sequence[SamplingParams])
 
 
 def _inverse(weights: mx.array, u: mx.array) -> mx.array:
-    """Inverse transform sampling of an index of `weights` [R, N] with `u` [R, 2]; int32 [R].
+    """Sample an index of `weights` `[R, N]` by inverse transform with `u` `[R, 2]`; int32 `[R]`.
 
-    In two levels, a block and an index in it, because float32 sums must be short: in one over
-    262,144 tokens the unlikely ones would drown.
+    It works in two levels, a block and an index within, because float32 sums must be short: in one
+    sum over 262,144 tokens the unlikely ones would be lost.
     """
     if weights.shape[-1] <= BLOCK:
         return _pick(weights, u[:, 1:])
@@ -105,10 +106,10 @@ def _inverse(weights: mx.array, u: mx.array) -> mx.array:
 
 
 def _pick(weights: mx.array, u: mx.array) -> mx.array:
-    """Return the first index at which the running sum passes `u` [R, 1] times the whole; int32 [R].
+    """Return the first index whose running sum exceeds `u` `[R, 1]` times the total; int32 `[R]`.
 
-    An index of weight 0 is never picked, even where a parallel scan's rounding lets the running sum
-    grow on it: only sums at positive weights count, for the whole too.
+    An index of weight 0 is never picked, even if rounding of a parallel scan lets the running sum
+    grow there: only sums at positive weights count, for the total too.
     """
     sums = mx.cumsum(weights, axis=-1) * (weights > 0)
     whole = sums.max(axis=-1, keepdims=True)
@@ -116,7 +117,7 @@ def _pick(weights: mx.array, u: mx.array) -> mx.array:
 
 
 def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowSampling]) -> Sampled:
-    """Adds log-softmax values of the model's own logits to the tokens of rows that want them."""
+    """Add log-softmax values of the model's own logits for rows that want them."""
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     where = mx.array(wanted)
     part = logits[where]

@@ -14,7 +14,7 @@ candidates are sorted instead of the vocabulary."""
 
 
 def blocks_of(rows: mx.array, fill: float) -> mx.array:
-    """[R, V] cut into [R, B, BLOCK], the last block filled up with `fill`."""
+    """Cut `[R, V]` into `[R, B, BLOCK]`, padding the last block with `fill`."""
     count, vocab = rows.shape
     if missing := -vocab % BLOCK:
         rows = mx.pad(rows, [(0, 0), (0, missing)], constant_values=fill)
@@ -22,10 +22,10 @@ def blocks_of(rows: mx.array, fill: float) -> mx.array:
 
 
 def top(logits: mx.array, n: int) -> tuple[mx.array, mx.array]:
-    """Return the n largest logits of each row, best first, equals by id.
+    """Return the n largest logits of each row, best first, ties by id.
 
-    Which of several equals is the n-th depends on the row and n only. Where fewer than n logits are
-    above -inf, the rest are ids of the vocabulary with -inf, perhaps repeated.
+    Which of several equal logits is the n-th depends on the row and n only. If fewer than n logits
+    exceed -inf, the rest are ids of the vocabulary with -inf, perhaps repeated.
 
     Args:
         logits: float32 [R, V].

@@ -149,7 +149,7 @@ class ReplicatedEngine:
         try:
             found = await answers.results_async(timeout_s=_STATS_S, return_exceptions=True)
         except Exception as error:
-            raise EngineFailure(f"no replica says how it is: {error}") from error
+            raise EngineFailure(f"no replica answers: {error}") from error
         return total([each for each in found if isinstance(each, EngineStats)])
 
     async def ask(self, question: Callable[[int], ToEngine]) -> Any:

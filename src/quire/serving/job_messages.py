@@ -76,6 +76,7 @@ def too_costly(limits: JobLimits) -> RequestError:
     """Return the refusal of a request whose job exceeded a limit or crashed."""
     return RequestError(
         f"The request could not be read: doing so took more than {limits.cpu_s} s of processor "
-        f"time or {limits.memory >> 20} MiB of memory, or crashed a decoder.",
+        f"time or {limits.memory >> 20} MiB of memory, or crashed a decoder. "
+        "Send less text, or fewer or smaller files.",
         code=TOO_COSTLY,
     )

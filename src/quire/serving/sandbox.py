@@ -113,7 +113,11 @@ async def _build(builder: GrammarBuilder, request: GrammarRequest) -> AnswerGram
         try:
             outcome.append(builder.build(request))
         except RecursionError:
-            outcome.append(RequestError("A schema is nested too deeply.", code="invalid_schema"))
+            outcome.append(
+                RequestError(
+                    "A schema is nested too deeply: use fewer levels.", code="invalid_schema"
+                )
+            )
         except Exception as error:
             outcome.append(error)
 

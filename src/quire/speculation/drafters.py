@@ -10,20 +10,19 @@ from quire.speculation.lookup import CachedDrafter, NGramDrafter, PredictionDraf
 
 
 def lookup_drafters() -> list[Drafter]:
-    """Return new drafters that need no model, the surest first."""
+    """Return new drafters that need no model, the most reliable first."""
     return [PredictionDrafter(), CachedDrafter(), NGramDrafter()]
 
 
 def allowed(request: Request, default: Speculation, drafters: frozenset[str]) -> frozenset[str]:
-    """Return the names of the drafters that may guess a request's tokens.
+    """Return the names of the drafters that may draft tokens of a request.
 
     Args:
-        default: of requests that choose nothing. An expected answer that a request brings is
-            drafted even so.
-        drafters: names of those that there are.
+        default: mode of requests that choose none. A request's `prediction` is drafted in any case.
+        drafters: names of the available drafters.
 
     Raises:
-        RequestError: it asks for a head, and the model has none.
+        RequestError: the request asks for a draft head, and the model has none.
     """
     if request.speculation == HEAD and HEAD not in drafters:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The drafter that hands on what a head of the model guessed in the step before."""
+"""The drafter that proposes the tokens of the model's draft head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.scheduler.drafts import Draft, DraftQuery
 
 
 class HeadDrafter:
-    """Drafts the tokens that the model's head guessed behind each token that a step drew."""
+    """Drafts the tokens that the draft head guessed after each sampled token."""
 
     name = HEAD
     looks_ahead = False
@@ -26,11 +26,12 @@ class HeadDrafter:
     def observe(
         self, guesses: npt.NDArray[np.int32] | None, rows: Mapping[int, tuple[int, int]]
     ) -> None:
-        """Take the guesses of a step that is done.
+        """Store the guesses of a finished step.
 
         Args:
-            guesses: `[R, count]` of the sampled rows; None if the step made none.
-            rows: by sequence number, its first row, and the position of the token drawn from it.
+            guesses: `[R, count]` for the sampled rows; None if the step made none.
+            rows: for each sequence number, its first row and the position of the token sampled
+                there.
         """
         self._guesses, self._rows = guesses, rows
 

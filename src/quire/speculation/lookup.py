@@ -1,4 +1,6 @@
-"""Drafters without a model: what stood behind the same tokens before is likely to follow again."""
+"""Drafters without a model: tokens that followed the same text before are likely to follow
+again.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ _LEAST_INDEXED = 8
 
 
 def _grade(agreed: int) -> int:
-    """Return how far a place can be relied on, by the tokens that agree: 3, 4 to 7, 8 to 15, ..."""
+    """Return the class of reliability by the number of agreeing tokens: 3, 4 to 7, 8 to 15, ..."""
     return (agreed // 4).bit_length()
 
 
 class NGramDrafter:
-    """Drafts what followed the last tokens where they stood before in prompt or answer."""
+    """Drafts the tokens that followed the last few tokens earlier in prompt or answer."""
 
     name = "ngram"
     looks_ahead = True
@@ -66,7 +68,7 @@ def _draft_of(text: FixedText, place: Place, query: DraftQuery, name: str) -> Dr
 
 
 class PredictionDrafter:
-    """Drafts from the answer that the client expects, OpenAI's `prediction`."""
+    """Drafts from the answer that the client expects (OpenAI's `prediction`)."""
 
     name = PREDICTION
     looks_ahead = True
@@ -95,9 +97,9 @@ class PredictionDrafter:
 
 
 class CachedDrafter:
-    """Drafts what followed the very same beginning in another request, by the prefix index.
+    """Drafts the tokens that followed the same beginning in another request, from the prefix index.
 
-    An answer that is asked for again, or a conversation that is told again, is found there.
+    It finds repeated requests and repeated conversations.
     """
 
     name = "cached"
@@ -123,7 +125,7 @@ class CachedDrafter:
 
 
 def _child(node: Node, tokens: tuple[int, ...]) -> Node | None:
-    """Return a child that begins with `tokens` and has more."""
+    """Return a child node whose tokens begin with `tokens` and continue."""
     if not tokens:
         return next(reversed(node.children.values()), None)
     found = (child for child, agreed in node.alike(tokens) if agreed == len(tokens))

@@ -1,4 +1,4 @@
-"""Finds where the last tokens of a text stood before, in the same or in another text."""
+"""Finds earlier occurrences of a text's last tokens, in the same or in another text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WIDTH = 21
 
 
 class Place(NamedTuple):
-    """A place where the last tokens of a text stood before.
+    """An earlier occurrence of a text's last tokens.
 
     Attributes:
-        end: index of the token that follows them there.
-        agreed: how many tokens before it agree, up to `LONGEST`.
+        end: index of the token that follows the occurrence.
+        agreed: number of agreeing tokens before it, at most `LONGEST`.
     """
 
     end: int
@@ -47,7 +47,7 @@ class FixedText:
         self._ends: npt.NDArray[np.int32] = (order + SHORTEST).astype(np.int32)
 
     def find(self, text: array[int]) -> Place | None:
-        """Return the place that agrees longest with the end of `text` and is followed by tokens."""
+        """Return the longest occurrence of the end of `text` that is followed by tokens."""
         if len(text) < SHORTEST:
             return None
         key = _key(text)
@@ -62,10 +62,10 @@ class FixedText:
 
 
 class GrowingText:
-    """The index of a text that grows at its end, and is searched for its own end.
+    """The index of a text that grows at its end and is searched for its own end.
 
     Args:
-        start: index of the first token that is looked at.
+        start: index of the first token to index.
     """
 
     def __init__(self, start: int) -> None:
@@ -74,8 +74,7 @@ class GrowingText:
         self._ends: dict[int, list[int]] = {}
 
     def find(self, text: array[int]) -> Place | None:
-        """Enter the new tokens of `text`; return the place before that agrees longest with its
-        end."""
+        """Index the new tokens of `text`; return the longest earlier occurrence of its end."""
         while self._next < len(text):
             ends = self._ends.setdefault(_key(text, self._next), [])
             ends.append(self._next)
@@ -93,7 +92,7 @@ def continuation(tokens: array[int], end: int, count: int, *, repeats: bool) -> 
     """Return the tokens from `end` on, at most `count`.
 
     Args:
-        repeats: the text goes on with what stands from `end` to its own end again and again.
+        repeats: whether the part from `end` to the text's end repeats for ever.
     """
     found = tokens[end : end + count].tolist()
     if repeats and found:
@@ -109,7 +108,7 @@ def _key(text: array[int], end: int | None = None) -> int:
 
 
 def _longest(tokens: array[int], text: array[int], ends: Iterable[int]) -> Place | None:
-    """Return the place that agrees longest with the end of `text`; of equal ones the first."""
+    """Return the longest occurrence of the end of `text`; of equal ones the first."""
     best = None
     for end in ends:
         agreed = SHORTEST

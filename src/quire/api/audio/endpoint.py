@@ -160,10 +160,10 @@ async def _as_json(request: Request, limit: int) -> Request:
     if "sound" not in fields:
         raise RequestError("The form has no 'file'.", param="file")
     if fields.get("stream") in ("true", "True", "1"):
-        raise RequestError("'stream' is not offered here.", param="stream")
+        raise RequestError("'stream' is not offered for transcriptions.", param="stream")
     fields.pop("stream", None)
     if "chunking_strategy" in fields and fields["chunking_strategy"] != "auto":
-        raise RequestError("'chunking_strategy' is 'auto'.", param="chunking_strategy")
+        raise RequestError("'chunking_strategy' can only be 'auto'.", param="chunking_strategy")
     body: bytes | None = json.dumps(fields).encode()
     headers = [
         (name, value)

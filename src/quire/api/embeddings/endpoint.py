@@ -81,7 +81,7 @@ class Embeddings:
         size = len(found[0].values)
         if asked.dimensions is not None and asked.dimensions > size:
             raise RequestError(
-                f"'dimensions' is {asked.dimensions}, but vectors of this model have {size}.",
+                f"'dimensions' is {asked.dimensions}, but this model's vectors have only {size}.",
                 param="dimensions",
                 code="invalid_value",
             )

@@ -236,7 +236,8 @@ class _Translator:
             self.left_out.append(name)
             if self._strict:
                 raise RequestError(
-                    f"The signature of '{name}' does not verify.",
+                    f"The signature of '{name}' does not verify: send the block as this server "
+                    "returned it, or leave it out.",
                     param=name,
                     code="invalid_signature",
                 )

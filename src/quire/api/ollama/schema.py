@@ -53,7 +53,8 @@ class ModelOptions(History):
         given = self.model_extra or {}
         if unknown := given.keys() - _WITHOUT_EFFECT:
             name = f"options.{min(unknown)}"
-            raise RequestError(f"'{name}' is no option.", param=name, code="unknown_parameter")
+            message = f"'{name}' is not an option of Ollama's: leave it out."
+            raise RequestError(message, param=name, code="unknown_parameter")
         note_ignored(scope, [f"options.{name}" for name, it in given.items() if it is not None])
 
     def decoding(self, keep_alive: float | None) -> DecodingFields:

@@ -42,10 +42,10 @@ IGNORED_HEADER = b"x-quire-ignored-fields"
 
 
 def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
-    """Names fields of a request that pass without effect, in its log line and to its client.
+    """Name fields of a request that have no effect, in its log line and to its client.
 
     Args:
-        fields: their paths; a client may have made them up.
+        fields: paths of the fields; clients may have invented them.
     """
     named: list[str] = notes(scope).setdefault(_IGNORED, [])
     for path in fields:
@@ -68,16 +68,16 @@ def note_run(scope: Scope, run: GenerationStream) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A request that is over.
+    """A finished request, for the log and for tracing.
 
     Attributes:
         caller: see `caller_of`.
         route: the template of its path; `other` where there is none.
-        polled: it is asked without end, as the page asks.
+        polled: whether it is a repeated poll, such as the page's.
         started, ended: by `time.perf_counter`.
-        headers: as the client sent them.
-        line: what the log says.
-        times: of its run; None if it came to none.
+        headers: headers as the client sent them.
+        line: fields of the log line.
+        times: times of its run; None if nothing ran.
     """
 
     caller: str
@@ -91,7 +91,9 @@ class Access:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why it came to no run; None where it did, and for what browsers look for on their own."""
+        """Why nothing ran; None if something did, and for files that browsers request by
+        themselves.
+        """
         line = self.line
         guessed = self.route == OTHER and line["method"] != "POST"
         left = line["status"] == _CLIENT_LEFT
@@ -104,13 +106,13 @@ class Access:
 
 
 class AccessLog:
-    """Middleware around all that answers: names each request, times it, logs it as one line.
+    """Middleware around everything: names each request, times it, and logs it as one line.
 
     Args:
-        observe: told each request that is over; its status is 499 if the client left before that.
-        routes: a path is observed as its route's template, and as `other` where there is none, so
-            that nobody can make up labels.
-        trace: told the same; it must not block.
+        observe: called with each finished request; its status is 499 if the client left early.
+        routes: a path is observed as its route's template, or as `other`, so that clients cannot
+            invent labels.
+        trace: called likewise; it must not block.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Token counts for each of the last seconds, for views opened later."""
+"""Token counts of each of the last seconds, for views that are opened later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Activity:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS + 1)  # one is not over yet
 
     def add(self, *, read: int = 0, written: int = 0) -> None:
-        """Prompt tokens that were computed now, and tokens that were generated."""
+        """Count prompt tokens computed now, and generated tokens."""
         number = int(self._clock())
         if not self._seconds or self._seconds[-1].number != number:
             self._seconds.append(_Second(number))

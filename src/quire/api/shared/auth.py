@@ -22,23 +22,23 @@ _CALLER = "quire.caller"
 
 
 def caller_of(scope: Scope) -> str:
-    """Return the caller's name: a digest of its API key that is the same after a restart.
+    """Return the caller's name: a digest of its API key, the same after a restart.
 
-    `EVERYONE` where there is at most one key, on open paths, and for the metrics of all.
+    It is `EVERYONE` if there is at most one key, on open paths, and for the metrics key.
     """
     caller: str = scope.get(_CALLER, EVERYONE)
     return caller
 
 
 def callers(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the word for each key: a digest, since it goes where the key must not."""
+    """Return the caller name of each key: a digest, because it appears where keys must not."""
     if len(set(keys)) < 2:
         return (EVERYONE,) * len(keys)
     return tuple(hashlib.sha256(b"quire caller " + key.encode()).hexdigest()[:32] for key in keys)
 
 
 def as_caller(app: ASGIApp, caller: str) -> ASGIApp:
-    """Return an application whose requests come from a caller, for requests of the server itself.
+    """Return an application whose requests come from a caller, for the server's own requests.
 
     `ApiKeys` lets them pass.
     """
@@ -55,7 +55,7 @@ class ApiKeys:
     The key comes as `Authorization: Bearer KEY` (OpenAI) or `x-api-key: KEY` (Anthropic).
 
     Args:
-        metrics_key: opens `/metrics` only, and shows everybody's.
+        metrics_key: key for `/metrics` alone, which then shows all callers' metrics.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], metrics_key: str | None = None) -> None:
@@ -83,7 +83,7 @@ class ApiKeys:
     def _caller(self, request: Request) -> str | None:
         """Return the caller of a request; None if its key is unknown.
 
-        Compares with every key, whichever matches first, so that time tells nothing.
+        It compares with every key, so that the time reveals nothing.
         """
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = [request.headers.get("x-api-key", "")]
@@ -103,7 +103,7 @@ class ApiKeys:
 
 
 def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
-    """Refuses to serve strangers by accident.
+    """Refuse to serve strangers by accident.
 
     Args:
         allow_anyone: the operator asked a second time for an open server without a key.

@@ -1,4 +1,4 @@
-"""Request bodies that came compressed."""
+"""Decompression of request bodies."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def check_coding(header: str) -> str:
 
 
 async def unpacked(body: bytes, coding: str, take: Callable[[int], None]) -> bytes:
-    """Return the body without its compression.
+    """Return the decompressed body.
 
     Args:
-        coding: as `check_coding` gave it, not empty.
+        coding: result of `check_coding`, not empty.
         take: told of the bytes of each piece before it is kept; raises where they are too many,
             so that a small body cannot unpack to a large one.
 

@@ -253,9 +253,9 @@ def function_tool(
 
 
 def starts_answer(messages: Sequence[Message]) -> bool:
-    """Return whether the last message is the start of the answer, for the model to go on with.
+    """Return whether the last message is the start of the answer, which the model continues.
 
-    llama.cpp, Ollama and Anthropic take a last message of the assistant so.
+    llama.cpp, Ollama and Anthropic treat a last assistant message so.
     """
     last = messages[-1]
     return isinstance(last, AssistantMessage) and bool(last.content) and not last.tool_calls
@@ -264,7 +264,7 @@ def starts_answer(messages: Sequence[Message]) -> bool:
 def continues_last(
     messages: Sequence[Message], continues: bool | None, starts: bool | None
 ) -> bool:
-    """Return whether the model goes on with the last message.
+    """Return whether the model continues the last message.
 
     Args:
         continues: the request's `continue_final_message`, which decides if it is given.
@@ -276,7 +276,7 @@ def continues_last(
 
 
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
-    """Messages as chat templates read them."""
+    """Return messages as chat templates read them."""
     names = {
         call.id: call.name
         for message in messages
@@ -310,7 +310,9 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
 
 
 def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str, Any]]:
-    """Content as templates read it; parts stay apart, since what is cut from a prompt is a part."""
+    """Return content as templates read it. Parts stay separate, because parts may be removed
+    later.
+    """
     if isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
@@ -328,18 +330,18 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
 
 
 def pdf_url(data: str | None) -> str:
-    """Return a document of the request as a `data:` URL, the form that most clients use."""
+    """Return a document as a `data:` URL, the form that most clients use."""
     if not data or data.startswith("data:"):
         return data or ""
     return f"data:application/pdf;base64,{data}"
 
 
 def document_parts(url: str, param: str, named: str, *about: str | None) -> list[dict[str, Any]]:
-    """Return a document as the service takes it, behind what is said about it.
+    """Return a document as the service takes it, after its title and context.
 
     Args:
-        url: empty for one that nobody can read, such as an uploaded file's id: it is refused, or
-            left out of a conversation's history, before anybody looks at it.
+        url: empty for a document that cannot be read, such as an uploaded file's id. It is refused,
+            or left out of a conversation's history.
     """
     texts = [{"type": "text", "text": text} for text in about if text and url]
     return [*texts, media_part(DOCUMENT, url, param, named=named)]
@@ -352,11 +354,11 @@ def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[st
 
 
 def read_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Return a call's arguments as an object, whatever the model wrote: the conversation has to go
-    on.
+    """Return a call's arguments as an object, whatever the model wrote, so that the conversation
+    can continue.
 
-    Of an object that was cut off, what there is of it; an empty text is an empty object. What is
-    none stays as the text of a single argument, so that the model sees its mistake.
+    An object that was cut off keeps its complete members; an empty text is an empty object. Other
+    text becomes a single argument, so that the model sees its mistake.
     """
     if isinstance(arguments, dict):
         return arguments
@@ -378,9 +380,9 @@ def _started_input(arguments: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text in a call of a custom tool, for which the model wrote a function's arguments.
+    """Return the text in a call of a custom tool, which the model wrote as a function call.
 
-    Of a call that was cut off, the part of the text that is there.
+    If the call was cut off, return the text so far.
     """
     try:
         text = json.loads(arguments).get(INPUT) if arguments else ""

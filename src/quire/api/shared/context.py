@@ -65,8 +65,8 @@ class ServerContext:
     """The server's state for endpoints: models, operator settings and request counters.
 
     Attributes:
-        stored: the conversations that a request may refer to; if it is read on the event loop,
-            what is long raises `NeedsJob`.
+        stored: conversations that a request may refer to. On the event loop, reading a long one
+            raises `NeedsJob`.
     """
 
     models: Models
@@ -83,15 +83,15 @@ class ServerContext:
         reader: Reader[Result],
         answers: Mapping[str, Callable[..., object]] | None = None,
     ) -> tuple[Context, Result]:
-        """Return the request's model, and what `reader` makes of the request's body and headers.
+        """Return the request's model, and the result of `reader` for its body and headers.
 
-        Takes the request's slot once its body is there. A model that is not loaded is waited for.
+        It takes the request's slot once its body has arrived, and waits until the model is loaded.
 
         Args:
-            answers: for what a reader asks that is away from here.
+            answers: functions that answer questions of a reader in a job.
 
         Raises:
-            RequestError: too large, for a model that is not served, or what the reader raises.
+            RequestError: too large, for a model that is not served, or raised by the reader.
             EngineFailure: the model cannot be loaded.
             ClientDisconnect: the client left.
         """
@@ -103,10 +103,10 @@ class ServerContext:
             return context, await context.read(request, body, reader, answers)
 
     async def _of_model(self, request: Request, body: bytes) -> Context:
-        """Return the context of the model that a request names; the request holds the model from
-        now on.
+        """Return the context of the model that a request names, which the request holds from now
+        on.
 
-        A lone model that is loaded is not looked for: its name is checked when the body is read.
+        A lone loaded model is not looked up: its name is checked when the body is read.
         """
         model, named = self.models.default, {}
         if len(self.models) > 1 or not model.ready:
@@ -144,10 +144,10 @@ class Context:
 
     Attributes:
         stored: the conversations that a request may refer to.
-        job_media: what a job has read of the request's media.
-        jobs: where requests are read that are large, or hold media; None reads all of them here,
-            as within a job.
-        lease: what holds the model; None within a job.
+        job_media: media of the request that a job has read.
+        jobs: processes that read requests which are large or have media; None, as within a job,
+            reads all here.
+        lease: the request's hold on the model; None within a job.
         quotas: the limits of API keys.
     """
 
@@ -165,8 +165,8 @@ class Context:
 
         Raises:
             RequestError: it cannot be served; nothing has been queued.
-            EngineFailure: the engine cannot go on.
-            ClientDisconnect: the client left; what compiled its grammar has ended.
+            EngineFailure: the engine cannot continue.
+            ClientDisconnect: the client left; compiling its grammar was stopped.
         """
         prepared = self.owned(request, prepared)
         work = self.service.constrain(self.job_media.complete(prepared))
@@ -175,7 +175,7 @@ class Context:
         return await self.service.submit(await work)
 
     def owned(self, request: Request, prepared: Prepared) -> Prepared:
-        """Return a prepared generation with its caller, who shares prefixes with no other.
+        """Return a prepared generation with its caller, whose prefixes are not shared with others.
 
         From here on the model stays loaded for as long as the request asks for.
 
@@ -198,9 +198,9 @@ class Context:
         return replace(prepared, spec=spec)
 
     def keep(self, request: Request, seconds: float | None) -> None:
-        """Keep the model loaded for so long after its last request; None changes nothing.
+        """Set how long the model stays loaded after its last request; None changes nothing.
 
-        How long a model stays concerns all API keys: where there are many, it is the operator's.
+        With several API keys the operator decides this, because it concerns all of them.
         """
         if self.lease is not None and seconds is not None:
             kept = caller_of(request.scope) == EVERYONE and self.lease.keep(seconds)
@@ -215,14 +215,14 @@ class Context:
     ) -> Result:
         """Run `reader` on the request's body and headers, and return its result.
 
-        What might take more than a few milliseconds is done in a process of its own, which is
-        killed when the client leaves.
+        If that may take more than a few milliseconds, it runs in a job, which is killed when the
+        client leaves.
 
         Args:
-            answers: for what a reader asks that is away from here.
+            answers: functions that answer questions of a reader in a job.
 
         Raises:
-            RequestError: what the reader raises.
+            RequestError: raised by the reader.
             ClientDisconnect: the client left.
         """
         if self.jobs is None or len(body) <= _SMALL:
@@ -250,12 +250,12 @@ class Context:
         decode: Callable[[bytes], object] = parse_json,
         generating: Generating | None = None,
     ) -> Parsed:
-        """Return a body, validated; `decode` reads its JSON, `generating` is as in `schema.parse`.
+        """Return a validated body. `decode` reads its JSON; `generating` is as in `schema.parse`.
 
-        The client is told of fields that pass without effect.
+        The client is told of fields without effect.
 
         Raises:
-            RequestError: not JSON, or not as the schema wants it.
+            RequestError: it is not JSON, or does not match the schema.
         """
         strict = self.config.strict_fields
         fields, unknown = parse(schema, decode(body), strict_fields=strict, generating=generating)
@@ -272,18 +272,18 @@ class Context:
         return await self.service.prompts.tokens(spec, light=self.jobs is not None)
 
     def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` for another model than this one; None means this one."""
+        """Raise `NotFound` for another model's name; None means this model."""
         served, config = self.service.name, self.config
         known = (served, *config.also_named, *config.adapters)
         if name is not None and name not in known:
             raise unknown_model(name, [served, *config.adapters])
 
     def adapter(self, name: str | None) -> str:
-        """Return the LoRA adapter that a model's name asks for; empty for none."""
+        """Return the LoRA adapter that a model name stands for; empty for none."""
         return name if name is not None and name in self.config.adapters else ""
 
     def answering(self, prepared: Prepared) -> str:
-        """Return the name of what answers: the model's, or an adapter's."""
+        """Return the name in answers: the model's, or an adapter's."""
         return prepared.spec.adapter or self.service.name
 
     def kv_format(
@@ -292,7 +292,7 @@ class Context:
         """Return the KV format that a request asks for, by its fields or else by its headers.
 
         Raises:
-            RequestError: it is not offered.
+            RequestError: the format is not offered.
         """
         return choose_format(
             self.service.info.kv_formats,
@@ -301,7 +301,7 @@ class Context:
         )
 
     def check_messages(self, count: int) -> None:
-        """Raises `RequestError` for more messages than the operator allows."""
+        """Raise `RequestError` for more messages than the operator allows."""
         check_count(count, self.config.max_messages, "messages")
 
 
@@ -319,10 +319,10 @@ def _job_scope(request: Request) -> Scope:
 
 
 async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Return the result of `work`, which is cancelled when the client leaves.
+    """Return the result of `work`, which is cancelled if the client leaves.
 
     Raises:
-        ClientDisconnect: it left.
+        ClientDisconnect: the client left.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
@@ -346,10 +346,10 @@ def common_fields(
     *,
     logprobs: int | None,
 ) -> dict[str, Any]:
-    """Return the parts of a `Generation` that OpenAI's two generating endpoints spell alike.
+    """Return the parts of a `Generation` that OpenAI's two generating endpoints share.
 
     Raises:
-        RequestError: a value that only this server's model or settings rule out.
+        RequestError: a value is not allowed by this server's model or settings.
     """
     context.check_model(fields.model)
     check_stream_options(fields.stream_options, stream=fields.stream)
@@ -368,10 +368,10 @@ def decoding(
     *,
     logprobs: int | None = None,
 ) -> dict[str, Any]:
-    """Return the parts of a `Generation` that every endpoint spells alike.
+    """Return the parts of a `Generation` that all endpoints share.
 
     Raises:
-        RequestError: a value that only this server's model or settings rule out.
+        RequestError: a value is not allowed by this server's model or settings.
     """
     stop_ids = fields.stop_token_ids or ()
     context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
@@ -399,10 +399,10 @@ def decoding(
 def _token_rules(fields: DecodingFields, service: Service) -> TokenRules:
     """Return the tokens that a request allows or bans.
 
-    A banned word is meant at the start of an answer and behind a blank.
+    A banned word is banned at the start of an answer and after a blank.
 
     Raises:
-        RequestError: a token id is none of this model's.
+        RequestError: a token id is outside the model's vocabulary.
     """
     allowed = tuple(fields.allowed_token_ids or ())
     service.prompts.check_vocabulary(allowed, "allowed_token_ids")

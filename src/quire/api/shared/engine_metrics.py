@@ -1,4 +1,6 @@
-"""Prometheus metrics of the engines: one metric family a figure, one sample a model."""
+"""Prometheus metrics of the engines: one metric family for each figure, one sample for each
+model.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One family.
+    """One metric family.
 
     Attributes:
-        counts: whether it only grows.
-        samples: of one engine.
+        counts: whether it is a counter.
+        samples: returns the samples of one engine.
     """
 
     name: str

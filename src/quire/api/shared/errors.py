@@ -1,7 +1,6 @@
-"""The one place where errors become responses, in the shape of the protocol that was spoken.
+"""The one place where errors become responses, in the shape of the request's protocol.
 
-A protocol registers nothing: its paths decide. Everything under `/v1/messages` speaks Anthropic,
-under `/api/` Ollama, everything else OpenAI.
+The path decides: `/v1/messages` is Anthropic's, `/api/` is Ollama's, all else is OpenAI's.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ _ANTHROPIC_TYPES = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return the fields of an error as they go over the wire; what is no `QuireError` tells no
-    details.
-    """
+    """Return the wire fields of an error. Errors other than `QuireError` reveal no details."""
     match error:
         case RequestError():
             return Failure.of(error)
@@ -73,7 +70,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def openai_body(failure: Failure) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`."""
+    """Return `{"error": {message, type, param, code}}`."""
     return {
         "error": {
             "message": failure.message,
@@ -85,9 +82,9 @@ def openai_body(failure: Failure) -> dict[str, Any]:
 
 
 def anthropic_body(failure: Failure) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message, details}}`; the SDKs act on the error's code.
+    """Return `{"type": "error", "error": {type, message, details}}`. SDKs act on the error's code.
 
-    Claude Code compacts a conversation on Anthropic's wording of an overflow and on no other.
+    Claude Code compacts a conversation only on Anthropic's wording of an overflow.
     """
     message = failure.message
     if failure.overflow is not None:
@@ -107,7 +104,7 @@ def speaks_anthropic(path: str) -> bool:
 
 
 def speaks_ollama(path: str) -> bool:
-    """Whether a path belongs to Ollama's protocol, whose errors are a message."""
+    """Return whether a path belongs to Ollama's protocol, whose errors are a message."""
     return path.startswith("/api/")
 
 
@@ -121,14 +118,12 @@ def body_for(path: str, failure: Failure) -> dict[str, Any]:
 def error_response(
     scope: Scope, failure: Failure, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return a whole response for a request that failed before anything of its answer was sent.
+    """Return a whole response for a request that failed before its answer began.
 
-    Its log line says why.
-
-    The SDKs would send a request again that ran into its deadline, and would double the load of a
-    server that is slow already, or load again a model whose loading was stopped, or ask twice more
-    for what is not offered; both let this header tell them not to. Claude Code 2.1.330 would send
-    a wrong key for three minutes, and says nothing meanwhile.
+    The log line says why. A header tells SDKs not to retry requests that ran into a deadline, whose
+    model's loading was stopped, or that ask for something not offered: a retry would only add load.
+    It is set for wrong keys as well, because Claude Code 2.1.330 would silently retry one for three
+    minutes.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
@@ -181,7 +176,7 @@ def _unknown_url(request: Request) -> str:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Starlette's handler for all exceptions. Unexpected ones are logged."""
+    """Handle all exceptions for starlette. Unexpected ones are logged."""
     failure = failure_of(error)
     if failure.code == "unknown_url":
         failure = replace(failure, message=_unknown_url(request))

@@ -1,4 +1,4 @@
-"""Errors that name the field at fault, and say what to do instead."""
+"""Errors that name the field at fault and say what to do."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Generating:
 
 
 def first_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error, but a missing field's only if there is no other.
+    """Return the first error; a missing field's only if there is no other.
 
-    What was sent in its place says what to do.
+    The error of a wrong field says more than that of the field it replaced.
     """
     return min(error.errors(include_url=False), key=lambda each: each["type"] == "missing")
 
@@ -45,7 +45,7 @@ def first_of(error: ValidationError) -> ErrorDetails:
 def unknown_field(
     model: type[BaseModel], path: str, generating: Generating | None, *, generates: bool
 ) -> RequestError:
-    """Return the refusal of a field that the schema has not and that no other server honours.
+    """Return the refusal of a field that neither the schema nor another server has.
 
     Args:
         generates: whether the endpoint generates.
@@ -71,9 +71,7 @@ def binding_field(path: str) -> RequestError:
 
 
 def _of_generating(generating: Generating, name: str) -> RequestError | None:
-    """Return the refusal of a field that the generating endpoint has; None if that has it not
-    either.
-    """
+    """Return the refusal of a field that the generating endpoint has; None if it has none such."""
     fields = generating.schema.model_fields
     own = next(iter(foreign.renamed({name: True}, fields)), name)
     if own not in fields:
@@ -88,7 +86,7 @@ def _of_generating(generating: Generating, name: str) -> RequestError | None:
 
 
 def _not_offered(model: type[BaseModel], loc: tuple[int | str, ...], param: str) -> RequestError:
-    """Return the refusal of a field that stands in the schema as one of type `None`."""
+    """Return the refusal of a field that the schema has with type `None`."""
     return RequestError(
         f"'{param}' is not offered by this server{_hint(model, loc)}.",
         param=param,
@@ -115,7 +113,7 @@ _CODES = {
 
 
 def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
-    """One validation error as one sentence that starts with the field's name.
+    """Return a validation error as one sentence that starts with the field's name.
 
     Args:
         names: what the client calls fields that it does not call by their own names.
@@ -172,7 +170,7 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
 
 
 def _in_words_of_json(sentence: str) -> str:
-    """Return a sentence of pydantic's, which speaks of Python's objects."""
+    """Return pydantic's sentence with JSON's terms in place of Python's."""
     sentence = sentence[:1].lower() + sentence[1:]
     for python, json in (("dictionary", "object"), ("False", "false"), (" after validation", "")):
         sentence = sentence.replace(python, json)

@@ -6,7 +6,9 @@ _BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
 
 
 def field_name(loc: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "@user", "content")` as clients write it: `messages[0].content`."""
+    """Return a path as clients write it: `("messages", 0, "@user", "content")` as
+    `messages[0].content`.
+    """
     name = ""
     for position, part in enumerate(loc):
         if isinstance(part, int):
@@ -17,5 +19,5 @@ def field_name(loc: tuple[int | str, ...]) -> str:
 
 
 def _is_branch(part: str) -> bool:
-    """Return whether pydantic named a member of a union here, not a field."""
+    """Return whether pydantic named a union's member here, not a field."""
     return part in _BRANCHES or "[" in part

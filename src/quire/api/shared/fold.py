@@ -22,14 +22,14 @@ from quire.text.output import Answer, Fold
 async def collect(
     request: Request, run: GenerationStream, logprobs: Sequence[Logprobs], slots: Slots
 ) -> list[Answer]:
-    """Return the answers of a run, by choice; see `consume`.
+    """Return the answers of a run, one for each choice; see `consume`.
 
     Args:
-        logprobs: each choice's, which are written here and are no part of the answers.
-        slots: count what is held.
+        logprobs: each choice's writer of log-probabilities, which are not part of the answers.
+        slots: counts the bytes that are held.
 
     Raises:
-        Overloaded: log-probabilities take more memory than there is for them.
+        Overloaded: log-probabilities exceed the memory for them.
     """
     folds = [Fold() for _ in run.choices]
 
@@ -48,9 +48,9 @@ async def collect(
 async def consume(
     request: Request, run: GenerationStream, take: Callable[[int, Event], None]
 ) -> None:
-    """Hands every event of a run to `take`, with the number of its choice.
+    """Pass every event of a run to `take`, with the number of its choice.
 
-    The run is aborted as soon as the client goes away.
+    The run is aborted as soon as the client leaves.
 
     Raises:
         RunFailed: a choice failed; the others are aborted.

@@ -1,9 +1,10 @@
-"""Request fields of other servers: under which name they are honoured here, or that they are not.
+"""Request fields of other servers: the name under which they are honoured here, or that they are
+not.
 
-Clients send one body to many servers. A field that is another name of one of ours is read as that
-one. A field that another server honours and this one cannot passes, and the client is told its
-name, unless it says what an answer has to be or what the prompt is: then it is refused. What nobody
-knows is refused, with the nearest name that somebody does.
+Clients send one body to many servers. A field that is another name of one of ours is read as ours.
+A field that another server honours and this one cannot passes, and the client is told its name; but
+if it constrains the answer or changes the prompt, it is refused. An unknown field is refused with
+the nearest known name.
 
 `peers` lists the fields of servers that run on the client's machine. The names listed here are of
 SGLang, LM Studio, mlx-lm, Text Generation Inference, text-generation-webui, and of hosts and
@@ -137,7 +138,7 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def asks_for_default(path: str, value: object) -> bool:
-    """Return whether a field asks for this server's default behaviour. Null asks for nothing."""
+    """Return whether a field asks for this server's default behaviour. Null does."""
     return value is None or (path in DEFAULTS and value == DEFAULTS[path])
 
 
@@ -147,12 +148,12 @@ def is_known(path: str) -> bool:
 
 
 def is_one_of(path: str, fields: Collection[str]) -> bool:
-    """Return whether `path` is one of some fields of ours, or another name of one."""
+    """Return whether `path` is one of some fields of ours, or an alias of one."""
     return path in fields or any(path in ALIASES.get(each, ()) for each in fields)
 
 
 def binds(path: str, value: object) -> bool:
-    """Return whether an answer may not ignore the field at `path`. Empty values ask for nothing."""
+    """Return whether an answer must honour the field at `path`. Empty values need nothing."""
     return path in _BINDING and bool(value)
 
 
@@ -174,7 +175,7 @@ def nearest(path: str, fields: Collection[str], *, generates: bool) -> str | Non
 
 
 def shown(path: str) -> str:
-    """Return a name as a header can hold it: a client may have made it up."""
+    """Return a name in a form that a header can carry, because a client may have invented it."""
     return "".join(each if each in _SAFE else "?" for each in path[:_LONGEST])
 
 

@@ -135,10 +135,10 @@ class GuidedFields(Wire):
         """Return the format that constrains the answer; None without any.
 
         Args:
-            own: what the protocol's own field asks for.
+            own: format from the protocol's own field.
 
         Raises:
-            RequestError: more than one field says so, or a schema is no JSON object.
+            RequestError: more than one field sets a format, or a schema is not a JSON object.
         """
         outputs = self.structured_outputs or StructuredOutputs()
         asked = [
@@ -197,7 +197,7 @@ class FormatFields(GuidedFields):
 
 
 def any_object(field: str) -> AnswerFormat:
-    """Any JSON object."""
+    """Return the format of any JSON object."""
     return AnswerFormat("json_schema", '{"type":"object"}', field)
 
 
@@ -218,7 +218,7 @@ def _asked_schema(field: str, schema: JsonSchemaText | None) -> AnswerFormat | N
 
 
 def _schema(field: str, schema: JsonSchemaText) -> AnswerFormat:
-    """Return a schema, which may be JSON text."""
+    """Return a schema, given as an object or as JSON text."""
     try:
         read = parse_json(schema.encode()) if isinstance(schema, str) else schema
     except RequestError:

@@ -27,7 +27,7 @@ _COUNTERS = (
 
 
 def gateway_families(models: Iterable[Model], stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    """Yield what gateways read of each loaded model, told apart by the label `model_name`.
+    """Yield the metrics that gateways read, for each loaded model (label `model_name`).
 
     Args:
         stats: counters of the models that are loaded, by name.
@@ -74,7 +74,7 @@ def _values(stats: EngineStats) -> dict[str, float]:
 
 
 def _block_count(stats: EngineStats) -> int:
-    """Return how many blocks the budget holds in the format that was used first."""
+    """Return how many blocks the budget holds in the first format that was used."""
     by_group: dict[str, int] = {}
     for pool, size in stats.kv_block_bytes:
         by_group.setdefault(pool.partition("/")[0], size)

@@ -1,4 +1,4 @@
-"""Request bodies as JSON: finite numbers, no half characters, errors that say where."""
+"""Request bodies as JSON: finite numbers, no half surrogates, errors with positions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_NUMBER = re.compile(rb"NaN|Infinity")
 
 
 class NotFinite(ValueError):
-    """JSON text holds a number that is not finite: NaN, an infinity, or more than a float holds.
+    """Raised if JSON text has a number that is not finite: NaN, infinity, or beyond float's range.
 
     Attributes:
         loc: keys and indices on the way to the first such number.
@@ -41,7 +41,7 @@ class NotFinite(ValueError):
 
 
 def finite_json(body: bytes) -> object:
-    """Return the value of a JSON text. `1e400` is JSON too, but no number that an answer could
+    """Return the value of a JSON text. `1e400` is valid JSON, but no number that an answer could
     repeat.
 
     Raises:
@@ -89,7 +89,7 @@ def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
     """Return the refusal of a body that `finite_json` does not read.
 
     Args:
-        said: what the error says, if it says it of another text than the client's.
+        said: the error's message, if it is about another text than the client's.
     """
     if isinstance(error, NotFinite):
         name = field_name(error.loc)
@@ -108,7 +108,7 @@ def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
 
 
 def parse_json(body: bytes) -> object:
-    """Reads a request body as JSON; NaN and infinities are not JSON.
+    """Parse a request body as JSON. NaN and infinities are not JSON.
 
     Raises:
         RequestError: with the position or the field at fault, code `invalid_json`.
@@ -124,9 +124,9 @@ def parse_json(body: bytes) -> object:
 
 
 def replace_invalid_utf8(body: bytes) -> bytes:
-    """JSON in which no string holds half a character, with every byte in its old place.
+    """Return JSON without half surrogates; every byte keeps its offset.
 
-    Half of an emoji is left where a client cuts off a text, as agents do with what tools said.
-    JSON can spell it and UTF-8 cannot, so a replacement character stands for it.
+    A client that cuts a text may leave half of an emoji. JSON can spell it and UTF-8 cannot, so a
+    replacement character takes its place.
     """
     return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], body)

@@ -1,7 +1,7 @@
-"""Streams that outlive their connection: their events are kept for a while, to be taken up again.
+"""Streams that outlive their connection: their events are stored for a while and can be resumed.
 
-A client names its request with `x-quire-stream`. The answer then goes on when the client's
-connection ends, and `GET /streams/{id}?after=N` continues behind event N.
+A client names its request with `x-quire-stream`. The answer then continues when the client's
+connection ends, and `GET /streams/{id}?after=N` continues after event N.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class StreamQuery(Wire):
 
 
 class KeptStream:
-    """One kept answer: its head, its last events and its readers.
+    """One stored answer: its head, its last events and its readers.
 
     Attributes:
         head: the ASGI message that starts the answer; None until it was sent.
-        dropped: how many of the first events are no longer kept.
+        dropped: number of first events that were dropped.
         size: bytes of the events that are kept.
         over: whether the answer has ended.
-        stopped: set when nobody shall get the rest; the request then ends as if its client left.
+        stopped: set to stop the answer; the request then ends as if its client had left.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -65,18 +65,18 @@ class KeptStream:
 
     @property
     def last(self) -> int:
-        """The number of the newest event; the first is 1."""
+        """Number of the newest event; the first is 1."""
         return self.dropped + len(self._events)
 
     def start(self, head: Message) -> None:
-        """Keep the head of the answer."""
+        """Store the head of the answer."""
         self.head = head
         self._tell()
 
     def add(self, body: bytes) -> bytes:
-        """Keep the events that a piece of the body completes; return them with their numbers.
+        """Store the events that a piece of the body completes; return them with their numbers.
 
-        Comments pass and are not kept. A body that is no event stream is one event.
+        Comments pass and are not stored. A body that is no event stream is one event.
         """
         seen = max(0, len(self._rest) - 1)
         self._rest += body
@@ -94,7 +94,7 @@ class KeptStream:
         return bytes(shown)
 
     def end(self) -> bytes:
-        """Note that the answer has ended; return what is left of its body."""
+        """Record that the answer has ended; return the rest of its body."""
         rest = bytes(self._rest)
         self._rest.clear()
         if rest:
@@ -114,7 +114,7 @@ class KeptStream:
         self._tell()
 
     def drop(self) -> int:
-        """Forget the oldest event; return its size in bytes, 0 if none is kept."""
+        """Drop the oldest event; return its bytes, 0 if there is none."""
         if not self._events:
             return 0
         size = len(self._events.popleft())
@@ -123,14 +123,14 @@ class KeptStream:
         return size
 
     def after(self, number: int) -> bytes | None:
-        """Return the events behind event `number`; None if some of them are no longer kept."""
+        """Return the events after event `number`; None if some were dropped."""
         if number < self.dropped:
             return None
         skipped = number - self.dropped
         return b"".join(event for at, event in enumerate(self._events) if at >= skipped)
 
     async def changed(self, number: int) -> None:
-        """Wait until there is a head, and an event behind `number` or the end."""
+        """Wait until there is a head, and an event after `number` or the end."""
         while self.head is None or (self.last <= number and not self.over):
             if self.over:
                 return
@@ -148,7 +148,7 @@ class KeptStream:
             self._timer = None
 
     def detach(self) -> None:
-        """Count a reader that left; the last one's leaving stops the answer after a while."""
+        """Count a reader that left. When the last one leaves, the answer stops after a while."""
         self._readers -= 1
         if not self._readers and not self.over:
             loop = asyncio.get_running_loop()
@@ -159,9 +159,10 @@ class KeptStreams:
     """The streams of one caller, by their ids. Lives as long as the server.
 
     Args:
-        grace_s: how long an answer goes on that nobody reads, and is kept after its end.
-        max_bytes: of events; streams that are over go first, then the oldest events of the stream
-            that grows.
+        grace_s: seconds for which an answer continues without a reader, and is stored after its
+            end.
+        max_bytes: the most bytes of events. Finished streams are evicted first, then the oldest
+            events of the growing stream.
     """
 
     def __init__(self, grace_s: float, max_bytes: int = _BYTES, max_count: int = _COUNT) -> None:
@@ -175,11 +176,11 @@ class KeptStreams:
         return len(self._streams)
 
     def open(self, stream_id: str) -> KeptStream:
-        """Keep a new stream.
+        """Store a new stream.
 
         Raises:
             RequestError: the id is malformed or taken.
-            Overloaded: as many streams as are kept still run.
+            Overloaded: the limit of streams is reached, and all of them still run.
         """
         if not _ID.fullmatch(stream_id):
             what = f"'{HEADER}' takes 16 to 64 letters, digits, '-' and '_'."
@@ -197,7 +198,7 @@ class KeptStreams:
         return stream
 
     def get(self, stream_id: str) -> KeptStream:
-        """Return a stream that is kept. Raise `NotFound` if there is none of this id."""
+        """Return a stored stream. Raise `NotFound` if there is none of this id."""
         stream = self._streams.get(stream_id)
         if stream is None:
             raise NotFound(
@@ -208,7 +209,7 @@ class KeptStreams:
         return stream
 
     def grown(self, stream: KeptStream, before: int) -> None:
-        """Count what a stream keeps more than `before` bytes, and make room for it."""
+        """Count the bytes that a stream has grown by since `before`, and evict to make room."""
         self.size += stream.size - before
         while self.size > self._max_bytes and self._evict():
             pass
@@ -216,7 +217,7 @@ class KeptStreams:
             self.size -= freed
 
     def ended(self, stream_id: str) -> None:
-        """Forget a stream that is over, after a while; at once if its request got no answer."""
+        """Remove a finished stream after a while; at once if its request got no answer."""
         stream = self._streams[stream_id]
         if stream.head is None:
             self._forget(stream_id, stream)
@@ -225,7 +226,7 @@ class KeptStreams:
         loop.call_later(self.grace_s, self._forget, stream_id, stream)
 
     def _evict(self) -> bool:
-        """Forget the oldest stream that is over; False if none is."""
+        """Remove the oldest finished stream. Return False if there is none."""
         for stream_id, stream in self._streams.items():
             if stream.over:
                 self._forget(stream_id, stream)
@@ -239,11 +240,11 @@ class KeptStreams:
 
 
 class CallerStreams:
-    """Kept streams per API key, so that keys cannot read each other's.
+    """Stored streams by API key, so that keys cannot read each other's.
 
     Args:
-        callers: of the API keys; without any there is one, everyone.
-        grace_s: see `KeptStreams`; 0 keeps no streams.
+        callers: callers of the API keys. Without any there is one for everyone.
+        grace_s: see `KeptStreams`; 0 stores no streams.
     """
 
     def __init__(self, callers: Iterable[str], grace_s: float) -> None:
@@ -256,20 +257,20 @@ class CallerStreams:
         return self._of[caller_of(scope)]
 
     async def resume(self, request: Request) -> Response:
-        """`GET /streams/{id}`."""
+        """Answer `GET /streams/{id}`."""
         query, unknown = parse(StreamQuery, dict(request.query_params), strict_fields=False)
         note_ignored(request.scope, unknown)
         stream = self.of(request.scope).get(request.path_params["id"])
         return Resumed(stream, query.after)
 
     async def stop(self, request: Request) -> Response:
-        """`DELETE /streams/{id}`: the answer ends as if its client had left."""
+        """Answer `DELETE /streams/{id}`: end the answer as if its client had left."""
         self.of(request.scope).get(request.path_params["id"]).stopped.set()
         return Response(status_code=204)
 
 
 class Resumed(Response):
-    """A kept stream from one of its events on, and then as it goes on."""
+    """A stored stream from one of its events on, followed live."""
 
     def __init__(self, stream: KeptStream, after: int) -> None:
         super().__init__()
@@ -312,7 +313,7 @@ class Resumed(Response):
 
 
 class KeepsStream:
-    """Route middleware that keeps the answers of requests that name a stream.
+    """Route middleware that stores the answers of requests that name a stream.
 
     The application behind it sees its client leave only when the stream is stopped.
     """
@@ -338,7 +339,7 @@ class KeepsStream:
 
 
 class Held:
-    """The ASGI channels of a request whose answer is kept. Its client counts as a reader.
+    """The ASGI channels of a request whose answer is stored. Its client counts as a reader.
 
     Args:
         read: whether the request's body was read already.
@@ -375,7 +376,7 @@ class Held:
         return {"type": "http.disconnect"}
 
     async def _watch(self) -> None:
-        """Note when the client of the request itself leaves."""
+        """Detach the reader when the request's own client leaves."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._leave()
@@ -401,7 +402,7 @@ class Held:
             await self._send(message)
 
     async def close(self) -> None:
-        """Note that the request is over, however it ended."""
+        """Record that the request is over, however it ended."""
         if self._watcher is not None:
             await cancel_and_wait(self._watcher)
         if not self._stream.over:

@@ -1,9 +1,8 @@
-"""JSON as some agents write it: escapes that JSON does not have, raw line ends inside strings.
+"""Reads JSON as some agents write it: invalid escapes, raw line ends inside strings.
 
-Tool schemas hold regular expressions and Windows paths, and clients have been seen to put them into
-a body without doubling their backslashes, and texts without escaping their tabs. What was meant is
-plain, so it is read: a backslash that starts no escape is a backslash, and a control character
-stands for itself. Everything else that is not JSON stays an error.
+Tool schemas contain regular expressions and Windows paths, and some clients do not double their
+backslashes or escape tabs in texts. The meaning is clear: a backslash that starts no escape is a
+backslash, and a control character stands for itself. All other invalid JSON stays an error.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _DOUBTFUL = (b"\\b", b"\\f")
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """A replacement: where it stands in the repaired body, and what it took the place of."""
+    """A replacement: its position in the repaired body, and the text that it replaced."""
 
     repaired: int
     original: int
@@ -38,10 +37,10 @@ class _Edit:
 
 
 def parse_lenient(body: bytes) -> object:
-    """Reads a request body as JSON, repaired where it is not.
+    """Parse a request body as JSON, repairing it if needed.
 
     Raises:
-        RequestError: it is broken in another way; with the position, code `invalid_json`.
+        RequestError: it cannot be repaired; the message has the position, code `invalid_json`.
     """
     try:
         return finite_json(body)
@@ -56,7 +55,7 @@ def parse_lenient(body: bytes) -> object:
 
 
 def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:
-    """Return the body with its strings made valid, and where it was changed, in order."""
+    """Return the body with its strings made valid, and the changes in order."""
     pieces: list[bytes] = []
     edits: list[_Edit] = []
     done = size = 0
@@ -92,7 +91,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _meant(old: bytes, *, loose: bool) -> bytes:
-    """Return a piece of a string as valid JSON. `loose` strings hold an invalid escape."""
+    """Return a piece of a string as valid JSON. `loose` strings have an invalid escape."""
     if old == b"\\":
         return _BACKSLASH
     if loose and old in _DOUBTFUL:
@@ -101,7 +100,7 @@ def _meant(old: bytes, *, loose: bool) -> bytes:
 
 
 def _position(at: re.Match[str], repaired: bytes, body: bytes, edits: list[_Edit]) -> str:
-    """Return a position in the repaired body as one in the body that was sent."""
+    """Return the position in the sent body of a position in the repaired one."""
     line, column = int(at[1]), int(at[2])
     offset = len(repaired) - len(repaired.split(b"\n", line - 1)[-1]) + column
     for edit in reversed(edits):

@@ -1,4 +1,4 @@
-"""Limits for one client: sizes, counts, concurrent requests."""
+"""Limits of requests: sizes, counts, and requests in flight."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
     """Return the whole body, unpacked if it came compressed.
 
     Raises:
-        TooLarge: it is longer than `limit` bytes, as it came or unpacked; refused before it is read
-            if it says so.
-        Overloaded: others hold too much.
+        TooLarge: it is longer than `limit` bytes, packed or unpacked. A declared length is refused
+            before reading.
+        Overloaded: other bodies in memory leave no room.
         RequestError: it cannot be unpacked.
     """
     coding = check_coding(request.headers.get("content-encoding", ""))
@@ -81,11 +81,11 @@ def form_of(request: Request, limit: int) -> Request:
 
 
 def check_headers(request: Request) -> None:
-    """Looks at the headers of a request with a body.
+    """Check the headers of a request with a body.
 
     Raises:
-        TooLarge: together they are longer than `MAX_HEADER_BYTES`.
-        UnsupportedMediaType: the body is compressed in a way that is not read here.
+        TooLarge: all headers together are longer than `MAX_HEADER_BYTES`.
+        UnsupportedMediaType: the body has an unsupported compression.
     """
     size = sum(len(name) + len(value) for name, value in request.headers.raw)
     if size > MAX_HEADER_BYTES:
@@ -94,7 +94,7 @@ def check_headers(request: Request) -> None:
 
 
 def check_count(items: int, limit: int, param: str) -> None:
-    """Raises `RequestError` if a list holds more than the operator allows."""
+    """Raise `RequestError` if a list has more entries than the operator allows."""
     if items > limit:
         raise RequestError(
             f"'{param}' holds {items} items; this server takes {limit}.",
@@ -104,7 +104,7 @@ def check_count(items: int, limit: int, param: str) -> None:
 
 
 class Bodies:
-    """Counts the bytes of all bodies that are held, over all requests."""
+    """Counts the bytes of all bodies in memory, over all requests."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -112,7 +112,7 @@ class Bodies:
 
     @contextmanager
     def reading(self) -> Iterator[Counted]:
-        """Counts one body until the block ends."""
+        """Count one body within the context."""
         counted = Counted(self)
         try:
             yield counted
@@ -121,17 +121,18 @@ class Bodies:
 
 
 class Counted:
-    """One body as it comes in."""
+    """One body while it arrives."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Raises `Overloaded` if there is no room for so many bytes more."""
+        """Count bytes. Raise `Overloaded` if there is no room for them."""
         if self._bodies.held + size > self._bodies.limit:
             raise Overloaded(
-                f"Requests hold {self._bodies.held} bytes, of {self._bodies.limit}.",
+                f"The bodies of requests take {self._bodies.held} of {self._bodies.limit} bytes: "
+                "try again later.",
                 code="too_many_requests",
             )
         self._bodies.held += size
@@ -139,7 +140,7 @@ class Counted:
 
 
 class Slots:
-    """Counts the requests in flight that were received whole, over all endpoints."""
+    """Counts requests in flight whose bodies have arrived, over all endpoints."""
 
     def __init__(self, limit: int, body_bytes: int) -> None:
         self.limit = limit
@@ -148,7 +149,7 @@ class Slots:
         self.bodies = Bodies(_BODIES * body_bytes)
 
     def check(self) -> None:
-        """Raises `Overloaded` if there is no slot."""
+        """Raise `Overloaded` if there is no free slot."""
         if self.taken >= self.limit:
             raise Overloaded(
                 f"{self.limit} requests are in flight, which is as many as this server takes.",
@@ -159,7 +160,7 @@ class Slots:
         """Take a slot for a request whose body has arrived, once, if its route has slots.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: there is no free slot.
         """
         if scope.get(_SLOT) is False:
             self.check()
@@ -167,15 +168,15 @@ class Slots:
             scope[_SLOT] = True
 
     def hold(self, scope: Scope, size: int) -> None:
-        """Counts bytes of an answer that are held until the request has left.
+        """Count bytes of an answer that are held until the request has ended.
 
         Raises:
-            Overloaded: there is no room for so many more.
+            Overloaded: there is no room for them.
         """
         if self.held + size > _HELD_BYTES:
             raise Overloaded(
-                f"Answers that are not streamed hold log-probabilities of {self.held} bytes, of "
-                f"{_HELD_BYTES}; streams hold none.",
+                f"Log-probabilities of answers that are not streamed take {self.held} of "
+                f"{_HELD_BYTES} bytes: set 'stream', or try again later.",
                 param="logprobs",
                 code="too_many_logprobs",
             )
@@ -183,13 +184,15 @@ class Slots:
         scope[_HELD] = scope.get(_HELD, 0) + size
 
     def leave(self, scope: Scope) -> None:
-        """Gives back a slot, if one was taken, and what was held."""
+        """Release the slot, if one was taken, and the counted bytes."""
         self.taken -= scope.pop(_SLOT)
         self.held -= scope.pop(_HELD, 0)
 
 
 class Slotted:
-    """Route middleware: a slot is held from a request's last byte to the last of its answer."""
+    """Route middleware: a request holds a slot from its last byte to the last byte of its
+    answer.
+    """
 
     def __init__(self, app: ASGIApp, slots: Slots) -> None:
         self._app = app

@@ -17,8 +17,8 @@ class Stream:
     """One choice of one request, from its submission to its end.
 
     Attributes:
-        model: what clients call the model that answers.
-        prompt_tokens: of its prompt.
+        model: served name of the model.
+        prompt_tokens: number of tokens of its prompt.
         generated: tokens so far.
     """
 
@@ -46,12 +46,12 @@ class Stream:
         return self._read - before
 
     def start(self) -> None:
-        """The first token came."""
+        """Record the first token."""
         self._first = time.perf_counter()
         self.generated = 1
 
     def end(self, finish: str) -> bool:
-        """It is over. False, and nothing changes, if it was before."""
+        """Record the end. Return False, without changes, if it was recorded before."""
         if self._ended is not None:
             return False
         self._ended, self._finish = time.perf_counter(), finish
@@ -59,9 +59,10 @@ class Stream:
         return True
 
     def view(self, now: float) -> dict[str, Any]:
-        """For JSON; seconds are seconds. A stream without `first_token_s` waits or is read, which
-        is likely to take another `left_s`. `reuse` is None until it is known, and `finish` and
-        `ended_s` (ago) until it is over.
+        """Return the stream for JSON. Durations are in seconds.
+
+        A stream without `first_token_s` waits or reads its prompt, for an expected `left_s` more.
+        `reuse` is None until known; `finish` and `ended_s` (seconds ago) are None until the end.
         """
         first = None if self._first is None else round(self._first - self._started, 4)
         ended = now if self._ended is None else self._ended
@@ -81,10 +82,10 @@ class Stream:
 
 
 class Streams:
-    """Streams of now, and the last that ended, as one caller may see them.
+    """Running streams, and the last finished ones, as one caller may see them.
 
-    Each has a number that counts this caller's alone, so that it tells nothing of others' load. A
-    stream whose run nobody keeps is gone, though nobody said so.
+    Numbers count this caller's streams only, so they reveal nothing of others' load. A stream whose
+    run was garbage collected is removed.
     """
 
     def __init__(self) -> None:
@@ -94,12 +95,12 @@ class Streams:
         self._next = itertools.count(1)
 
     def add(self, stream: Stream) -> None:
-        """One starts."""
+        """Add a stream that starts."""
         self._streams.add(stream)
         self._numbers[stream] = next(self._next)
 
     def end(self, stream: Stream) -> None:
-        """One is over; harmless if it was before."""
+        """Move a stream to the finished ones. No effect if it was moved before."""
         if stream in self._streams:
             self._streams.remove(stream)
             self._ended.append(stream)
@@ -109,7 +110,7 @@ class Streams:
         return self._shown(sorted(self._streams, key=self._numbers.__getitem__))
 
     def view_ended(self) -> list[dict[str, Any]]:
-        """Return the last that ended for JSON, newest first."""
+        """Return the last finished streams for JSON, newest first."""
         return self._shown(reversed(self._ended))
 
     def _shown(self, streams: Iterable[Stream]) -> list[dict[str, Any]]:

@@ -35,8 +35,8 @@ class Registered:
     """The members of a union for the registered kinds of media, looked up when a request is read.
 
     Args:
-        protocols: those whose unions these are.
-        model: of a kind's part.
+        protocols: protocols whose unions these are.
+        model: returns the model of a kind's part.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def fields_of(options: tuple[Option, ...]) -> dict[str, Any]:
 
 
 def literal(name: str) -> Any:
-    """`Literal[name]`, of a name that no type checker sees."""
+    """Return `Literal[name]` for a name unknown to type checkers."""
     return cast(Any, Literal)[name]
 
 

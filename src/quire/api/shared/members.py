@@ -1,4 +1,4 @@
-"""Single members of a large JSON object, found without reading the rest of it."""
+"""Finds single members of a large JSON object without parsing the rest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AT_ONCE = 2000
 
 
 async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
-    """Return the top-level members with these names whose values are short scalars.
+    """Return top-level members with these names whose values are short scalars.
 
-    Of a name that is there twice the last counts, as it does for `json`. What is no JSON may give
-    anything; it is refused when it is read whole.
+    Of a repeated name the last one counts, as for `json`. Invalid JSON may give any result; it is
+    refused when parsed whole.
     """
     found: dict[str, Any] = {}
     wanted = {json.dumps(name).encode(): name for name in names}

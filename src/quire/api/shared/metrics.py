@@ -40,12 +40,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Adds `count` samples of `value`."""
+        """Add `count` samples of `value`."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
-        """Return the samples as Prometheus wants them: cumulative."""
+        """Return the samples in Prometheus' form: cumulative."""
         buckets, total = [], 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -54,7 +54,7 @@ class Histogram:
 
 
 class Metrics:
-    """The HTTP side's counters, its last minutes, and the streams of now."""
+    """The HTTP side's counters, its last minutes, and the running streams."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(_TTFT_S)
@@ -67,21 +67,21 @@ class Metrics:
         self.activity = Activity()
 
     def first_token(self, seconds: float) -> None:
-        """A request got its first token."""
+        """Count a request's first token."""
         self.time_to_first_token.observe(seconds)
         self.activity.add(written=1)
 
     def tokens(self, seconds: float, count: int) -> None:
-        """A request got `count` further tokens after `seconds`."""
+        """Count `count` further tokens of a request, after `seconds`."""
         self.between_tokens.observe(seconds / count, count)
         self.activity.add(written=count)
 
     def ended(self, finish: str) -> None:
-        """A choice ended."""
+        """Count the end of a choice."""
         self.ends[finish] += 1
 
     def response(self, access: Access) -> None:
-        """A response was sent whole, or its client went away."""
+        """Count a response that was sent whole, or whose client left."""
         self.responses[access.route, str(access.line["status"])] += 1
         self.request_seconds.observe(access.ended - access.started)
         if (refusal := access.refusal) is not None:
@@ -94,8 +94,8 @@ class Metrics:
         return generate_latest(registry)
 
     def view(self, engines: Iterable[Metric] = ()) -> dict[str, Any]:
-        """`/metrics` as JSON: what `render` says, by the sample's name, each stream of now, those
-        that ended last, those that were refused last, and the last minutes.
+        """Return `/metrics` as JSON: the samples of `render` by name, running and finished streams,
+        refused requests, and the last minutes.
         """
         samples: dict[str, list[dict[str, Any]]] = {}
         for family in (*self._families(), *engines):
@@ -131,7 +131,7 @@ class Metrics:
 
 
 class CallerMetrics:
-    """Everybody's counters, and each caller's own where callers are told apart."""
+    """All callers' counters together, and each caller's own if callers are told apart."""
 
     def __init__(self, callers: Iterable[str]) -> None:
         self.all = Metrics()
@@ -142,7 +142,7 @@ class CallerMetrics:
         return self._own.get(caller, self.all)
 
     def response(self, access: Access) -> None:
-        """A response was sent whole, or its client went away."""
+        """Count a response that was sent whole, or whose client left."""
         for metrics in self._of_both(access.caller):
             metrics.response(access)
 
@@ -194,7 +194,7 @@ class _Watched:
 
 
 class _Snapshot(Collector):
-    """Families that are there already, for a registry that lives for one answer."""
+    """A registry of ready metric families, for one answer."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

@@ -1,4 +1,4 @@
-"""A request's hold on its model, and what its client hears while the model is loaded."""
+"""A request's hold on its model, and what its client gets while the model is loaded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def use_of(scope: Scope) -> ModelUse:
 
 
 class ModelUse:
-    """One request's.
+    """One request's hold on its model.
 
-    A stream may have to start while its model is still loaded, so that nobody takes the connection
-    for dead. What is sent then is only comments; an answer that turns out to be an error is sent
-    as that protocol's event.
+    A stream may have to start while its model is still loading, so that nobody takes the connection
+    for dead. Only comments are sent then; an answer that turns out to be an error is sent as the
+    protocol's event.
     """
 
     def __init__(self, path: str, send: Send) -> None:
@@ -41,10 +41,10 @@ class ModelUse:
         self._error: bytearray | None = None
 
     async def take(self, lease: Awaitable[Lease]) -> Lease:
-        """Waits for a hold on a model, and keeps it until the answer has been sent.
+        """Wait for a lease on a model, and hold it until the answer was sent.
 
-        Nothing is awaited between the lease's coming and its being held here, so that no
-        cancellation loses it.
+        Nothing is awaited between getting the lease and storing it, so that no cancellation loses
+        it.
         """
         self._lease = await lease
         if self._released:
@@ -52,13 +52,13 @@ class ModelUse:
         return self._lease
 
     def release(self) -> None:
-        """Release the model: the answer has been sent, or its reader left."""
+        """Release the model after the answer was sent or its reader left."""
         self._released = True
         if self._lease is not None:
             self._lease.release()
 
     async def waiting(self, work: Awaitable[Result], *, streams: bool) -> Result:
-        """Return the result of `work`, while the client of a stream is told that it goes on."""
+        """Return the result of `work`. Meanwhile a streaming client gets comments."""
         told = streams and not speaks_ollama(self._path)  # whose streams have no comments
         keeper = asyncio.create_task(self._keep_alive()) if told else None
         try:

@@ -16,5 +16,5 @@ def notes(scope: Scope) -> dict[str, Any]:
 
 
 def note(scope: Scope, details: dict[str, Any]) -> None:
-    """Adds fields to the log line of the request that `scope` belongs to."""
+    """Add fields to the log line of the request with this `scope`."""
     notes(scope).update(details)

@@ -19,7 +19,7 @@ _QUOTED = f'"{_PLACE}"'.encode()
 
 
 def quoted(text: str) -> bytes:
-    """`text` as a JSON string."""
+    """Return `text` as a JSON string."""
     return encode_basestring_ascii(text).encode()
 
 
@@ -30,7 +30,7 @@ def compact(value: Any) -> bytes:
 
 @runtime_checkable
 class Written(Protocol):
-    """A JSON value that is written piece by piece, anywhere within what `pieces` writes."""
+    """A JSON value that is written in pieces, anywhere within the argument of `pieces`."""
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the value's JSON."""
@@ -57,11 +57,11 @@ class Array:
 
 
 class Merged:
-    """An object of which one part is written already.
+    """An object of which one part is JSON already.
 
     Args:
-        written: an object, not empty.
-        members: of other names, at least one; they come behind.
+        written: JSON of an object that is not empty.
+        members: members with other names, at least one, which follow.
     """
 
     def __init__(self, written: bytes, members: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Merged:
 
 
 def pieces(value: Any) -> Iterator[bytes]:
-    """Yield a value as JSON without spaces; what is `Written` in it is neither built nor copied
+    """Yield a value as JSON without spaces. `Written` values in it are neither built nor copied
     whole.
     """
     written: list[Written] = []
@@ -96,9 +96,9 @@ def pieces(value: Any) -> Iterator[bytes]:
 
 
 async def writes(written: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Pieces joined to at least `WRITE` bytes, with a turn of the event loop behind each.
+    """Join pieces to at least `WRITE` bytes, with a turn of the event loop after each write.
 
-    The last, which may be empty, is shorter.
+    The last one is shorter, and may be empty.
     """
     held: list[bytes] = []
     size = 0
@@ -113,7 +113,7 @@ async def writes(written: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def whole(written: Iterable[bytes], headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response of JSON; one that is long is made while it is sent."""
+    """Return a JSON response. A long one is built while it is sent."""
     made = writes(written)
     first = await anext(made)
     if len(first) < WRITE:

@@ -27,7 +27,7 @@ Priority = Annotated[
 
 
 def priority_of(asked: int | None, headers: Mapping[str, str]) -> int | None:
-    """Return a request's priority: its own, but no lower number than that of the header.
+    """Return a request's priority, at least that of the header.
 
     Raises:
         RequestError: the header holds no such number.

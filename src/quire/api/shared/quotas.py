@@ -1,8 +1,8 @@
-"""Limits of each API key: requests and tokens a minute, and its share of places and rows.
+"""Limits of each API key: requests and tokens per minute, and its share of places and rows.
 
-Each limit is a token bucket that holds a minute's worth. A request takes one request; its prompt's
-tokens and those that it generates are taken as they are known, so the bucket of tokens may fall
-below zero, and the next request waits until it is full enough again.
+Each limit is a token bucket that holds a minute's worth. A request takes one unit; prompt tokens
+and generated tokens are taken as they become known. So the bucket of tokens may fall below zero,
+and the next request waits until it is full enough again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MakeObserver = Callable[[str, int, str], Observer]
 
 
 class Bucket:
-    """What is left of a limit per minute. Refills evenly.
+    """The remaining amount of a limit per minute. Refills evenly.
 
     Args:
-        per_minute: also the most that it holds; None is no limit.
+        per_minute: the refill per minute, and the most that it holds; None means no limit.
     """
 
     def __init__(self, per_minute: float | None, clock: Clock) -> None:
@@ -34,13 +34,13 @@ class Bucket:
         self._seen = clock()
 
     def take(self, amount: float) -> None:
-        """Take an amount, whether it is there or not."""
+        """Take an amount, even below zero."""
         if self._size is not None:
             self._refill(self._size)
             self._level -= amount
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until so much is there; 0 if it is."""
+        """Return the seconds until so much is available; 0 if it is."""
         if self._size is None:
             return 0.0
         self._refill(self._size)
@@ -53,7 +53,7 @@ class Bucket:
 
 
 class Quota:
-    """The limits of one API key, and what it has left of them."""
+    """The limits of one API key, and what remains of them."""
 
     def __init__(self, limits: KeyLimits, clock: Clock) -> None:
         self.limits = limits
@@ -80,7 +80,7 @@ class Quota:
         self._tokens.take(tokens)
 
     def generated(self, tokens: int) -> None:
-        """Take tokens that were generated."""
+        """Take generated tokens."""
         self._tokens.take(tokens)
 
 
@@ -88,8 +88,8 @@ class Quotas:
     """The quotas of all API keys, by their callers.
 
     Args:
-        limits: of the keys that have limits of their own.
-        default: of every other key, and of a server without keys.
+        limits: limits of the keys that have their own.
+        default: limits of every other key, and of a server without keys.
     """
 
     def __init__(
@@ -119,7 +119,9 @@ class Quotas:
 
 
 class _Metered:
-    """An observer that takes a choice's tokens from a quota, and passes all on to another."""
+    """An observer that charges a choice's tokens to a quota, and forwards everything to another
+    observer.
+    """
 
     def __init__(self, observer: Observer, quota: Quota) -> None:
         self._observer = observer

@@ -1,4 +1,4 @@
-"""The last requests that came to no answer."""
+"""The last requests that were refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused request: what was asked for and why it was refused.
+    """A refused request: its path, model and error.
 
     Attributes:
-        path: as the client sent it, its start.
-        model: None where the request came to none.
-        message: of the error.
+        path: beginning of the path that the client sent.
+        model: the model; None if it was refused before one was known.
+        message: the error's message.
     """
 
     path: str
@@ -28,7 +28,8 @@ class Refusal:
 
 
 class Refusals:
-    """A bounded list of refused requests, apart from answers, so that a failing client hides none.
+    """A bounded list of refused requests, kept apart from answers, so that a failing client hides
+    none.
 
     Args:
         clock: in seconds.

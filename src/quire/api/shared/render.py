@@ -16,7 +16,7 @@ _LOWEST = -9999.0  # OpenAI's stand-in for the logarithm of nothing, which JSON 
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`."""
+    """Return OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -31,13 +31,13 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 class ChunkHeads:
-    """How the chunks of OpenAI's streams start, up to the member that holds what is said.
+    """The beginnings of chunks of OpenAI's streams, up to the member with the content.
 
-    Where token ids were asked for, the first chunk of a choice's batch holds those of the batch.
+    If token ids were requested, the first chunk of a choice's batch has the batch's ids.
 
     Args:
-        constant: a chunk's event up to and with the bracket that opens its choices.
-        member: of a choice, what is said.
+        constant: a chunk's event, up to the bracket that opens its choices, inclusive.
+        member: the choice's member with the content.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class ChunkHeads:
 
 
 class ChunkEnds:
-    """How the chunks of OpenAI's streams end, with the usage that was asked for.
+    """The ends of chunks of OpenAI's streams, with the requested usage.
 
     Attributes:
-        after: what follows a chunk's choice.
-        tail: what follows the delta of a choice that goes on, without log-probabilities.
+        after: bytes after a chunk's choice.
+        tail: bytes after the delta of an unfinished choice without log-probabilities.
     """
 
     def __init__(self, run: GenerationStream, usage: StreamUsage) -> None:
@@ -72,14 +72,13 @@ class ChunkEnds:
         self._set(b"" if usage is StreamUsage.NONE else b',"usage":null')
 
     def update(self) -> None:
-        """Takes in what was generated since; to be called for each batch of events."""
+        """Update the usage; called for each batch of events."""
         if self._usage is StreamUsage.ALL:
             self._set(self._counted())
 
     def last(self, constant: bytes) -> bytes:
-        """Return the chunk of usage, if it was asked for, and the mark that ends the stream.
-
-        Behind an error there is the mark alone.
+        """Return the chunk of usage, if requested, and the end mark. After an error there is only
+        the mark.
 
         Args:
             constant: a chunk's JSON up to and with the bracket that opens its choices.
@@ -98,8 +97,9 @@ class ChunkEnds:
 
 
 def finish_reason(end: Finished) -> str:
-    """OpenAI's word for why a choice ended. A loop or a call that was cut short was not the
-    model's end."""
+    """Return OpenAI's word for why a choice ended. A loop or a call that was cut short counts as
+    `length`.
+    """
     if end.reason.is_cut_off:
         return "length"
     return "tool_calls" if end.tool_calls else "stop"
@@ -115,12 +115,12 @@ def stop_reason(end: Finished) -> str | None:
 
 
 def clamp(logprob: float) -> float:
-    """Return a logarithm that JSON can say."""
+    """Return a logarithm that JSON can express."""
     return max(logprob, _LOWEST)
 
 
 class TokenNames(Protocol):
-    """Says how log-probabilities name tokens."""
+    """How log-probabilities name tokens: by their text."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token's name."""
@@ -128,14 +128,14 @@ class TokenNames(Protocol):
 
 
 class NumberedTokens:
-    """Names tokens by their ids, as vLLM can: not every token is text by itself."""
+    """Names tokens by id, as vLLM can, because not every token is text by itself."""
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"token_id:%d" % token_id
 
 
 def token_names(tokenizer: Tokenizer, *, numbered: bool | None) -> TokenNames:
-    """Return the names that a request asks for (`return_tokens_as_token_ids`)."""
+    """Return the naming that a request chooses (`return_tokens_as_token_ids`)."""
     return NumberedTokens() if numbered else tokenizer
 
 
@@ -149,7 +149,7 @@ def token_text(tokenizer: TokenNames, token_id: int) -> str:
 
 
 def chat_logprobs(tokenizer: TokenNames, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-    """Chat's `logprobs.content`."""
+    """Return chat's `logprobs.content`."""
     return [
         {
             **_token(tokenizer, entry.token_id, entry.logprob),
@@ -160,10 +160,10 @@ def chat_logprobs(tokenizer: TokenNames, entries: Iterable[TokenLogprobs]) -> li
 
 
 class Logprobs(Protocol):
-    """Writes the log-probabilities of a choice that is not streamed, as they come."""
+    """Collects the log-probabilities of a choice that is not streamed."""
 
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
-        """Takes the next tokens, of the answer or of its reasoning; returns the bytes held."""
+        """Add the next tokens, of the answer or of its reasoning; return the bytes held."""
         ...
 
     def body(self) -> Any:
@@ -172,14 +172,14 @@ class Logprobs(Protocol):
 
 
 class NoLogprobs:
-    """The log-probabilities of a choice that was not asked for any."""
+    """The log-probabilities of a choice that requested none."""
 
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
-        """Takes nothing."""
+        """Ignore the tokens."""
         return 0
 
     def body(self) -> None:
-        """The protocol's word for nothing."""
+        """Return the protocol's value for no log-probabilities."""
 
 
 class ChatLogprobs:

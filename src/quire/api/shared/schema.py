@@ -1,9 +1,9 @@
 """The base of all request schemas: strict parsing, and errors that name the field.
 
-A schema is a pydantic model. What may be accepted stands in it with its type and range; what this
-server does not offer stands in it as a field of type `None`, so that it is refused by name; what
-cannot change an answer stands in it and is not read. What stands in no schema is `foreign`'s to
-judge, but for names within the conversation, which pass: they came with answers of other servers.
+A schema is a pydantic model. Accepted fields have their type and range; fields that this server
+does not offer have type `None`, so that they are refused by name; fields that cannot change an
+answer are accepted and ignored. `foreign` judges all other fields, except within the conversation,
+where they pass, because they came with answers of other servers.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ class Wire(BaseModel):
     _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     def name_of(self, field: str) -> str:
-        """Return what the client called a field, for errors."""
+        """Return the client's name of a field, for errors."""
         return self._names.get(field, field)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of pydantic, in which a list is read up to its first error.
+        """Return pydantic's schema, in which a list is read only up to its first error.
 
-        A body can hold a million faults, and building an error takes far more memory than a fault.
+        A body can have a million errors, and each error object takes far more memory than its
+        cause.
         """
         schema = handler(source)
         _end_at_first_error(schema, cls)
@@ -109,13 +110,13 @@ def parse(
 
     Args:
         strict_fields: refuse fields that nobody knows; False lets them pass as well.
-        generating: of an endpoint that counts, the one for which it does.
+        generating: for an endpoint that counts tokens, the generating endpoint that it counts for.
 
     Returns:
-        The fields, and the paths of those that pass without effect.
+        The fields, and the paths of those without effect.
 
     Raises:
-        RequestError: naming the first field at fault (`param`) with OpenAI's `code`.
+        RequestError: a field is wrong; `param` names the first, with OpenAI's `code`.
     """
     if not isinstance(payload, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_type")
@@ -145,13 +146,13 @@ def parse(
 
 
 def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body with the schema's own names.
+    """Return the body with aliases replaced by the schema's own names.
 
     Args:
-        names: for each of the schema's that the body gives by another name, that name.
+        names: the alias used in the body, by the schema's name.
 
     Raises:
-        RequestError: a field is given by both, with different values.
+        RequestError: a field is given by both names, with different values.
     """
     own = {key: value for key, value in payload.items() if key not in names.values()}
     for field, other in names.items():
@@ -166,7 +167,7 @@ def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[s
 
 
 def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
-    """Return paths and values of unknown fields outside of the conversation."""
+    """Return paths and values of unknown fields outside the conversation."""
     for name, value in (fields.model_extra or {}).items():
         yield f"{prefix}{name}", value
     for name, value in fields.__dict__.items():
@@ -184,7 +185,7 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
 
 
 def tag_by_type(value: object) -> str | None:
-    """Return the union tag of a part that says its kind in `type`."""
+    """Return the union tag of a part, from its `type`."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"@{kind}" if isinstance(kind, str) else None
 
@@ -246,7 +247,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 def note_verbosity(scope: Scope, verbosity: Verbosity | None, param: str) -> None:
-    """Tells a client that no model here has a switch for how much it says."""
+    """Tell a client that no model here has a verbosity setting."""
     if verbosity not in (None, "medium"):
         note_ignored(scope, [param])
 
@@ -276,7 +277,7 @@ class ChunkOptions(StreamOptions):
 
 
 def check_stream_options(options: StreamOptions | None, *, stream: bool | None) -> None:
-    """Raises `RequestError` for options of a stream where none is asked for."""
+    """Raise `RequestError` for stream options without a stream."""
     if options is not None and not stream:
         raise RequestError(
             "'stream_options' needs 'stream' to be true.",
@@ -355,7 +356,7 @@ class DecodingFields(Wire):
 
     @property
     def session(self) -> str | None:
-        """The conversation or agent that the request belongs to, if it says so."""
+        """The conversation or agent that the request belongs to, if it names one."""
         return None
 
 
@@ -375,14 +376,14 @@ class GenerationFields(DecodingFields):
     user: str | None = None
 
     def stops(self) -> tuple[str, ...]:
-        """Return the stop strings; an empty one never matches and is left out."""
+        """Return the stop strings, without empty ones, which never match."""
         stop = self.stop
         if stop is None or stop == "":
             return ()
         return (stop,) if isinstance(stop, str) else tuple(stop)
 
     def stream_usage(self) -> StreamUsage:
-        """Return which chunks of a stream carry its usage."""
+        """Return which chunks of a stream carry usage."""
         options = self.stream_options or ChunkOptions()
         if options.continuous_usage_stats:
             return StreamUsage.ALL

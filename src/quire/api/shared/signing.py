@@ -20,7 +20,7 @@ class Signer:
     """Signs reasoning with a key.
 
     Args:
-        key: None draws a random key, so that only this process can verify.
+        key: the key; None means a random one, which only this process can verify.
     """
 
     def __init__(self, key: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Paths with a slash at their end."""
+"""Paths with a trailing slash."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class TrailingSlash:
-    """Outermost middleware: a path with a slash at its end is the one without.
+    """Outermost middleware: a path with a trailing slash is treated as the one without.
 
-    Starlette would redirect to an absolute URL. It names `http` behind a proxy that ends TLS, and
-    many clients follow it without the body or the key.
+    Starlette would redirect to an absolute URL. Behind a proxy that ends TLS that URL says `http`,
+    and many clients follow it without body or key.
     """
 
     def __init__(self, app: ASGIApp) -> None:

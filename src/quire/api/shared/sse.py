@@ -1,4 +1,4 @@
-"""Server-sent events: a run's batches of events as one write each, until the reader goes away."""
+"""Server-sent events: each batch of a run's events is one write, until the reader leaves."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ COMMENT = b": waiting\n\n"
 
 
 class Renderer(Protocol):
-    """Renders events as one protocol's chunks."""
+    """Renders events as chunks of one protocol."""
 
     def render(self, batch: list[ChoiceEvent]) -> Iterable[bytes]:
-        """Return all chunks of a batch, in pieces that are made as they are sent."""
+        """Yield the chunks of a batch, in pieces made as they are sent."""
         ...
 
     def end(self) -> bytes:
@@ -45,8 +45,8 @@ _MAX_TOLD = 1024
 
 
 def run_headers(run: GenerationStream) -> dict[str, str]:
-    """Return how much of the prompt was read from the prefix cache, and why no more, once that is
-    known; what of the client's schemas is left to the model.
+    """Return headers: how much of the prompt came from the prefix cache, why no more, and schema
+    parts not enforced.
     """
     headers = {}
     if run.reuse is not None:
@@ -59,7 +59,7 @@ def run_headers(run: GenerationStream) -> dict[str, str]:
 
 
 async def abort_when_gone(receive: Receive, run: GenerationStream) -> None:
-    """Waits until the client goes away, then aborts the run."""
+    """Wait until the client leaves, then abort the run."""
     while (await receive())["type"] != "http.disconnect":
         pass
     run.abort()
@@ -68,14 +68,15 @@ async def abort_when_gone(receive: Receive, run: GenerationStream) -> None:
 class EventStream(Response):
     """A streamed answer.
 
-    The status line waits until the engine has accepted the request, so that one that it refuses
-    gets its own status, and then at most `HEAD_S` until the headers can say what was read from the
-    prefix cache: clients wait less long for a head than for a token. A batch is
-    one write, or several if it is long; `send` returns late when the reader is slow, and what is
-    ready by then goes as one.
+    The status line waits until the engine has accepted the request, so that a refused one gets its
+    own status. Then it waits at most `HEAD_S` until the headers can say how much came from the
+    prefix cache, because clients wait less for a head than for a token.
+
+    A batch is one write, or several if it is long. If the reader is slow, `send` returns late, and
+    everything ready by then is one write.
 
     Args:
-        keepalive: makes what a silent stream is kept open with.
+        keepalive: returns the bytes that keep a silent stream open.
     """
 
     media_type = "text/event-stream"
@@ -159,7 +160,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _open(self, send: Send) -> None:
-        """Sends the head of an accepted stream that says nothing yet."""
+        """Send the head of an accepted stream before its first event."""
         await self._run.accepted()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._run.placed(), HEAD_S)
@@ -167,7 +168,7 @@ class EventStream(Response):
             await self._start(send)
 
     async def _keep_alive(self, send: Send) -> None:
-        """Breaks every silence, before the first token and while a call is held back."""
+        """Send keepalives during silence, before the first token and while a call is held back."""
         clock = asyncio.get_running_loop().time
         while True:
             rest = self._silent_since + KEEPALIVE_S - clock()
@@ -183,7 +184,7 @@ class EventStream(Response):
 
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:
-    """Return the failure that a stream starts with, if it does."""
+    """Return the failure at the start of a stream, if there is one."""
     match batch[:1]:
         case [(_, Failed() as failed)]:
             return failed

@@ -9,7 +9,7 @@ Item = TypeVar("Item", covariant=True)
 
 
 class StoredConversations(Protocol[Item]):
-    """Conversations that are kept for one caller; each method gives None for an id not kept."""
+    """Stored conversations of one caller. Each method returns None for an unknown id."""
 
     def conversation(self, response_id: str) -> Sequence[Item] | None:
         """Return the whole conversation that a response ends."""

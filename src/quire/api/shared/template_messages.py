@@ -37,7 +37,7 @@ def check_answered(messages: Sequence[TemplateMessage], param: str) -> None:
 
 
 def _joined(role: str, messages: Sequence[TemplateMessage]) -> TemplateMessage:
-    """Several messages of one role as one, in time linear in their parts."""
+    """Merge several messages of one role, in linear time."""
     joined: TemplateMessage = {
         "role": role,
         "content": [part for message in messages for part in _parts(message)],

@@ -1,4 +1,4 @@
-"""The ways in which clients of OpenAI's protocols ask for reasoning, and what becomes of them."""
+"""The fields by which clients of OpenAI's protocols ask for reasoning, and their translation."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ThinkingFields(Wire):
 
 
 def offered(service: Service, scope: Scope, thinking: Thinking, param: str) -> Thinking:
-    """Return `thinking` if the model supports it, else none; the client is then told so."""
+    """Return `thinking` if the model supports it, else none, and tell the client."""
     if thinking.enabled and not service.constraints.can_think:
         note_ignored(scope, [param])
         return Thinking()
@@ -90,7 +90,7 @@ def template_variables(
     """Return variables for the template. The client is told of those that the template ignores.
 
     Raises:
-        RequestError: one that the server sets.
+        RequestError: a variable is set by the server.
     """
     variables = dict(given or {})
     for name in RESERVED_VARIABLES & variables.keys():

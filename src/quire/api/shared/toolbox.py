@@ -1,4 +1,4 @@
-"""The tools that may be called: their names for the model and for the client."""
+"""The tools that may be called, with their names for the model and for the client."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Toolbox:
 
     Attributes:
         named: the client's name of each tool, by the name that the model reads.
-        templates: the tools that the model is told of, in the shape that chat templates read.
-        strict: names of those whose calls have to meet their schemas.
+        templates: tools shown to the model, in the shape of chat templates.
+        strict: names of tools whose calls must meet their schemas.
         left_out: paths of the tools that nobody runs here.
     """
 
@@ -85,7 +85,7 @@ class ToolboxBuilder:
         strict: bool = False,
         unique: str = "",
     ) -> None:
-        """Adds a tool that takes arguments.
+        """Add a tool that takes arguments.
 
         Args:
             tool: of any kind but "custom".
@@ -108,7 +108,7 @@ class ToolboxBuilder:
         *,
         unique: str = "",
     ) -> None:
-        """Adds a tool that takes a text: to the model, a function with one argument.
+        """Add a tool that takes a text. The model sees a function with one argument.
 
         Args:
             grammar: syntax and definition that the model is told to follow.
@@ -123,7 +123,7 @@ class ToolboxBuilder:
     def defer(
         self, tool: ClientTool, param: str, *, strict: bool = False, unique: str = ""
     ) -> None:
-        """Adds a tool that the model is not told of until a search has found it.
+        """Add a tool that the model does not see until a search has found it.
 
         Args:
             param: the request's field that defers it.
@@ -135,7 +135,7 @@ class ToolboxBuilder:
             self._strict.add(tool.model_name)
 
     def leave_out(self, param: str) -> None:
-        """Note the path of a hosted tool, which nobody runs here."""
+        """Record the path of a hosted tool, which nobody runs here."""
         self._left_out.append(param)
 
     def _put(self, tool: ClientTool, unique: str) -> None:
@@ -148,10 +148,10 @@ class ToolboxBuilder:
         self._named[tool.model_name] = tool
 
     def build(self, choice: Choice) -> Toolbox:
-        """Return all of them, and the choice among them.
+        """Return the toolbox and the choice among its tools.
 
         Raises:
-            RequestError: a choice that names none of them, or a deferred tool without a search.
+            RequestError: the choice names an unknown tool, or a deferred tool has no search.
         """
         if self._deferred and SEARCH not in self._named:
             raise RequestError(

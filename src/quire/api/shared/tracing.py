@@ -1,7 +1,7 @@
 """Traces of requests, sent to an OpenTelemetry collector by OTLP/HTTP (the extra `[otel]`).
 
-A request's spans are made when it is over, from the access log's line and the run's times. A thread
-sends them; what a collector that is slow or away cannot take is dropped.
+Spans are made when a request is over, from its log line and its run's times. A thread sends them;
+spans that a slow or absent collector does not take are dropped.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tracer:
         self._tracer = provider.get_tracer("quire", quire.__version__)
 
     def trace(self, access: Access) -> None:
-        """Makes the spans of a request that is over, if it was to generate."""
+        """Make the spans of a finished request that was to generate."""
         from opentelemetry import propagate
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
@@ -103,7 +103,7 @@ class Tracer:
         span.end(at(access.ended))
 
     async def close(self) -> None:
-        """Sends what is left, if the collector takes it."""
+        """Send the remaining spans, if the collector takes them."""
         give_up = asyncio.get_running_loop().call_later(_LAST_S, self._exporter.shutdown)
         try:
             await asyncio.to_thread(self._provider.shutdown)
@@ -155,7 +155,7 @@ def _error(line: Mapping[str, Any]) -> str | None:
 
 
 def _phases(access: Access) -> Iterator[tuple[str, float, float]]:
-    """Name, start and end of each phase that was reached; the last may have been cut off."""
+    """Yield name, start and end of each phase that was reached. The last one may be incomplete."""
     times = access.times
     if times is None:
         return

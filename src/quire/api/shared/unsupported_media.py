@@ -1,9 +1,7 @@
-"""Media of a history that cannot be read: of a kind that the model does not take, or too many.
-
-It is left out, so that conversations go on.
+"""Leaves out media of a conversation's history that the model cannot take, so that it can continue.
 
 A conversation may have started with another model, and agents' tools answer with screenshots. Only
-what is in the newest message of the user's is refused, since it is what the question is about.
+media in the user's newest message is refused, because the question is about it.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ def _without_oldest(
 
 
 def _replaced(message: TemplateMessage, kind: str, old: set[str], words: str) -> TemplateMessage:
-    """Return a message with words in the place of its items of a kind at some paths."""
+    """Return a message with text in place of its items of a kind at some paths."""
     if isinstance(message["content"], str):
         return message
     parts = [

@@ -32,7 +32,7 @@ class VectorFields(Wire):
     keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
 
     def generation(self, context: Context) -> Generation:
-        """Return what is asked for beside the texts.
+        """Return the generation, without its texts.
 
         Raises:
             NotFound: the request is for another model.
@@ -49,7 +49,7 @@ class VectorFields(Wire):
 
 
 def counted(request: Request, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Return the usage of an answer, and note it for the request's log line."""
+    """Return the usage of an answer, and add it to the request's log line."""
     note(request.scope, {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens})
     return {
         "prompt_tokens": prompt_tokens,

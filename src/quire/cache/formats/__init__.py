@@ -1,4 +1,4 @@
-"""KV formats: how blocks are coded and stored. One module a scheme; `registry` lists them.
+"""KV formats: how blocks are coded and stored. One module for each scheme; `registry` lists them.
 
-`core.kv_choice` reads what a request asks for without them, as the HTTP process does.
+The HTTP process parses a request's format by `core.kv_choice`, without these modules.
 """

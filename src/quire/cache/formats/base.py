@@ -22,7 +22,7 @@ class LayerShape:
 
     Attributes:
         block_size: tokens per block.
-        dtype: the model's, of keys and values as they are computed.
+        dtype: type of the computed keys and values, which is the model's.
         value_in_key, index_dim: see `KVSpec`.
     """
 
@@ -54,7 +54,7 @@ def vector_sizes(shape: LayerShape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlocks:
-    """The blocks that chunks wrote to, not coded, the tails before them included.
+    """Blocks that chunks wrote to, uncoded, each beginning with its chunk's former tail.
 
     Attributes:
         keys, values: `[n, kv_heads, block_size, head_dim or value_dim]`.
@@ -67,11 +67,11 @@ class WrittenBlocks:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return len(self.starts) - 1
 
     def part(self, chunks: slice) -> WrittenBlocks:
-        """Return the part of some adjacent chunks."""
+        """Return the blocks of adjacent chunks `[begin, end)`."""
         if (chunks.start, chunks.stop) == (0, self.chunks):
             return self
         starts = self.starts[chunks.start : chunks.stop + 1]
@@ -87,11 +87,11 @@ class BlockReader(ABC):
 
     @abstractmethod
     def scores(self, q: mx.array) -> mx.array:
-        """`[..., M, size]` times the keys: `[..., M, S]`."""
+        """Return `[..., M, size]` times the keys: `[..., M, S]`."""
 
     @abstractmethod
     def weighted_sum(self, weights: mx.array) -> mx.array:
-        """`[..., M, S]` times the values: `[..., M, value_dim]`."""
+        """Return `[..., M, S]` times the values: `[..., M, value_dim]`."""
 
     @abstractmethod
     def decoded(self) -> tuple[mx.array, mx.array]:
@@ -138,7 +138,7 @@ class ValuesInKeys:
 
 @dataclass(frozen=True, slots=True)
 class CodedReader(BlockReader):
-    """Codes of some blocks, as their codecs read them."""
+    """The codes of some blocks, read by their codecs."""
 
     key_codec: KeyCodec
     value_codec: ValueCodec
@@ -159,12 +159,13 @@ class CodedReader(BlockReader):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedLayout:
-    """How a store's blocks hold codes; made once a store, and a key of what kernels make of it.
+    """How a store's blocks hold codes. Made once a store; part of kernels' keys.
 
     Attributes:
         by_channel: whether a vector of keys is a channel of a block, not a token.
-        key_rotation: of queries, see `PackedStore.transform`; None where they stay as they are.
-        value_rotation: undone in sums of values, see `PackedStore.inverse_transform`; likewise.
+        key_rotation: rotation of queries, see `PackedStore.transform`; None without one.
+        value_rotation: rotation undone in sums of values, see `PackedStore.inverse_transform`; None
+            without one.
     """
 
     key_bits: int
@@ -180,9 +181,9 @@ class CodedArrays:
     """A store's codes as a kernel reads them.
 
     Attributes:
-        keys, values: codes `[rows, vectors, size * bits / 32]`, scales, and biases, float16; with a
-            codebook a scale a vector, and in place of biases the levels, float32 `[2 ** bits]`. The
-            same arrays where values begin their keys.
+        keys, values: codes `[rows, vectors, size * bits / 32]`, scales, and biases, float16; With a
+            codebook there is one scale a vector, and levels, float32 `[2 ** bits]`, in place of
+            biases. The same arrays serve both if values begin their keys.
     """
 
     keys: list[mx.array]
@@ -191,10 +192,10 @@ class CodedArrays:
 
 
 class LayerStore(ABC):
-    """One layer's blocks in one format. Owned by the pool of its group; mutated by the runner only.
+    """One layer's blocks in one format. Owned by its group's pool; only the runner mutates it.
 
-    A store begins with no blocks; `resize` gives it some. Arrays have `kv_heads` rows a block:
-    `[blocks * kv_heads, ...]`.
+    A store begins without blocks; `resize` adds some. Arrays have `kv_heads` rows a block: `[blocks
+    * kv_heads, ...]`.
     """
 
     has_tail: ClassVar[bool] = False
@@ -206,13 +207,15 @@ class LayerStore(ABC):
 
     @property
     def packed(self) -> PackedStore | None:
-        """Itself where blocks hold codes; else `arrays` is keys, and values if not in the keys."""
+        """The store itself if blocks are coded; else None. Then `arrays` is keys, and values unless
+        part of the keys.
+        """
         return None
 
     @classmethod
     @abstractmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        """Return the bytes of one block of this layer, everything counted."""
+        """Return the bytes of one block of this layer, with scales and all else."""
 
     @classmethod
     def tail_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
@@ -222,10 +225,10 @@ class LayerStore(ABC):
     @property
     @abstractmethod
     def block_arrays(self) -> tuple[list[mx.array], ...]:
-        """Lists of the arrays that hold blocks, tails aside; `resize` replaces their entries."""
+        """Lists of the arrays that hold blocks, without tails. `resize` replaces their entries."""
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Mutates: moves blocks (from id, to id), then cuts or extends to `capacity` blocks."""
+        """Move blocks (from id, to id), then cut or extend the arrays to `capacity` blocks."""
         # One array after the other, so that only one is held twice meanwhile.
         for arrays in self.block_arrays:
             for number, array in enumerate(arrays):
@@ -233,15 +236,16 @@ class LayerStore(ABC):
                 mx.eval(arrays[number])
 
     def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Mutates: the same for tail blocks."""
+        """Do the same for tail blocks."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     @abstractmethod
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
-        """Mutates: stores keys `[T, kv_heads, head_dim]` and values `[T, kv_heads, value_dim]`.
+        """Store keys `[T, kv_heads, head_dim]` and values `[T, kv_heads, value_dim]`.
 
         Returns:
-            In formats with tails, what the sequences with several rows wrote, if there are any.
+            In formats with tails, the blocks that sequences with several rows wrote, if there are
+            any.
         """
 
     def arrays(self) -> list[mx.array]:
@@ -249,12 +253,12 @@ class LayerStore(ABC):
         return [array for arrays in self.block_arrays for array in arrays]
 
     def export(self, blocks: Ints) -> list[mx.array]:
-        """Return the contents of blocks, to be kept elsewhere or copied (lazy)."""
+        """Return the (lazy) contents of blocks, for storing elsewhere or copying."""
         rows = block_rows(blocks, self.shape.kv_heads)
         return [array[rows] for arrays in self.block_arrays for array in arrays]
 
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
-        """Mutates: blocks get contents that `export` gave."""
+        """Write contents that `export` returned into blocks."""
         rows = block_rows(blocks, self.shape.kv_heads)
         own = [array for arrays in self.block_arrays for array in arrays]
         for array, content in zip(own, contents, strict=True):
@@ -262,7 +266,7 @@ class LayerStore(ABC):
 
 
 class PackedStore(LayerStore):
-    """A store whose blocks hold codes, which attention multiplies as they are."""
+    """A store whose blocks are coded; attention multiplies the codes directly."""
 
     @property
     def packed(self) -> PackedStore | None:
@@ -282,12 +286,14 @@ class PackedStore(LayerStore):
 
     @abstractmethod
     def inverse_transform(self, x: mx.array) -> mx.array:
-        """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
+        """Return sums of coded values `[..., size]` in the model's coordinates, `[...,
+        value_dim]`.
+        """
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
         """Return the keys and values of the tail pool, `[tails * kv_heads, block_size, dim]`."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the keys and values of the tails in rows `[...]` of the tail pool, as written."""
+        """Return the keys and values of the tails in rows `[...]` of the tail pool, uncoded."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")

@@ -1,4 +1,4 @@
-"""How one vector a token becomes codes, and how attention reads vectors from them."""
+"""Codes single vectors of tokens, and computes attention from the codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _F16_MAX = 65504.0
 
 
 def padded(dim: int) -> int:
-    """Elements that a coded vector takes: packed words hold 32 codes."""
+    """Return the elements of a coded vector: packed words hold 32 codes."""
     return -(-dim // 32) * 32
 
 
@@ -37,7 +37,7 @@ class Codec(ABC):
     """Codes vectors of `dim` elements. Stateless; attention works in the codec's own coordinates.
 
     Attributes:
-        size: elements of a vector in those coordinates.
+        size: elements of a vector in these coordinates.
     """
 
     def __init__(self, dim: int) -> None:
@@ -51,12 +51,12 @@ class Codec(ABC):
 
     @property
     def levels(self) -> mx.array | None:
-        """`[2 ** bits]` the numbers that codes stand for, if they are no affine ones."""
+        """The numbers `[2 ** bits]` that codes stand for, unless they are affine."""
         return None
 
     @property
     def rotation(self) -> VectorRotation | None:
-        """`transform`, and likewise `inverse_transform`, but for what pads and cuts off."""
+        """The rotation in `transform` and `inverse_transform`, without padding and cutting."""
         return None
 
     @abstractmethod
@@ -66,32 +66,32 @@ class Codec(ABC):
     @property
     @abstractmethod
     def coding(self) -> VectorCoding:
-        """`encode` as a kernel computes it."""
+        """The parameters with which a kernel computes `encode`."""
 
     def encode(self, x: mx.array) -> list[mx.array]:
-        """`[..., dim]` to arrays `[..., elements]`, one a part."""
+        """Code `[..., dim]` into arrays `[..., elements]`, one for each part."""
         coded = current_device().operations.encode([x], [self.coding])
         return self.code(self.prepare(x)) if coded is None else coded
 
     @abstractmethod
     def prepare(self, x: mx.array) -> list[mx.array]:
-        """Return the part of `encode` that does not depend on the number of bits."""
+        """Compute the part of `encode` that does not depend on the number of bits."""
 
     @abstractmethod
     def code(self, prepared: list[mx.array]) -> list[mx.array]:
-        """Return the rest of `encode`."""
+        """Compute the rest of `encode`."""
 
     @abstractmethod
     def decode(self, parts: list[mx.array]) -> mx.array:
-        """`[..., S, size]`, float32, in the codec's coordinates."""
+        """Return the vectors `[..., S, size]`, float32, in the codec's coordinates."""
 
     @abstractmethod
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
-        """`[..., M, size]` times the coded `[..., S, size]`: `[..., M, S]`."""
+        """Return `[..., M, size]` times the coded `[..., S, size]`: `[..., M, S]`."""
 
     @abstractmethod
     def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
-        """`[..., M, S]` times the coded `[..., S, size]`: `[..., M, size]`."""
+        """Return `[..., M, S]` times the coded `[..., S, size]`: `[..., M, size]`."""
 
     def transform(self, x: mx.array) -> mx.array:
         """Return queries `[..., dim]` in the coordinates that `scores` takes, `[..., size]`."""
@@ -113,7 +113,7 @@ class AffineCodec(Codec):
     """A scale and a bias for each group of elements of a vector.
 
     Args:
-        group_size: halved to 32 where 64 does not divide the vector.
+        group_size: elements that share a scale; 64 becomes 32 if it does not divide the vector.
         rotate: apply a random rotation first.
         refit: see `packing.affine`.
     """
@@ -170,8 +170,8 @@ class AffineCodec(Codec):
 class CodebookCodec(Codec):
     """TurboQuant's MSE variant (arXiv:2504.19874).
 
-    The norm is stored apart. The direction is rotated at random, and each of its elements rounded
-    to the codebook that is best for a random direction.
+    The norm is stored separately. The direction is rotated at random, and each element rounded to
+    the codebook that is best for a random direction.
     """
 
     def __init__(self, dim: int, bits: int) -> None:
@@ -244,7 +244,7 @@ class CodebookCodec(Codec):
         return self._read.product(weights, [words, scales, biases], transpose=False)
 
     def _directions(self, codes: mx.array) -> mx.array:
-        """`[..., size]`, float32."""
+        """Return the directions `[..., size]`, float32."""
         return as_bytes(codes, self.bits, self._signed).view(mx.int8).astype(mx.float32)
 
 
@@ -275,9 +275,9 @@ def codebook(dim: int, bits: int) -> tuple[float, ...]:
 
 @cache
 def _grid(dim: int, bits: int) -> tuple[float, tuple[int, ...]]:
-    """Return the codebook in bytes: the step, and each level's number of steps, -127 to 127.
+    """Return the codebook in bytes: the step, and each level as a multiple of it, -127 to 127.
 
-    Rounding to a step adds 0.4% to the squared error of 4 bits, and less below.
+    This rounding adds 0.4% to the squared error of 4 bits, and less to fewer bits.
     """
     levels = codebook(dim, bits)
     step = levels[-1] / 127

@@ -42,7 +42,7 @@ class Affine:
         return numbers.reshape(*codes.shape[:-1], -1)
 
     def product(self, x: mx.array, parts: list[mx.array], *, transpose: bool) -> mx.array:
-        """x times the coded matrix, or its transpose, straight from the codes."""
+        """Return x times the coded matrix, or its transpose, directly from the codes."""
         codes, scales, biases = parts
         codes, bits = (codes, self.bits) if transpose else _quick(codes, self.bits)
         return mx.quantized_matmul(
@@ -57,12 +57,12 @@ class Affine:
 
 
 def multiplies_codes(rows: int) -> bool:
-    """Return whether to multiply so many rows by codes, or to decode the codes first."""
+    """Return whether so many rows should be multiplied by codes, or by decoded numbers."""
     return rows <= current_device().code_rows
 
 
 def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
-    """(elements, type) of the codes, scales and biases of n numbers."""
+    """Return (elements, type) of the codes, scales and biases of n numbers."""
     groups = n // layout.group_size
     return [(n * layout.bits // 32, mx.uint32), (groups, SCALE), (groups, SCALE)]
 
@@ -85,7 +85,7 @@ def joined(shifted: mx.array, bits: int) -> mx.array:
 
 @cache
 def shifts(bits: int) -> mx.array:
-    """Return the places of eight neighbouring codes in a word, `[8]`."""
+    """Return the bit positions of eight adjacent codes in a word, `[8]`."""
     return mx.array(np.arange(8, dtype=np.uint64) * bits)
 
 
@@ -126,7 +126,9 @@ def spread(words: mx.array, bits: int) -> mx.array:
 
 @cache
 def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
-    """Moves eight neighbouring codes to the bytes of a word, one half of each part at a time."""
+    """Return a function that moves eight adjacent codes to the bytes of a word, half of each part
+    at a time.
+    """
     steps = []
     for size in (32, 16, 8):
         used = size // 8 * bits
@@ -142,7 +144,7 @@ def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
-    """Return the same codes in as many bits as MLX reads them quickly, and how many these are."""
+    """Return the codes in a width that MLX reads fast, and this width in bits."""
     if bits not in current_device().slow_code_bits:
         return words, bits
     return spread(words, bits), 8
@@ -160,7 +162,8 @@ def affine_coding(
 
 
 def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.array, mx.array]:
-    """Affine codes along the last axis, as `mx.dequantize` and `mx.quantized_matmul` read them.
+    """Return affine codes along the last axis, as `mx.dequantize` and `mx.quantized_matmul` read
+    them.
 
     Args:
         x: `[..., n]`, n a multiple of the group size.
@@ -188,7 +191,9 @@ def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.ar
 
 
 def _stored(x: mx.array) -> mx.array:
-    """Rounded to what will be stored, so that codes are chosen for the scale that reads them."""
+    """Return a number rounded as it will be stored, so that codes are chosen for the stored
+    scale.
+    """
     return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
 
 

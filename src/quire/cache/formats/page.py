@@ -1,8 +1,8 @@
-"""The page format: full blocks are coded at once, keys a channel, values a token.
+"""The page format: full blocks are coded at once, keys by channel, values by token.
 
-Who sees what is a matter of position alone: a row reads the blocks before its own as codes, and its
-own block as written, as it does those that follow, where it belongs to an image that goes on. So
-chunks, neighbours and prefix hits change nothing.
+What a row sees follows from its position alone. It reads earlier blocks as codes, and its own block
+uncoded, as well as later ones if it belongs to an image that continues there. So chunks, neighbours
+and prefix hits change nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from quire.device.device import current_device
 
 
 class PageKeys:
-    """Keys of one block, a scale and a bias for each channel along the block's tokens.
+    """Keys of one block, with a scale and a bias for each channel along the block's tokens.
 
-    Trained models have channels many times larger than the rest, and constant offsets in them; a
-    scale a channel is unmoved by both.
+    Trained models have channels many times larger than others, with constant offsets. A scale for
+    each channel handles both.
     """
 
     def __init__(self, shape: LayerShape, bits: int) -> None:
@@ -63,7 +63,7 @@ class PageKeys:
         return affine_parts(self._tokens, self._layout)
 
     def encode(self, k: mx.array) -> list[mx.array]:
-        """`[..., block_size, head_dim]` to arrays `[..., head_dim, elements]`."""
+        """Code `[..., block_size, head_dim]` into arrays `[..., head_dim, elements]`."""
         by_channel = k.astype(mx.float32).swapaxes(-1, -2)
         coded = current_device().operations.encode([mx.contiguous(by_channel)], [self._coding])
         if coded is not None:
@@ -71,7 +71,7 @@ class PageKeys:
         return list(affine(by_channel, self._layout, refit=True))
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
-        """`[..., M, head_dim]` times blocks `[..., P, head_dim, -]`: `[..., M, S]`."""
+        """Return `[..., M, head_dim]` times blocks `[..., P, head_dim, -]`: `[..., M, S]`."""
         *lead, rows, dim = q.shape
         if not multiplies_codes(rows):
             keys = self._layout.decode(parts)
@@ -80,7 +80,9 @@ class PageKeys:
         return scores.swapaxes(-3, -2).reshape(*lead, rows, -1)
 
     def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
-        """`[..., M, S]` times blocks `[..., P, head_dim, -]` as values: `[..., M, head_dim]`."""
+        """Return `[..., M, S]` times blocks `[..., P, head_dim, -]` as values: `[..., M,
+        head_dim]`.
+        """
         by_block = mx.unflatten(weights, -1, (-1, self._tokens)).swapaxes(-3, -2)
         if not multiplies_codes(weights.shape[-2]):
             return (by_block @ self._layout.decode(parts).swapaxes(-1, -2)).sum(axis=-3)
@@ -91,12 +93,12 @@ class PageKeys:
         return self._layout.decode(parts).swapaxes(-1, -2).flatten(-3, -2)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
-        """Return `x`: the result of `weighted_sum` is in the model's coordinates already."""
+        """Return `x` unchanged: `weighted_sum` is in the model's coordinates already."""
         return x
 
 
 class PageStore(PackedStore):
-    """Full blocks as codes, `[blocks * kv_heads, ...]`; tails as written, in their own pool."""
+    """Full blocks coded, `[blocks * kv_heads, ...]`; tails uncoded, in their own pool."""
 
     has_tail: ClassVar[bool] = True
 
@@ -169,14 +171,15 @@ class PageStore(PackedStore):
             self._code([array[tails] for array in self._tails], blocks)
 
     def _whole(self, vectors: mx.array) -> mx.array:
-        """`[n * block_size, kv_heads, -]` as blocks, `[n * kv_heads, block_size, -]`."""
+        """Return `[n * block_size, kv_heads, -]` as blocks, `[n * kv_heads, block_size, -]`."""
         blocks = mx.unflatten(vectors, 0, (-1, self.shape.block_size))
         return blocks.swapaxes(1, 2).flatten(0, 1)
 
     def _write_chunks(self, k: mx.array, v: mx.array, places: ChunkPlaces) -> WrittenBlocks:
-        """Codes the blocks that chunks fill, their tails first; the rest is the new tails.
+        """Code the blocks that chunks fill, beginning with their tails; the rest becomes the new
+        tails.
 
-        The operations that this takes are as many for one chunk as for all of a step.
+        It takes as many operations for all chunks of a step as for one.
         """
         vectors, blocks = (k, v)[: len(self._tails)], places.blocks
         given = Chunks(self._tails, vectors, blocks)
@@ -197,14 +200,14 @@ class PageStore(PackedStore):
         return WrittenBlocks(*self._keys_and_values(written), blocks.starts)
 
     def _in_blocks(self, tails: mx.array, new: mx.array, places: ChunkPlaces) -> mx.array:
-        """Chunks' vectors behind those of their tails: `[n, kv_heads, block_size, dim]`."""
+        """Return chunks' vectors after their tails': `[n, kv_heads, block_size, dim]`."""
         parts = [new.flatten(0, 1), mx.zeros((1, new.shape[-1]), dtype=new.dtype)]
         if places.begun_rows is not None:
             parts.append(tails[places.begun_rows].flatten(0, 1))
         return mx.concatenate(parts)[places.sources]
 
     def _code(self, vectors: list[mx.array], rows: mx.array) -> None:
-        """Codes keys, and values not in them, into the rows of the pool.
+        """Code keys, and values that are not part of them, into the pool's rows.
 
         Args:
             vectors: `[n * kv_heads, block_size, -]` each.
@@ -215,7 +218,7 @@ class PageStore(PackedStore):
         self._store(codes, rows)
 
     def _store(self, codes: list[mx.array], rows: mx.array) -> None:
-        """Codes of keys, and of values not in them, into the rows of the pool."""
+        """Write codes of keys, and of values that are not part of them, into the pool's rows."""
         for array, part in zip((*self._keys, *self._values), codes, strict=True):
             array[rows] = part
 

@@ -1,4 +1,4 @@
-"""Operations on arrays whose first axis is `blocks * rows_a_block`. Formats build on these."""
+"""Operations on arrays whose first axis is `blocks * rows_a_block`, shared by formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.core.arrays import Ints
 
 
 def block_rows(blocks: Ints, rows: int) -> mx.array:
-    """Block ids `[n]` to array rows `[n * rows]`."""
+    """Convert block ids `[n]` to array rows `[n * rows]`."""
     return mx.array((blocks[:, None] * rows + np.arange(rows, dtype=np.int32)).reshape(-1))
 
 

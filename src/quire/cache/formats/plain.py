@@ -1,4 +1,4 @@
-"""Blocks as the model writes them, or in another floating type by name."""
+"""Blocks in the model's type, or in another floating type."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
 
 
 class PlainStore(LayerStore):
-    """Keys and values, `[blocks * kv_heads, block_size, head_dim or value_dim]`.
+    """Uncoded keys and values, `[blocks * kv_heads, block_size, head_dim or value_dim]`.
 
-    Keys alone where these begin with the values.
+    Keys alone if these begin with the values.
     """
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:

@@ -1,4 +1,6 @@
-"""The schemes by name. A new one: a `LayerStore`, a line here and its bits in `core.kv_choice`."""
+"""The schemes by name. A new one needs a `LayerStore`, a line here and its bits in
+`core.kv_choice`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random rotations, which spread what a vector holds evenly over its elements before rounding."""
+"""Random rotations, which spread a vector's energy evenly over its elements before rounding."""
 
 from __future__ import annotations
 
@@ -36,27 +36,24 @@ class Rotation:
 
     @property
     def signs(self) -> mx.array | None:
-        """`[dim]`, or None where the rotation is a matrix.
-
-        A rotation is the product with these, then a Hadamard transform.
-        """
+        """The signs `[dim]` of the Hadamard transform, or None if the rotation is a matrix."""
         return self._map if self._fast else None
 
     def scaled(self, scale: float = 1.0) -> VectorRotation:
-        """`forward`, and likewise `back`, for kernels."""
+        """The parameters of `forward` and `back` for kernels."""
         return VectorRotation(
             self._map, scale * self._map.shape[0] ** -0.5 if self._fast else scale
         )
 
     def forward(self, x: mx.array, scale: float = 1.0) -> mx.array:
-        """`[..., dim]` to its rotated form times `scale`, of the same type."""
+        """Return `[..., dim]` rotated and multiplied by `scale`, of the same type."""
         rotation = self._map.astype(x.dtype)
         if self._fast:
             return mx.hadamard_transform(x * rotation, scale * x.shape[-1] ** -0.5)
         return _times(x @ rotation, scale)
 
     def back(self, x: mx.array, scale: float = 1.0) -> mx.array:
-        """Undoes `forward` of scale 1, and multiplies by `scale`."""
+        """Undo `forward` of scale 1, and multiply by `scale`."""
         rotation = self._map.astype(x.dtype)
         if self._fast:
             return mx.hadamard_transform(x, scale * x.shape[-1] ** -0.5) * rotation
@@ -69,5 +66,5 @@ def _times(x: mx.array, scale: float) -> mx.array:
 
 @cache
 def rotation(dim: int) -> Rotation:
-    """Return the rotation of a size, made once."""
+    """Return the cached rotation of a size."""
     return Rotation(dim)

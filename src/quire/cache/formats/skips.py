@@ -12,11 +12,11 @@ def skipped_layers(
     """Return the layers that packed formats leave plain.
 
     Args:
-        wanted: as the operator asked; None is the default, the last full-attention layer, if it is
-            not the only one. (Models are known whose output that one layer ruins when it is coded.)
+        wanted: the operator's choice. None means the default: the last full-attention layer, unless
+            it is the only one, because coding it ruins the output of some models.
 
     Raises:
-        ModelError: a layer that has no keys and values of its own.
+        ModelError: a layer has no keys and values of its own.
     """
     if wanted is None:
         full = [index for index, spec in enumerate(layout) if spec.sees_all]

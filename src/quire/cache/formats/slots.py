@@ -14,10 +14,10 @@ from quire.device.coding import ChunkBlocks
 
 
 def head_rows(blocks: Ints, kv_heads: int) -> Ints:
-    """Block ids `[..., P]` to rows of a pool's arrays, `[..., kv_heads, P]`.
+    """Convert block ids `[..., P]` to rows of a pool's arrays, `[..., kv_heads, P]`.
 
-    A pool of plain blocks is `[blocks * kv_heads, block_size, head_dim]`: one head of one block
-    is one run of memory.
+    A pool of plain blocks is `[blocks * kv_heads, block_size, head_dim]`: one head of one block is
+    contiguous.
     """
     heads = np.arange(kv_heads, dtype=np.int32)[:, None]
     return (blocks[..., None, :] * kv_heads + heads).astype(np.int32)
@@ -28,10 +28,10 @@ class SlotMapping:
     """The write positions of the T rows of one KV group and format, sequence after sequence.
 
     Attributes:
-        blocks, offsets: `[T]` each row's block, and its place within it.
+        blocks, offsets: `[T]` each row's block, and its offset within it.
         query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
-        tails: `[S]` the tail block of each sequence, in formats that have one. None in these too
-            where all blocks that are written are written whole.
+        tails: `[S]` the tail block of each sequence, in formats that have one. Also None if all
+            written blocks are written whole.
     """
 
     blocks: Ints
@@ -43,22 +43,22 @@ class SlotMapping:
 
     @cached_property
     def head_rows(self) -> mx.array:
-        """`[T, kv_heads]` rows of the pool's arrays."""
+        """Rows of the pool's arrays, `[T, kv_heads]`."""
         return mx.array(head_rows(self.blocks[:, None], self.kv_heads)[..., 0])
 
     @cached_property
     def head_offsets(self) -> mx.array:
-        """`[T, 1]` places within a block."""
+        """Offsets within a block, `[T, 1]`."""
         return mx.array(self.offsets[:, None])
 
     @cached_property
     def whole_rows(self) -> mx.array:
-        """`[blocks * kv_heads]` rows of the pool's arrays, where whole blocks are written."""
+        """Rows of the pool's arrays `[blocks * kv_heads]`, if whole blocks are written."""
         return block_rows(self.blocks[:: self.block_size], self.kv_heads)
 
     @cached_property
     def singles(self) -> TailRows | None:
-        """The sequences with one row, if the format has tails and there are any."""
+        """Sequences with one row, if the format has tails and there are any."""
         if self.tails is None:
             return None
         if self._only_singles:
@@ -70,7 +70,7 @@ class SlotMapping:
 
     @cached_property
     def chunks(self) -> ChunkPlaces | None:
-        """The sequences with several rows, if the format has tails and there are any."""
+        """Sequences with several rows, if the format has tails and there are any."""
         if self.tails is None or self._only_singles:
             return None
         several = np.flatnonzero(np.diff(self.query_starts) > 1)
@@ -82,7 +82,7 @@ class SlotMapping:
 
 
 def _as_slice(numbers: Ints) -> slice | Ints:
-    """Return the rows in ascending order; as a slice where they are neighbours."""
+    """Return ascending rows; as a slice if they are contiguous."""
     first, last = int(numbers[0]), int(numbers[-1])
     return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
 
@@ -92,7 +92,7 @@ class TailRows:
     """Rows that each add one token to their sequence's tail.
 
     Attributes:
-        numbers: which `[n]` rows of the mapping they are.
+        numbers: `[n]` their indices among the mapping's rows.
         tails: `[n]` the tail blocks.
         every: whether these are all the rows of the mapping.
     """
@@ -103,7 +103,7 @@ class TailRows:
     every: bool = False
 
     def of(self, vectors: mx.array) -> mx.array:
-        """These rows of `[T, ...]`."""
+        """Return these rows of `[T, ...]`."""
         return vectors if self.every else vectors[self._rows]
 
     @cached_property
@@ -112,21 +112,22 @@ class TailRows:
 
     @cached_property
     def head_rows(self) -> mx.array:
-        """`[n, kv_heads]` rows of the tail pool's arrays."""
+        """Rows of the tail pool's arrays, `[n, kv_heads]`."""
         return mx.array(head_rows(self.tails[:, None], self.slots.kv_heads)[..., 0])
 
     @cached_property
     def head_offsets(self) -> mx.array:
-        """`[n, 1]` places within the tails."""
+        """Offsets within the tails, `[n, 1]`."""
         slots = self.slots
         return slots.head_offsets if self.every else mx.array(slots.offsets[self.numbers, None])
 
     @cached_property
     def filled(self) -> tuple[mx.array, mx.array] | None:
-        """The tails that these rows fill; None when there are none.
+        """Return the tails that these rows fill; None if there are none.
 
         Returns:
-            Rows of the tail pool's arrays, and of the pool's where they go; `[m * kv_heads]` each.
+            Their rows in the tail pool's arrays, and their new rows in the pool's; `[m * kv_heads]`
+            each.
         """
         slots = self.slots
         last = slots.block_size - 1
@@ -140,10 +141,11 @@ class TailRows:
 
 @dataclass(frozen=True)
 class ChunkPlaces:
-    """Consecutive tokens of some sequences, in formats with tails; made once for all layers.
+    """Blocks and tails of consecutive tokens of sequences, in formats with tails. Made once for all
+    layers.
 
     Attributes:
-        numbers: which `[n]` sequences of the mapping they belong to.
+        numbers: `[n]` indices of their sequences in the mapping.
         tails: `[S]` the tail block of each sequence of the mapping.
     """
 
@@ -161,30 +163,30 @@ class ChunkPlaces:
 
     @cached_property
     def full(self) -> slice | mx.array | None:
-        """Takes the full ones of `blocks` from arrays `[n, ...]`; None where there are none."""
+        """Return the full ones of `blocks` from arrays `[n, ...]`; None if there are none."""
         full = self.blocks.full
         return _taking(full) if len(full) else None
 
     @cached_property
     def full_rows(self) -> mx.array:
-        """`[full * kv_heads]` rows of the pool's arrays, where these go."""
+        """Rows of the pool's arrays for full blocks, `[full * kv_heads]`."""
         blocks = self.blocks
         fresh = (blocks.rows + blocks.begun)[blocks.full]
         return block_rows(self.slots.blocks[fresh], self.slots.kv_heads)
 
     @cached_property
     def last(self) -> slice | mx.array:
-        """Takes the last block of each chunk from arrays `[n, ...]`."""
+        """Return the last block of each chunk from arrays `[n, ...]`."""
         return _taking(self.blocks.starts[1:] - 1)
 
     @cached_property
     def tail_rows(self) -> mx.array:
-        """`[chunks * kv_heads]` rows of the tail pool's arrays."""
+        """Rows of the tail pool's arrays, `[chunks * kv_heads]`."""
         return block_rows(self.tails[self.numbers], self.slots.kv_heads)
 
     @cached_property
     def begun_rows(self) -> mx.array | None:
-        """`[m * kv_heads]` rows of the tail pool of chunks that begin within a block, if any do."""
+        """Rows of the tail pool `[m * kv_heads]` of chunks that begin within a block, if any."""
         blocks = self.blocks
         begun = blocks.tails[blocks.begun > 0]
         return block_rows(begun, self.slots.kv_heads) if len(begun) else None
@@ -210,6 +212,6 @@ class ChunkPlaces:
 
 
 def _taking(numbers: Ints) -> slice | mx.array:
-    """Takes rows in ascending order, without a copy where they are neighbours."""
+    """Take ascending rows, without a copy if they are contiguous."""
     rows = _as_slice(numbers)
     return rows if isinstance(rows, slice) else mx.array(rows)

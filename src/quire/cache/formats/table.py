@@ -15,11 +15,11 @@ from quire.core.kv_format import KVFormat
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Layers of one group that are stored alike.
+    """Costs of layers of one group that are stored alike.
 
     Attributes:
-        token_bytes, plain_bytes: of one token in one of the layers, as stored, and as plain blocks.
-        tail_bytes: of the tail block that each sequence has in one of the layers.
+        token_bytes, plain_bytes: bytes of one token in one layer, as stored, and as plain blocks.
+        tail_bytes: bytes of a sequence's tail block in one layer.
     """
 
     layers: tuple[int, ...]
@@ -104,7 +104,7 @@ def kv_table(
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    """`0-2,4` for layers 0, 1, 2 and 4."""
+    """Return layers as ranges: `0-2,4` for 0, 1, 2 and 4."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Formats that code every token by itself: every key, a row's own too, is read as its code."""
+"""Formats that code each token separately. Every key, the row's own too, is read as codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.device.device import current_device
 
 
 class TokenStore(PackedStore):
-    """Codes of keys and values, `[blocks * kv_heads, block_size, elements]` a part."""
+    """Codes of keys and values, `[blocks * kv_heads, block_size, elements]` for each part."""
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         super().__init__(shape, format)
@@ -41,9 +41,9 @@ class TokenStore(PackedStore):
 
     @classmethod
     def codecs(cls, shape: LayerShape, format: KVFormat) -> tuple[Codec, Codec | None]:
-        """Return the codecs of keys and of values: one object where both have the same coding.
+        """Return the codecs of keys and values: one object if both have the same coding.
 
-        None of values that begin their keys.
+        The values' codec is None if values begin their keys.
         """
         key_bits, value_bits = cls.bits(format)
         if shape.value_in_key:

@@ -11,7 +11,9 @@ from quire.core.kv_format import KVFormat
 
 
 class TurboStore(TokenStore):
-    """Directions from a codebook, one norm a vector. 3.5 bits are 3 for keys, 4 for values."""
+    """Directions from a codebook, with one norm a vector. 3.5 bits means 3 for keys, 4 for
+    values.
+    """
 
     @classmethod
     def bits(cls, format: KVFormat) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Affine codes a token, as mlx-lm and mlx-vlm store them: to compare with, and to migrate from."""
+"""Affine codes of single tokens, as mlx-lm and mlx-vlm store them, for comparison and migration."""
 
 from __future__ import annotations
 
