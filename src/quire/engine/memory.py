@@ -89,7 +89,8 @@ def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
         return max(0, int(share / config.sharers))
     if config.kv_memory > free:
         raise NoRoom(
-            f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free; set it lower"
+            f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free; "
+            "set it lower"
         )
     return config.kv_memory
 
@@ -132,7 +133,7 @@ def check_context(tokens: int, wanted: int) -> int:
     least = min(_SHORTEST_CONTEXT, wanted)
     if tokens < least:
         raise NoRoom(
-            f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed; "
-            "set it higher, or choose a KV format of fewer bits"
+            f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed"
+            "; set it higher, or choose a KV format of fewer bits"
         )
     return tokens

@@ -63,10 +63,11 @@ class Gemma4AudioProcessor(AudioProcessor):
 
 
 class Gemma4UnifiedAudioProcessor(AudioProcessor):
-    """The feature extractor of Gemma 4 12B: pieces of the waveform, the last filled with silence.
+    """The feature extractor of Gemma 4 12B. It cuts the waveform into pieces, the last padded with
+    silence.
 
     Args:
-        samples: of a piece, which becomes one row.
+        samples: samples of a piece, which becomes one row.
     """
 
     def __init__(self, placeholders: Placeholders, rate: int, samples: int) -> None:

@@ -36,7 +36,10 @@ from quire.models.weights.names import Names, Weights, renamed
 
 
 def paddleocr_vl(s: Settings) -> LanguageModel:
-    """ERNIE 4.5's decoder with positions of three axes; the first files keep its keys outside."""
+    """Describe PaddleOCR-VL: ERNIE 4.5's decoder with positions of three axes.
+
+    Early files have the decoder's keys outside `text_config`.
+    """
     text = text_of(s.filled(tie_word_embeddings=True)).filled(rope_theta=5e5, head_dim=128)
     text = with_axes(text, (16, 24, 24), interleaved=False)
     bias = text.flag("use_bias", default=False)
