@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.device.weights import Packing
 from tests.executor.graphs.recorded import (
     Compared,
     assert_the_same_bits_in_any_batch,
     opened,
     streams_of,
 )
-from tests.executor.graphs.test_recording import experts_in_mxfp4
+from tests.executor.graphs.test_recording import experts_in_mxfp4, in_codes
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
+from tests.support.packings import FLOATS
 from tests.support.parity import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -59,6 +62,14 @@ def test_gpt_oss_is_recorded_as_published(compared: Compared) -> None:
     rounds = streams_of([2]) + streams_of([2], "again ")
     loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
     compared.assert_agree(loaded, PLAIN, rounds, ["2-r1", "again 2-r0"])
+
+
+@pytest.mark.parametrize("packing", FLOATS, ids=lambda packing: packing.mode)
+def test_models_in_float_codes_are_recorded(packing: Packing, compared: Compared) -> None:
+    """All their matrices: tables, routers and heads, too."""
+    loaded = opened(grown("gpt_oss"), partial(in_codes, packing=packing))
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    compared.assert_agree(loaded, PLAIN, rounds, ["again 2-r0"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
