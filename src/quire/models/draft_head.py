@@ -87,7 +87,7 @@ def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
     if not path.exists():
         return None
     weights: Any = mx.load(str(path))
-    own = model.model.embed_tokens.weight.shape[-1]
+    own = model.model.norm.weight.shape[-1]  # a packed table is narrower than its rows
     try:
         width, hidden = weights["gate.weight"].shape
         head = DraftHead(hidden, width)

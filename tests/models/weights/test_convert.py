@@ -15,6 +15,7 @@ from quire.cli.progress import silent
 from quire.core.errors import ModelError
 from quire.demo import MODEL_DIR
 from quire.device.weights import Packing
+from quire.models.draft_head import open_draft_head
 from quire.models.weights.convert import Converted, convert
 from quire.models.weights.loader import open_model
 from quire.models.weights.packing_plan import Choice
@@ -168,6 +169,8 @@ def test_the_embedded_model_keeps_its_files_and_its_encoders(tmp_path: Path) -> 
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     told = json.loads((tmp_path / "out" / "config.json").read_text())
     assert told["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
+    loaded = open_model(str(tmp_path / "out"))
+    assert open_draft_head(loaded.path, loaded.model) is not None
 
 
 def test_refusals_leave_nothing_behind(tmp_path: Path) -> None:
