@@ -17,15 +17,15 @@ from quire.core.kv_format import KVFormat
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """The work that a backend is asked to do, for one layer and one sequence.
+    """A kind of work for a backend, for one layer and one sequence.
 
     Attributes:
-        format: how the layer's blocks are stored: plain in layers that a packed format skips.
-        spec: heads of keys and values, their sizes, and what is visible.
+        format: how the layer's blocks are stored; plain in layers that a packed format skips.
+        spec: heads and sizes of keys and values, and visible ranges.
         block_size: tokens per block.
-        heads: of queries.
-        rows: of the sequence in this step; 1 where it generates.
-        dtype: of queries, and of the result.
+        heads: number of query heads.
+        rows: rows of the sequence in this step; 1 if it generates.
+        dtype: type of queries and of the result.
         softcap: whether logits are capped.
         sinks: whether extra logits take weight.
         chosen: whether rows see only the keys that an indexer chose.
@@ -43,7 +43,7 @@ class AttentionCase:
 
     @property
     def values_by_channel(self) -> bool:
-        """Whether values are read from keys that are coded by channel."""
+        """Whether values are parts of keys that are coded by channel."""
         return self.spec.value_in_key and self.format.has_tail
 
 
@@ -52,7 +52,7 @@ class Scoring(NamedTuple):
 
     Attributes:
         scale: multiplies the logits.
-        softcap: caps them then: `softcap * tanh(logits / softcap)` (Gemma 2).
+        softcap: then caps them: `softcap * tanh(logits / softcap)` (Gemma 2).
         sinks: `[heads]`, extra logits that take weight and give nothing; they are not capped.
         chosen: `[T, K]` int32, the keys that each row sees of those in its range: in ascending
             order, and then -1 where there are fewer. None lets it see all.
@@ -69,13 +69,13 @@ class Scoring(NamedTuple):
 
 
 class PreparedAttention(ABC):
-    """A backend's view of some sequences of a step, shared by the layers of a KV group."""
+    """A backend's preparation of some sequences of a step, shared by the layers of a KV group."""
 
     @abstractmethod
     def forward(
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
-        """Attend: each row sees its range of keys. Those of this step are written already.
+        """Attend: each row sees its range of keys. This step's keys and values are written already.
 
         Args:
             q: `[T, heads, head_dim]`.
@@ -91,30 +91,30 @@ class AttentionBackend(ABC):
     """A way to compute attention over blocks. Stateless between steps.
 
     Attributes:
-        name: for people.
+        name: name shown to people.
     """
 
     name: str
 
     @abstractmethod
     def serves(self, case: AttentionCase) -> bool:
-        """Return whether it computes such a case; asked once a case, so it may take its time."""
+        """Return whether the backend supports a case. Asked once a case, so it may be slow."""
 
     @property
     def problem(self) -> str | None:
-        """The reason why the backend does not work on this machine; None if a small case works.
+        """Return why the backend does not work on this machine; None if a small case works.
 
-        May take as long as compiling a kernel.
+        This may take as long as compiling a kernel.
         """
         return None
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
-        """Called once a step for each KV group and format, before the first layer of the group."""
+        """Prepare a KV group and format, once a step before the group's first layer."""
 
 
 class Backends:
-    """The backends of this process, the preferred ones first; the last one serves everything."""
+    """The backends of this process by preference. The last one supports every case."""
 
     def __init__(self, backends: Sequence[AttentionBackend]) -> None:
         self._backends = tuple(backends)
@@ -122,11 +122,11 @@ class Backends:
 
     @property
     def all(self) -> tuple[AttentionBackend, ...]:
-        """The backends of this process, in the order in which they are asked."""
+        """The backends of this process, by preference."""
         return self._backends
 
     def backend_for(self, case: AttentionCase) -> AttentionBackend:
-        """Return the first backend that serves a case.
+        """Return the first backend that supports a case.
 
         Raises:
             LookupError: none does.

@@ -32,12 +32,12 @@ class IndexerTopK:
         self._chunks = [each for each in chunks if int(each.last.max()) >= limit]
 
     def choose(self, q: mx.array, weights: mx.array, store: LayerStore) -> mx.array:
-        """Return the keys of highest score of each row.
+        """Return the keys with the highest scores, for each row.
 
         Args:
             q: `[T, heads, dim]`.
             weights: `[T, heads]`.
-            store: of the keys.
+            store: the store of the keys.
 
         Returns:
             `[T, limit]`, see `Scoring.chosen`; rows of sequences none of which has more keys than
@@ -86,7 +86,7 @@ class IndexerTopK:
         first: Ints,
         last: Ints,
     ) -> list[tuple[slice, mx.array]]:
-        """So many rows at a time that what is computed on the way is bounded.
+        """Score and choose tile by tile, so that intermediate arrays are bounded.
 
         Args:
             gathered: the keys of some rows, `[rows or 1, seen, dim]`, once other arrays are there.
@@ -109,10 +109,10 @@ class IndexerTopK:
         return outs
 
     def _highest(self, scores: mx.array) -> mx.array:
-        """`[t, seen]` to the numbers of those that are chosen, `[t, limit]`, ascending.
+        """Return the indices of the chosen keys, `[t, seen]` to `[t, limit]`, ascending.
 
-        Of equal scores the first are chosen, wherever a row stands and whatever is beside it: the
-        scores are compared, never sorted together with their places.
+        Of equal scores the first ones are chosen, whatever else is in the step, because scores are
+        compared and not sorted together with their positions.
         """
         limit = self._limit
         least = -mx.partition(-scores, limit - 1, axis=-1)[:, limit - 1 : limit]
@@ -126,7 +126,7 @@ class IndexerTopK:
         return mx.put_along_axis(blank, columns, places, axis=-1)[:, :limit]
 
     def _joined(self, outs: list[tuple[slice, mx.array]]) -> mx.array:
-        """Return all rows, those that need no choice among them."""
+        """Concatenate all rows, including those that need no choice."""
         parts: list[mx.array] = []
         at = 0
         for rows, chosen in [*outs, (slice(self._rows, self._rows), None)]:

@@ -1,4 +1,4 @@
-"""Attention by the compiled CPU kernels: a row's bits are its own, whatever stands beside it."""
+"""Attention by the compiled CPU kernels. A row's bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MULTIPLE = 16
 
 
 class CPUBackend(AttentionBackend):
-    """Reads blocks where they lie, codes too. Serves float32 queries."""
+    """Reads blocks in place, coded ones too. Supports float32 queries."""
 
     name = "CPU kernels"
 
@@ -35,14 +35,14 @@ class CPUBackend(AttentionBackend):
 
 
 class _Layouts:
-    """Layouts converted for the extension, each once."""
+    """Layouts converted for the extension, once each."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
         self._made: dict[CodedLayout, Any] = {}
 
     def of(self, layout: CodedLayout) -> Any:
-        """Mutates: the layout as the extension takes it."""
+        """Return the layout in the extension's form."""
         if layout not in self._made:
             key, value = layout.key_rotation, layout.value_rotation
             self._made[layout] = self.ops.CodedLayout(
@@ -123,15 +123,14 @@ class _Prepared(PreparedAttention):
 
 
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
-    """Return where each row finds its own block, and the blocks after it, in the tails as written.
+    """Return where each row finds its own block and later ones uncoded.
 
-    A sequence with one row has its tail, which lies in the tail pool, source 0. Those with several
-    have the blocks that they wrote in this step, source 1: one after the other, each from its first
-    row's block on.
+    A sequence with one row has its tail, in the tail pool (source 0). A sequence with several rows
+    has the blocks that it wrote in this step (source 1), consecutively from its first row's block.
 
     Returns:
-        `[T]` the number of each row's own block; `[S]` sources; `[T]` the place of the own block
-        in the source.
+        `[T]` number of each row's own block; `[S]` sources; `[T]` index of the own block in the
+        source.
     """
     own = metadata.keys // metadata.block_size
     if metadata.rows == metadata.sequences:

@@ -1,7 +1,7 @@
-"""Metadata of cross-attention: visible media per row, and write positions of media keys and values.
+"""Metadata of cross-attention: visible media for each row, and write positions of media keys and
+values.
 
-Media's keys fill blocks of their own, whole ones: the last of some items' is filled up with keys
-that no row sees.
+Media keys fill whole blocks of their own; the last block is padded with keys that no row sees.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from quire.core.media import CrossMedia
 
 
 class CrossKeysRows(Protocol):
-    """Keys of media that some rows of one sequence attend to."""
+    """Media keys that some rows of one sequence attend to."""
 
     @property
     def rows(self) -> range:
-        """The rows' tokens, as indices into the sequence."""
+        """The rows' token indices in the sequence."""
         ...
 
     @property
@@ -35,32 +35,32 @@ class CrossKeysRows(Protocol):
 
     @property
     def tables(self) -> Mapping[int, Sequence[int]]:
-        """By group, the ids of the blocks that hold the keys, in order."""
+        """Ids of the blocks with the keys, in order, by group."""
         ...
 
     @property
     def writes(self) -> bool:
-        """Whether the step computes what is in them."""
+        """Whether the step computes the keys and values."""
         ...
 
 
 class CrossRows(AttentionRows, Protocol):
-    """Consecutive tokens of one sequence that a step computes, and what they attend to."""
+    """Consecutive tokens of one sequence in a step, and the media that they attend to."""
 
     @property
     def crossed(self) -> Sequence[CrossKeysRows]:
-        """In the order of the tokens; no token attends to two of them."""
+        """The media, in the order of the tokens. No token attends to two of them."""
         ...
 
 
 @dataclass(frozen=True)
 class CrossMetadata:
-    """Rows that attend to media, of one KV group and one format.
+    """Rows of one KV group and one format that attend to media.
 
     Attributes:
-        rows: `[R]` which of the rows they are.
-        metadata: of these; what attends to the same media counts as a sequence.
-        slots: where the keys that the step computes are written.
+        rows: `[R]` their indices among the step's rows.
+        metadata: metadata of these rows; rows with the same media count as one sequence.
+        slots: write positions of the keys that the step computes.
     """
 
     rows: Ints
@@ -124,7 +124,7 @@ def _last_seen(tokens: Ints, media: CrossMedia) -> Ints:
 
 
 def _whole_blocks(written: array[int], spec: CrossKV, block_size: int) -> SlotMapping:
-    """Return the keys for these blocks, one block after the other."""
+    """Return the keys padded to whole blocks, consecutively."""
     blocks = np.repeat(np.array(written, np.int32), block_size)
     offsets = np.tile(np.arange(block_size, dtype=np.int32), len(written))
     starts = np.array([0, len(blocks)], np.int32)

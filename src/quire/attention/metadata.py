@@ -1,7 +1,7 @@
-"""Flat arrays that describe which keys a step's rows see; every attention backend reads them.
+"""Flat arrays that describe which keys a step's rows see, for every attention backend.
 
-Nothing here depends on how a backend cuts its work. The arrays are numpy's, on the host; a backend
-moves what it needs to the device when it prepares a step.
+They do not depend on how a backend divides its work. They are NumPy arrays on the host; a backend
+copies what it needs to the device when it prepares a step.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from quire.core.kv_format import KVFormat
 
 
 class AttentionRows(Protocol):
-    """Consecutive tokens of one sequence that a step computes; a row each."""
+    """Consecutive tokens of one sequence in a step, a row each."""
 
     @property
     def start(self) -> int:
-        """The key index of the first row: how many tokens are before it."""
+        """The key index of the first row, which is the number of tokens before it."""
         ...
 
     @property
     def count(self) -> int:
-        """Rows; one at least."""
+        """Number of rows, at least one."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class AttentionRows(Protocol):
     def bidirectional(self) -> Sequence[tuple[int, int]]:
         """Ranges [begin, end) of key indices whose rows see each other, in order: images.
 
-        None of them ends behind the last row, unless it begins there too.
+        A range ends at or before the last row, unless it begins after it.
         """
         ...
 
@@ -52,13 +52,13 @@ class AttentionRows(Protocol):
         ...
 
     def tail_block(self, group: int) -> int | None:
-        """Return the id of the block that keeps the tail as written; None in formats without."""
+        """Return the id of the tail block; None in formats without tails."""
         ...
 
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """S sequences with T rows in one KV group and one format. Keys have their index as number.
+    """S sequences with T rows in one KV group and one format. Keys are numbered by their index.
 
     Attributes:
         query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
@@ -89,17 +89,17 @@ class AttentionMetadata:
 
     @property
     def rows(self) -> int:
-        """T."""
+        """Number of rows, T."""
         return len(self.keys)
 
     @property
     def sequences(self) -> int:
-        """S."""
+        """Number of sequences, S."""
         return len(self.lengths)
 
     @cached_property
     def counts(self) -> Ints:
-        """`[S]` rows of each sequence."""
+        """Rows of each sequence, `[S]`."""
         return np.diff(self.query_starts)
 
     @cached_property
@@ -120,13 +120,13 @@ class AttentionMetadata:
         )
 
     def by_row(self, of_sequences: Ints) -> Ints:
-        """`[S]`, a number for each sequence: `[T]`, that of each row's."""
+        """Repeat a number for each sequence, `[S]`, for each of its rows, `[T]`."""
         if self.rows == self.sequences:
             return of_sequences
         return np.repeat(of_sequences, self.counts)
 
     def part(self, begin: int, end: int) -> AttentionMetadata:
-        """Return the sequences `[begin, end)` alone."""
+        """Return the metadata of sequences `[begin, end)`."""
         if (begin, end) == (0, self.sequences):
             return self
         rows = slice(int(self.query_starts[begin]), int(self.query_starts[end]))
@@ -145,10 +145,10 @@ class AttentionMetadata:
         )
 
     def split_at(self, length: int) -> AttentionMetadata:
-        """Return the same rows with each sequence cut in two behind its first `length` keys.
+        """Return the same rows with each sequence split after its first `length` keys.
 
-        Needs sequences that see all keys. A row then belongs to the same part of its sequence
-        however its prompt is cut into chunks.
+        It needs sequences that see all keys. A row then belongs to the same part however its prompt
+        is cut into chunks.
         """
         starts, first_keys = self.query_starts, self.keys[self.query_starts[:-1]]
         crossing = (first_keys < length) & (self.lengths > length)
@@ -227,7 +227,7 @@ def build_metadata(
 def _with_bidirectional_media(
     keys: Ints, rows: Sequence[AttentionRows], query_starts: Ints
 ) -> Ints:
-    """Return last key that each row sees: its own, or the last of the image that it belongs to."""
+    """Return the last key that each row sees: its own, or the last of its image."""
     last = keys
     for each, first_row in zip(rows, query_starts.tolist(), strict=False):
         stop = each.start + each.count

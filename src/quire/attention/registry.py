@@ -1,4 +1,4 @@
-"""The attention backends that a process uses. A new one: its module, and a line here."""
+"""The attention backends of a process. A new one needs its module and a line here."""
 
 from __future__ import annotations
 

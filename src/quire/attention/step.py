@@ -1,4 +1,4 @@
-"""Attention of one step: writes each layer's rows, and lets backends read them."""
+"""Attention of one step: writes each layer's rows, and runs the backends."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class _Run:
     """Adjacent sequences of one format that one backend serves.
 
     Attributes:
-        rows: among the rows of the format.
-        chunks: among the format's sequences with several rows.
+        rows: their range among the rows of the format.
+        chunks: their range among the format's sequences with several rows.
         chosen: whether they see only the keys that an indexer chose.
     """
 
@@ -79,7 +79,9 @@ class _FormatRows:
     def prepare(
         self, backend: AttentionBackend, begin: int, end: int, *, length: int
     ) -> PreparedAttention:
-        """Mutates: the parts `[begin, end)` of sequences cut at `length`, prepared once."""
+        """Return sequences `[begin, end)`, split at `length`, prepared by a backend. Prepared
+        once.
+        """
         metadata = self.split_at(length)
         key = backend, 0 if metadata is self.metadata else length, begin, end
         prepared = self.prepared.get(key)
@@ -88,7 +90,9 @@ class _FormatRows:
         return prepared
 
     def split_at(self, length: int) -> AttentionMetadata:
-        """Mutates: the metadata of sequences cut behind their first `length` keys; 0 cuts none."""
+        """Return the metadata with sequences split after `length` keys; 0 splits none. Made
+        once.
+        """
         if length not in self.split:
             self.split[length] = self.metadata.split_at(length) if length else self.metadata
         return self.split[length]
@@ -102,7 +106,7 @@ class _FormatRows:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A model's attention: the places of its layers' keys and values, and the backends.
+    """A model's attention: the KV pools of its layers, and the backends.
 
     Attributes:
         layout: of the model's layers.
@@ -114,7 +118,7 @@ class Attention:
     backends: Backends
 
     def step(self, rows: Sequence[CrossRows]) -> StepAttention:
-        """Attention of one step's rows.
+        """Return the attention of one step's rows.
 
         Args:
             rows: one entry a sequence, in the order of the step's rows; those of equal format are
@@ -124,7 +128,7 @@ class Attention:
 
 
 class StepAttention:
-    """The rows of a step as attention sees them. Builds what a KV group needs when first asked."""
+    """The rows of a step, prepared for attention. Data of a KV group is built at first use."""
 
     def __init__(self, rows: Sequence[CrossRows], attention: Attention) -> None:
         self._rows = rows
@@ -203,7 +207,7 @@ class StepAttention:
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """Return the same for the rows of one format."""
+        """Attend for the rows of one format."""
         store = part.pool.layers[owner]
         if k is not None and v is not None and len(k):
             part.written[owner] = store.write(k, v, part.slots or part.metadata.slots)
@@ -223,7 +227,7 @@ class StepAttention:
         return mx.concatenate(outs)
 
     def _build(self, group: int) -> list[_FormatRows]:
-        """Return the step's rows, cut where the format changes."""
+        """Divide the step's rows by format."""
         spec = self._layout.groups[group].spec
         if spec.cross is not None:
             return self._build_cross(group, spec.cross)
@@ -238,7 +242,7 @@ class StepAttention:
         return parts
 
     def _build_cross(self, group: int, spec: CrossKV) -> list[_FormatRows]:
-        """Return the same for the rows that attend to media."""
+        """Divide the rows that attend to media by format."""
         parts: list[_FormatRows] = []
         attending: list[Ints] = []
         first = row = key = 0
@@ -258,7 +262,7 @@ class StepAttention:
         return parts
 
     def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:
-        """Return the step's sequences, cut where the format changes."""
+        """Divide the step's sequences by format."""
         for format, some in groupby(self._rows, key=lambda each: each.format):
             yield format, list(some)
 
@@ -323,9 +327,9 @@ class StepAttention:
 
 
 def preferred_order(start: int, count: int, block_size: int) -> tuple[bool, int]:
-    """Orders the sequences of a step: single rows first, block tables of like length together.
+    """Sort the sequences of a step: single rows first, similar block table lengths together.
 
-    Any order is right. In this one a backend that cuts rows into batches makes few of them.
+    Any order is correct. This one gives backends few batches.
     """
     several = count > 1
     return several, 0 if several else length_class((start + count) // block_size + 1)

@@ -1,6 +1,6 @@
-"""Answers bound to a JSON schema, a regular expression or a Lark grammar, through llguidance.
+"""Constrains answers to a JSON schema, a regular expression or a Lark grammar, by llguidance.
 
-Imports no mlx: a process without it compiles each grammar before the engine does.
+It imports no MLX: a process without MLX compiles each grammar before the engine does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 
 
 def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
-    """Refuses what cannot be compiled, without needing a tokenizer.
+    """Refuse a grammar that cannot be compiled, without needing a tokenizer.
 
     A Lark grammar that names special tokens needs `GrammarCompiler.compile` instead.
 
@@ -49,7 +49,7 @@ def compiles_as_pattern(pattern: str) -> bool:
 
 
 class GrammarCompiler:
-    """Makes grammar states for one tokenizer. Safe to share between threads.
+    """Makes grammar states for one tokenizer. Thread-safe.
 
     Args:
         tokenizer: a `tokenizer.json`, or one that is loaded already.
@@ -90,10 +90,10 @@ class GrammarCompiler:
     def compile(
         self, spec: GrammarSpec, param: str = "response_format", *, limited: bool = False
     ) -> GrammarState:
-        """Return the state of an answer of which no token has come.
+        """Return the grammar state before the answer's first token.
 
         Args:
-            limited: whether runs of digits and blanks come to an end, see `runs`.
+            limited: whether runs of digits and blanks are limited; see `runs`.
 
         Raises:
             RequestError: `param` is at fault (code `invalid_schema`), or no answer starts with
@@ -141,11 +141,11 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """Follows one answer. Made by `GrammarCompiler.compile`.
+    """The state of one answer's grammar. Made by `GrammarCompiler.compile`.
 
-    The answer is free until `start_after` has come, then bound. With `opened_by` it may also be
-    bound from its first token: the model chooses whether to open the free part. A lazy grammar
-    binds from each `opener` to where it is met.
+    The answer is free until `start_after` has come, then constrained. With `opened_by` it may be
+    constrained from its first token: the model chooses whether to open the free part. A lazy
+    grammar constrains from each `opener` until it is complete.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ class GrammarState:
         self._free = spec.lazy or (bool(spec.start_after) and not spec.opened_by)
 
     def start(self, text: str, tokenizer: LLTokenizer) -> str:
-        """Takes the text with which the answer starts; gives back what of it is not allowed.
+        """Consume the given start of the answer; return the part that is not allowed.
 
-        Only its bytes matter, not the tokens that a prompt has for it.
+        Only its bytes matter, not its tokens in the prompt.
         """
         for start in range(0, len(text), _AT_ONCE):
             tokens = tokenizer.greedy_tokenize(text[start : start + _AT_ONCE])
@@ -183,7 +183,7 @@ class GrammarState:
         return ""
 
     def copy(self) -> GrammarState:
-        """Return the same state, apart from this one."""
+        """Return an independent copy of the state."""
         other = copy(self)
         other._matcher = self._matcher.deep_copy()
         other._end = self._end.copy()
@@ -192,12 +192,12 @@ class GrammarState:
 
     @property
     def pending(self) -> bool:
-        """Whether the answer is free but has to become bound: any token may come but its end."""
+        """Whether the answer is free now and constrained later: every token but an end may come."""
         return self._free and not self._lazy
 
     @property
     def finished(self) -> bool:
-        """Whether nothing but an end token may follow, or one came."""
+        """Whether only an end token may follow, or one came."""
         return not self._free and bool(self._matcher.is_stopped())
 
     def mask(self) -> TokenMask | None:
@@ -218,7 +218,7 @@ class GrammarState:
         return words | mask_of(self._opening[:1], self._vocab_size) if self._opening else words
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token of the answer.
+        """Advance by the next token of the answer.
 
         Raises:
             RequestError: the mask did not allow it (code `grammar_failed`).

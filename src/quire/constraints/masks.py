@@ -13,7 +13,7 @@ TokenMask: TypeAlias = npt.NDArray[np.uint32]
 
 
 def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
-    """Return the mask that allows `tokens` only; one token in it forces that token."""
+    """Return the mask that allows `tokens` only. A single token is forced."""
     words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
     for token in tokens:
         words[token // 32] |= np.uint32(1 << token % 32)

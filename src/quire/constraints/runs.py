@@ -1,4 +1,4 @@
-"""Limits on runs of digits and blanks in JSON, which a lost model would write for ever."""
+"""Limits on runs of digits and blanks in JSON, which a failing model would write for ever."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 class LeadingTokens:
-    """Tokens of one vocabulary by what they start with. Made when a run is first at its limit.
+    """Tokens of a vocabulary by their first character. Built when a run first reaches its limit.
 
     Args:
-        bytes_of: gives a token's bytes.
+        bytes_of: returns a token's bytes.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], vocab_size: int) -> None:
@@ -52,10 +52,10 @@ class LeadingTokens:
 
 
 class RunLimit:
-    """Follows the JSON of one bound answer.
+    """Follows the JSON of one constrained answer.
 
     Args:
-        tokens: of the model's vocabulary.
+        tokens: tokens of the model's vocabulary.
     """
 
     def __init__(self, tokens: LeadingTokens) -> None:
@@ -64,7 +64,7 @@ class RunLimit:
         self._run = 0
 
     def accept(self, token: int) -> None:
-        """Take the next token."""
+        """Advance by the next token."""
         for byte in self._tokens.bytes_of(token):
             if self._escaped:
                 self._escaped = False

@@ -1,6 +1,6 @@
-"""JSON schemas before a grammar is made of them.
+"""Prepares JSON schemas for grammars.
 
-What would break the compiler is refused, and what no grammar can hold an answer to is taken out
+Schemas that would break the compiler are refused. Keywords that no grammar can enforce are removed
 and named, so that the client can be told.
 """
 
@@ -55,7 +55,7 @@ class Prepared:
     """A schema that can be compiled.
 
     Attributes:
-        unenforced: what was taken out of it, as `path: keyword`, each once.
+        unenforced: removed keywords, as `path: keyword`, each once.
     """
 
     schema: dict[str, Any]
@@ -115,7 +115,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _within(key: str, value: Any) -> Iterator[Any]:
-    """Yield the schemas that a keyword holds."""
+    """Yield the schemas within a keyword."""
     if key in _SINGLE:
         yield value
     elif key in _NAMED | _LISTED:
@@ -194,7 +194,7 @@ def _check_values(schema: Any, param: str) -> None:
 
 
 def _check_chain(schema: Any, param: str) -> None:
-    """Follows references as the compiler does: each when it is met first, and then no more."""
+    """Follow references as the compiler does: each at its first occurrence only."""
     waiting, seen = [(schema, 1)], set()
     while waiting:
         node, depth = waiting.pop()

@@ -11,7 +11,8 @@ Spelling = Callable[[Sequence[int]], bytes]
 
 
 class SequenceWatcher:
-    """Says after each token whether the sequence has come. An empty sequence never comes.
+    """Reports after each token whether a sequence of tokens has come. An empty sequence never
+    comes.
 
     Args:
         ids: the sequence.
@@ -19,7 +20,7 @@ class SequenceWatcher:
             tokens changes how the mark is cut into tokens. None where only `ids` count.
 
     Attributes:
-        rest: the bytes behind the sequence in the token that completed it.
+        rest: bytes after the sequence in the token that completed it.
     """
 
     def __init__(self, ids: tuple[int, ...], spelling: Spelling | None = None) -> None:
@@ -31,13 +32,13 @@ class SequenceWatcher:
         self.rest = b""
 
     def copy(self) -> SequenceWatcher:
-        """Return the same state, apart from this one."""
+        """Return an independent copy of the state."""
         other = copy(self)
         other._last = self._last.copy()
         return other
 
     def push(self, token: int) -> bool:
-        """Adds a token; whether the sequence is complete with it. Overlapping matches count."""
+        """Add a token; return whether it completes the sequence. Overlapping matches count."""
         self._last.append(token)
         if not self._text or self._spelling is None:
             return bool(self._ids) and self._last == self._ids

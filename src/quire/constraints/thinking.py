@@ -1,4 +1,4 @@
-"""Ends reasoning that outgrows its budget. Pure Python."""
+"""Ends reasoning that exceeds its budget. Pure Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ThinkingState:
         self._force_if_spent()
 
     def copy(self) -> ThinkingState:
-        """Return the same state, apart from this one."""
+        """Return an independent copy of the state."""
         other = copy(self)
         other._start, other._end = self._start.copy(), self._end.copy()
         other._forced = list(self._forced)
@@ -46,11 +46,11 @@ class ThinkingState:
         return self._thinking
 
     def forced(self) -> int | None:
-        """Return the token that must come next, or None while the model is free."""
+        """The token that must come next, or None while the model is free."""
         return self._forced[0] if self._forced else None
 
     def accept(self, token: int) -> None:
-        """Takes the next token of the answer; the forced one, where there is one.
+        """Advance by the next token of the answer, which is the forced one if there is one.
 
         Raises:
             ValueError: another token came than the forced one.
@@ -72,6 +72,6 @@ class ThinkingState:
             self._force_if_spent()
 
     def _force_if_spent(self) -> None:
-        """Forces what is missing of `end_ids`; the model may have started them itself."""
+        """Force the rest of `end_ids`, part of which the model may have written."""
         if self._thinking and self._left <= 0:
             self._forced = list(self._budget.end_ids[self._end.matched() :])

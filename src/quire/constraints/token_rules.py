@@ -1,4 +1,4 @@
-"""Tokens that a request allows or bans, whatever else holds its answer."""
+"""Tokens that a request allows or bans, in addition to other constraints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.core.request import TokenRules
 
 
 class TokenRulesState:
-    """Follows one answer's banned sequences of tokens.
+    """The state of one answer's banned sequences of tokens.
 
     Args:
         rules: which tokens may come; its ids are below `vocab_size`.
@@ -31,13 +31,13 @@ class TokenRulesState:
         self._tail: deque[int] = deque(maxlen=max(self._lengths, default=0))
 
     def copy(self) -> TokenRulesState:
-        """Return the same state, apart from this one."""
+        """Return an independent copy of the state."""
         other = copy(self)
         other._tail = self._tail.copy()
         return other
 
     def mask(self) -> TokenMask:
-        """Return the tokens that may come next."""
+        """Return the mask of tokens that may come next."""
         tail = tuple(self._tail)
         banned = [
             token
@@ -48,5 +48,5 @@ class TokenRulesState:
         return self._everywhere & ~mask_of(banned, self._vocab_size) if banned else self._everywhere
 
     def accept(self, token: int) -> None:
-        """Take the next token of the answer."""
+        """Advance by the next token of the answer."""
         self._tail.append(token)

@@ -23,13 +23,15 @@ _HALF = mx.array(0.5)
 
 
 def _silu(x: mx.array) -> mx.array:
-    """`x * sigmoid(x)` by a power of two: 4 ns on a CPU, where MLX's exponentials take 11."""
+    """Return `x * sigmoid(x)` by a power of two: 4 ns an element on a CPU, where MLX's exponentials
+    take 11.
+    """
     wide = x.astype(mx.float32)
     return (wide / (mx.power(_TWO, wide * _SILU) + _ONE)).astype(x.dtype)
 
 
 def _gelu_tanh(x: mx.array) -> mx.array:
-    """GELU's approximation by tanh (arXiv:1606.08415), by a power of two too."""
+    """Return GELU's approximation by tanh (arXiv:1606.08415), by a power of two."""
     wide = x.astype(mx.float32)
     power = wide * (mx.square(wide) * _GELU_CUBIC + _GELU_LINEAR)
     return (wide / (mx.power(_TWO, power) + _ONE)).astype(x.dtype)
@@ -41,7 +43,7 @@ def _gelu(x: mx.array) -> mx.array:
 
 
 def _quick_gelu(x: mx.array) -> mx.array:
-    """GELU's approximation by a sigmoid (arXiv:1606.08415)."""
+    """Return GELU's approximation by a sigmoid (arXiv:1606.08415)."""
     return x * mx.sigmoid(x * 1.702)
 
 
@@ -76,7 +78,7 @@ class Gating:
 
     Attributes:
         activation: its name, see `COMPILED`.
-        limit: bounds `activation(x)` above and `y` on both sides (Step 3.5); 0 is no bound.
+        limit: upper bound of `activation(x)` and bound of `y` on both sides (Step 3.5); 0 for none.
         alpha: gpt-oss's `x * sigmoid(alpha * x) * (y + 1)`, in which `limit` bounds `x` instead;
             0 is without.
     """

@@ -1,4 +1,4 @@
-"""How a device writes to KV pools, and codes what it writes there."""
+"""Writes to KV pools, and coding of the written keys and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CacheOperations:
         rows: mx.array,
         offsets: mx.array,
     ) -> None:
-        """Mutates: `pool[rows, offsets] = vectors` of each pool, `[R, S, dim]`.
+        """Set `pool[rows, offsets] = vectors` of each pool, `[R, S, dim]`.
 
         Args:
             vectors: `[T, heads, dim]`, one a pool.
@@ -30,13 +30,13 @@ class CacheOperations:
             pool[rows, offsets] = each.astype(pool.dtype)
 
     def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
-        """Mutates: `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`."""
+        """Set `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`."""
         pool[rows] = values.astype(pool.dtype)
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array] | None:
-        """Vectors `[..., dim]` as codes.
+        """Code vectors `[..., dim]`.
 
         Returns:
             Of each array uint32 codes `[..., size * bits / 32]`, float16 scales
@@ -53,7 +53,7 @@ class CacheOperations:
         rows: mx.array,
         offsets: mx.array,
     ) -> bool:
-        """Mutates: what `encode` gives is written as `write_vectors` does.
+        """Code vectors and write the codes as `write_vectors` does.
 
         Returns:
             Whether there is a kernel that does so; without one, nothing is written.

@@ -1,4 +1,4 @@
-"""How vectors of keys and values become codes, as a device's operations are told."""
+"""Describes how vectors of keys and values are coded, for a device's operations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quire.core.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class VectorRotation:
-    """A rotation of vectors as a kernel computes it.
+    """A rotation of vectors, for kernels.
 
     Attributes:
         map: float32; signs `[size]`, products with which take a Hadamard transform, or a matrix
             `[size, size]`, with which vectors are multiplied from the left.
-        scale: of the result, as of what undoes the rotation.
+        scale: scale of the result, for the rotation and for its inverse.
     """
 
     map: mx.array
@@ -52,7 +52,7 @@ class VectorCoding:
 
 @dataclass(frozen=True, eq=False)
 class ChunkBlocks:
-    """The blocks that chunks write to, those of a chunk side by side; the same in all layers.
+    """The blocks that chunks write to, a chunk's blocks consecutively. Equal for all layers.
 
     Attributes:
         starts: `[S + 1]`; blocks `[starts[s], starts[s + 1])` are chunk s's.
@@ -99,24 +99,26 @@ class ChunkBlocks:
 
     @property
     def count(self) -> int:
-        """n."""
+        """Number of blocks, n."""
         return len(self.rows)
 
     @cached_property
     def full(self) -> Ints:
-        """The indices of the blocks that are full."""
+        """Indices of the full blocks."""
         return np.flatnonzero(self.codes >= 0).astype(np.int32)
 
     @cached_property
     def described(self) -> mx.array:
-        """`[n, 5]` for kernels: of each block `tails`, `begun`, `ends`, `rows` and `codes`."""
+        """Return `[n, 5]` for kernels: `tails`, `begun`, `ends`, `rows` and `codes` of each
+        block.
+        """
         fields = self.tails, self.begun, self.ends, self.rows, self.codes
         return mx.array(np.stack(fields, axis=1).astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """Consecutive tokens of some sequences, to be written behind those that their tails hold.
+    """Consecutive tokens of some sequences, to be appended to their tails.
 
     Attributes:
         tails: of keys, and values if there are any, `[tails * heads, block_size, dim]`.
@@ -130,7 +132,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class CodedChunks:
-    """`Chunks` in blocks, which begin with what a tail held.
+    """Chunks in blocks, which begin with the former tail.
 
     Attributes:
         written: keys and values, `[n, heads, block_size, dim]` each; zeros behind a chunk's last

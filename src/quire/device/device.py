@@ -1,4 +1,4 @@
-"""The one object that knows what MLX runs on. Whoever decides by the device asks it."""
+"""The only object that knows which device MLX runs on. All decisions by device ask it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Device(ABC):
     """The strengths and the memory of MLX's default device.
 
     Attributes:
-        name: and architecture, for people.
+        name: name and architecture, for people.
         fuses: whether MLX has fused kernels for attention, norms and rotation. Where it has none it
             spells them out, in more operations than their callers need.
         compiles: whether `mx.compile` costs no request its time. For a CPU MLX writes C++ and runs
@@ -51,7 +51,7 @@ class Device(ABC):
         code_rows: rows up to which multiplying by codes beats decoding them first.
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
         dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
-        kernel_language: of kernels that `mx.fast` compiles: "cuda", "metal" or none.
+        kernel_language: language of kernels that `mx.fast` compiles: "cuda", "metal" or none.
         kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
     """
 
@@ -81,7 +81,7 @@ class Device(ABC):
 
     @abstractmethod
     def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
-        """Choose what multiplies in this process. Call it before any weights.
+        """Choose the library of matrix products of this process. Call it before loading weights.
 
         Args:
             blas, kernels, threads: see `EngineConfig`.
@@ -96,7 +96,7 @@ class Device(ABC):
 
     @contextmanager
     def computing_by(self, operations: Operations) -> Iterator[None]:
-        """Have models compute by other operations, which lean on the device's own."""
+        """Use other operations within the context; they may call the device's own."""
         own, self.operations = self.operations, operations
         try:
             yield
@@ -140,9 +140,9 @@ class Device(ABC):
 
     @abstractmethod
     def bound_caches(self) -> None:
-        """Bounds what MLX keeps of freed buffers: no KV memory, but memory all the same.
+        """Limit MLX's cache of freed buffers, which counts as memory.
 
-        Steps differ in shape, so without a bound there would be ever more.
+        Steps differ in shape, so the cache would grow without limit.
         """
 
 
@@ -219,14 +219,14 @@ class GPU(Device):
     kv_share = 0.85
 
     def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
-        """There is but MLX's own."""
+        """Do nothing: there are only MLX's own products."""
 
     def bound_caches(self) -> None:
         mx.set_cache_limit(_GPU_CACHE)  # allocating is slow there, so they may be many
 
 
 class CUDA(GPU):
-    """NVIDIA."""
+    """NVIDIA GPUs."""
 
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
     kernel_language = "cuda"
@@ -269,7 +269,7 @@ def gpu_backends() -> list[str]:
 
 
 class TracingDevice(CPU):
-    """Stands for the device while a model is traced: what is traced does not depend on a device."""
+    """Stands for the device while a model is traced. Traces do not depend on the device."""
 
     def __init__(self, operations: Operations) -> None:
         super().__init__()
@@ -282,7 +282,9 @@ _tracing: list[TracingDevice] = []
 
 @contextmanager
 def traced_by(operations: Operations) -> Iterator[None]:
-    """Have these operations stand for the device's, and record primitives for a CPU."""
+    """Use these operations in place of the device's within the context, and record primitives for a
+    CPU.
+    """
     _tracing.append(TracingDevice(operations))
     try:
         with mx.stream(mx.cpu):
@@ -292,7 +294,7 @@ def traced_by(operations: Operations) -> Iterator[None]:
 
 
 def current_device() -> Device:
-    """MLX's default device, the same object ever after; another one while a model is traced."""
+    """Return MLX's default device, always the same object; a stand-in while a model is traced."""
     return _tracing[-1] if _tracing else _default_device()
 
 

@@ -44,7 +44,7 @@ def kernel_text(package: str, name: str) -> str:
 def metal_kernel(
     name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
 ) -> Kernel:
-    """Return a kernel of Metal's language."""
+    """Return a Metal kernel."""
     kernel: Kernel = mx.fast.metal_kernel(  # type: ignore[assignment]  # its stub says object
         name=name, input_names=inputs, output_names=outputs, source=body, header=header
     )
@@ -59,10 +59,10 @@ def cuda_kernel(
     header: str,
     shared_memory: int = 0,
 ) -> Kernel:
-    """Return a kernel of CUDA, which is compiled once a machine.
+    """Return a CUDA kernel, which is compiled once a machine.
 
     Args:
-        name: for people.
-        shared_memory: bytes that are asked for at launch.
+        name: name for people.
+        shared_memory: bytes of shared memory requested at launch.
     """
     return CompiledKernel(inputs, outputs, body, f"// {name}\n{header}", shared_memory)

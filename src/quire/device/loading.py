@@ -13,7 +13,7 @@ _HOW = (
 
 
 def load_mlx() -> None:
-    """Imports MLX, which takes a moment.
+    """Import MLX, which takes a moment.
 
     Raises:
         QuireError: it is not installed, or has no backend for this machine.

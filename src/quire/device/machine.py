@@ -8,7 +8,7 @@ from quire.core.errors import ModelError
 
 
 def device_number(name: str) -> int:
-    """Return a number about the device, such as "memory_size" in bytes.
+    """Return a device property such as "memory_size" in bytes.
 
     Raises:
         ModelError: MLX does not say.
@@ -20,7 +20,7 @@ def device_number(name: str) -> int:
 
 
 def device_model() -> str:
-    """Name and architecture, as far as MLX says: `NVIDIA H200, sm_90`."""
+    """Return name and architecture as MLX reports them: `NVIDIA H200, sm_90`."""
     info = mx.device_info()
     said = (info.get(name) for name in ("device_name", "architecture"))
     return ", ".join(str(each) for each in said if each) or str(mx.default_device())

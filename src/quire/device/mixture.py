@@ -23,16 +23,16 @@ class Router(Protocol):
 
     @property
     def k(self) -> int:
-        """How many."""
+        """Number of experts of a row."""
         ...
 
     @property
     def corrected(self) -> bool:
-        """Whether a learned bias takes part in the choice."""
+        """Whether a learned bias affects the choice."""
         ...
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
-        """Logits `[T, experts]` in float32 -> (indices `[T, k]`, weights `[T, k]`)."""
+        """Map float32 logits `[T, experts]` to (indices `[T, k]`, weights `[T, k]`)."""
         ...
 
 
@@ -68,7 +68,7 @@ def _outputs(
     *,
     ordered: bool,
 ) -> mx.array:
-    """`[..., 1, hidden]` by experts `[...]`, broadcast together -> `[..., 1, hidden]`."""
+    """Compute `[..., 1, hidden]` by experts `[...]`, broadcast together: `[..., 1, hidden]`."""
     up = _product(operations, x, chosen, experts.up, ordered=ordered)
     if isinstance(experts, PlainExperts):
         inner = operations.activate(experts.activation, up)
@@ -86,7 +86,9 @@ def _product(
     *,
     ordered: bool,
 ) -> mx.array:
-    """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
+    """Multiply `[..., 1, in]` by matrices of experts `[...]`, broadcast together: `[..., 1,
+    out]`.
+    """
     weight = matrices.weight
     if isinstance(weight, PackedWeight):
         packing = weight.packing
@@ -110,7 +112,7 @@ def _product(
 
 
 def _by_copies(x: mx.array, chosen: mx.array, weight: mx.array) -> mx.array:
-    """Return the product from gathered copies of the matrices, so many at once as fit a bound."""
+    """Return the product by gathered copies of the matrices, in portions of bounded size."""
     rows = mx.broadcast_to(x, (*chosen.shape, 1, x.shape[-1])).reshape(-1, 1, x.shape[-1])
     flat = chosen.flatten()
     tile = max(1, _COPIED_BYTES // (weight.nbytes // weight.shape[0]))

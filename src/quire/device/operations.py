@@ -1,4 +1,6 @@
-"""The operations that models compute with weights; each device overrides those it does better."""
+"""The operations that models compute with weights. Each device overrides those that it does
+better.
+"""
 
 from __future__ import annotations
 
@@ -38,34 +40,34 @@ class Operations(CacheOperations):
         return False
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-        """`[..., in]` times the transpose of `[out, in]`, plus `[out]`: `[..., out]`."""
+        """Multiply `[..., in]` by the transpose of `[out, in]` and add `[out]`: `[..., out]`."""
         return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        """Return the same by codes."""
+        """Compute `linear` by codes."""
         y = _by_codes(x, weight.by_rows())
         return y if bias is None else y + bias
 
     def product(self, x: mx.array, matrix: Matrix) -> mx.array:
-        """`[..., in]` -> `[..., out]`."""
+        """Multiply rows by a matrix: `[..., in]` -> `[..., out]`."""
         weight = matrix.weight
         if isinstance(weight, mx.array):
             return self.linear(x, weight, matrix.bias)
         return self.packed_linear(x, weight, matrix.bias)
 
     def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
-        """`[..., hidden]` -> `[..., hidden]`."""
+        """Compute a gated MLP: `[..., hidden]` -> `[..., hidden]`."""
         inner = self.gated(mlp.gating, self.product(x, mlp.gate), self.product(x, mlp.up))
         return self.product(inner, mlp.down)
 
     def heads(
         self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None
     ) -> list[mx.array]:
-        """Queries, keys and values of rows `[T, hidden]`, `[T, heads, dim]` each.
+        """Return queries, keys and values of rows `[T, hidden]`, `[T, heads, dim]` each.
 
         Args:
-            eps: of the norms.
-            rotate: by the positions of this step; None where the layer does not rotate.
+            eps: epsilon of the norms.
+            rotate: rotates by this step's positions; None if the layer does not rotate.
         """
         found: list[mx.array] = []
         y = x
@@ -141,7 +143,7 @@ class Operations(CacheOperations):
         return mx.fast.layer_norm(x, weight, bias, eps)
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (arXiv:1910.07467)."""
+        """Return `x / sqrt(mean(x^2) + eps) * weight` over the last axis (arXiv:1910.07467)."""
         return mx.fast.rms_norm(x, weight, eps)
 
     def add_rms_norm(
@@ -152,12 +154,14 @@ class Operations(CacheOperations):
         eps: float,
         factor: mx.array | None = None,
     ) -> mx.array:
-        """`(x + rms_norm(y, weight, eps)) * factor` of arrays of one shape; `factor` is `[1]`."""
+        """Return `(x + rms_norm(y, weight, eps)) * factor` of arrays of one shape; `factor` is
+        `[1]`.
+        """
         added = x + self.rms_norm(y, weight, eps)
         return added if factor is None else added * factor
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
-        """Rotary position embedding (arXiv:2104.09864) of the first `2 * half` elements of heads.
+        """Rotate the first `2 * half` elements of heads by positions (RoPE, arXiv:2104.09864).
 
         Args:
             cosines, sines: of the angles, `[T, half]`, float32.
@@ -226,7 +230,7 @@ class Operations(CacheOperations):
         return recurrence.state_space(values, keys, queries, steps, rates, state)
 
     def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
-        """`x[r, numbers[r, j]]`: of `[R, N, ...]` by `[R, n]`, `[R, n, ...]`."""
+        """Return `x[r, numbers[r, j]]`: `[R, N, ...]` by `[R, n]` gives `[R, n, ...]`."""
         places = numbers.reshape(*numbers.shape, *(1 for _ in x.shape[2:]))
         return mx.take_along_axis(x, places, axis=1)
 
@@ -263,9 +267,10 @@ def _compiled_gate(gating: Gating) -> Callable[[mx.array, mx.array], mx.array]:
 
 
 class UnfusedOperations(Operations):
-    """Operations for devices without fused kernels: MLX spells `mx.fast.rms_norm` out on a CPU.
+    """Operations for devices without fused kernels, such as CPUs.
 
-    Here they are seven: models with many small norms (Gemma) spend a good part of a step there.
+    MLX's `mx.fast.rms_norm` takes more operations there. Here a norm takes seven; models with many
+    small norms (Gemma) spend much of a step on them.
     """
 
     gather_mm_dtypes = (mx.float32,)

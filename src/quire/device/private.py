@@ -1,8 +1,8 @@
-"""A private place for what MLX compiles.
+"""A private folder for kernels that MLX compiles.
 
-MLX 0.32.4 keeps compiled kernels in a folder of a name that anyone can foretell, `mlx/VERSION`
-below the temporary directory (so `TMPDIR`; on CUDA also `MLX_PTX_CACHE_DIR`), and loads what it
-finds there. On a machine with other users that is their code in this process.
+MLX 0.32.4 stores compiled kernels in a folder with a predictable name, `mx/VERSION` below the
+temporary directory, and loads whatever it finds there. On a machine with other users that would run
+their code in this process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def kernel_folder() -> Path | None:
 
 
 def unsafe(folder: Path) -> str:
-    """Why others may have put something into a folder; empty if nobody can."""
+    """Return why other users may have written to a folder; empty if they cannot."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         return f"{folder} is not a directory"

@@ -1,6 +1,7 @@
 """Processes that compute one model together: each is a rank, and they exchange rows.
 
-MLX's collectives, over its ring of sockets. A process joins once, before it computes anything.
+They use MLX's collectives over its ring of sockets. A process joins once, before it computes
+anything.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from quire.core.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rank's part of what is split.
+    """A rank and the number of ranks.
 
     Attributes:
         rank: from 0.
-        size: how many ranks there are.
+        size: number of ranks.
     """
 
     rank: int = 0
     size: int = 1
 
     def within(self, count: int) -> range:
-        """Return this rank's of `count` things; of fewer things than ranks, several share one."""
+        """Return this rank's part of `count` things. If there are fewer things than ranks, several
+        ranks share one.
+        """
         if count < self.size:
             first = self.rank * count // self.size
             return range(first, first + 1)
@@ -67,5 +70,7 @@ def summed(x: mx.array) -> mx.array:
 
 
 def gathered(x: mx.array) -> mx.array:
-    """`[R, own columns]` -> `[R, all ranks' columns]`, the same bits on each."""
+    """Concatenate the ranks' columns: `[R, own columns]` -> `[R, all columns]`, the same bits on
+    each rank.
+    """
     return mx.distributed.all_gather(x.T).T

@@ -36,21 +36,21 @@ def spelled_out(cosines: mx.array, sines: mx.array, neighbours: bool, turn: Turn
 
 
 def _join(first: mx.array, second: mx.array) -> mx.array:
-    """`[..., dims / 2]` each -> `[..., dims]`, as pairs lie in a head: one half, then the other."""
+    """Join halves `[..., dims / 2]` to heads `[..., dims]`: one half, then the other."""
     return mx.concatenate([first, second], axis=-1)
 
 
 def _swap(y: mx.array) -> mx.array:
-    """Exchange the two of each pair."""
+    """Exchange the two elements of each pair."""
     half = y.shape[-1] // 2
     return mx.concatenate([y[..., half:], y[..., :half]], axis=-1)
 
 
 def _join_pairs(first: mx.array, second: mx.array) -> mx.array:
-    """`_join` where the two of a pair are neighbours."""
+    """Join halves to heads in which the two elements of a pair are adjacent."""
     return mx.stack([first, second], axis=-1).flatten(-2)
 
 
 def _swap_pairs(y: mx.array) -> mx.array:
-    """`_swap` where the two of a pair are neighbours."""
+    """Exchange the two elements of each pair, which are adjacent."""
     return y.reshape(*y.shape[:-1], -1, 2)[..., ::-1].flatten(-2)

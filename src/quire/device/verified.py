@@ -1,6 +1,6 @@
-"""Records of kernels verified on this machine, kept from one start to the next.
+"""Records which kernels were verified on this machine, across starts.
 
-They lie beside MLX's compiled kernels, so that both are lost together.
+The records lie beside MLX's compiled kernels, so that both are lost together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Verification:
 
     @property
     def key(self) -> str:
-        """A text that is equal for equal verifications, also in other processes.
+        """Return a text that is equal for equal verifications, in other processes too.
 
         Raises:
             TypeError: the subject holds a value that has no such text.

@@ -1,4 +1,4 @@
-"""Weights as the operations of a device take them: matrices, codes, heads and experts."""
+"""Weights in the forms that a device's operations take: matrices, codes, heads and experts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TILE = 16
 
 
 def in_tiles(matrix: mx.array) -> mx.array:
-    """`[out, n]` with the memory of `[out / TILE, n, TILE]`."""
+    """Return `[out, n]` stored in the memory order of `[out / TILE, n, TILE]`."""
     rows, width = matrix.shape
     return mx.contiguous(matrix.reshape(-1, TILE, width).swapaxes(1, 2)).reshape(rows, width)
 
 
 def untiled(matrix: mx.array) -> mx.array:
-    """Undoes `in_tiles`."""
+    """Undo `in_tiles`."""
     rows, width = matrix.shape
     return matrix.reshape(-1, width, TILE).swapaxes(1, 2).reshape(rows, width)
 
@@ -62,7 +62,7 @@ class PackedWeight:
     tiled: bool = False
 
     def by_rows(self) -> PackedWeight:
-        """Return the same weight, not in tiles."""
+        """Return the same weight without tiles."""
         return self._relaid(untiled) if self.tiled else self
 
     def rows(self, numbers: mx.array) -> PackedWeight:
@@ -70,7 +70,7 @@ class PackedWeight:
         return self._relaid(lambda array: _rows(array, numbers, self.tiled))
 
     def span(self, first: int, last: int) -> PackedWeight:
-        """Return the rows from `first` to before `last` of a matrix that is not in tiles."""
+        """Return rows `[first, last)` of a matrix without tiles."""
         return self._relaid(lambda array: array[first:last])
 
     def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:
@@ -78,7 +78,7 @@ class PackedWeight:
         return PackedWeight(lay(self.codes), lay(self.scales), biases, self.packing)
 
     def unpacked(self, dtype: mx.Dtype | None = None) -> mx.array:
-        """`[..., out, in]`.
+        """Return the matrix unpacked, `[..., out, in]`.
 
         Args:
             dtype: the scales' unless said otherwise.
@@ -114,7 +114,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedMatrices:
-    """`down(gating(gate(x), up(x)))`."""
+    """The matrices of `down(gating(gate(x), up(x)))`."""
 
     gate: Matrix
     up: Matrix
@@ -150,7 +150,7 @@ class ExpertMatrices:
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts:
-    """`down(gating(gate(x), up(x)))` of each expert."""
+    """The matrices of each expert's `down(gating(gate(x), up(x)))`."""
 
     gate: ExpertMatrices
     up: ExpertMatrices
@@ -160,7 +160,7 @@ class GatedExperts:
 
 @dataclass(frozen=True, slots=True)
 class PlainExperts:
-    """`down(activation(up(x)))` of each expert, the activation by its name."""
+    """The matrices of each expert's `down(activation(up(x)))`, and the activation's name."""
 
     up: ExpertMatrices
     down: ExpertMatrices

@@ -1,8 +1,8 @@
-"""Attention straight from the blocks, by kernels of our own, without a gather.
+"""Attention directly over blocks, by own kernels, without gathering.
 
-`PagedBackend` and `TokensBackend` use NVIDIA's tensor cores, for decoding and prompts: over plain
-blocks and page codes, and over codes of single tokens. `PortableBackend` is one plain source for
-Metal and CUDA, for decoding.
+`PagedBackend` and `TokensBackend` use NVIDIA's tensor cores, for generating rows and prompts: over
+plain blocks and page codes, and over codes of single tokens. `PortableBackend` is one source for
+Metal and CUDA, for generating rows.
 """
 
 from quire.attention.paged.backend import PagedBackend

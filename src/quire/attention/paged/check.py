@@ -1,4 +1,4 @@
-"""A backend held against the reference on this machine, over small random blocks."""
+"""Compares a backend with the reference on this machine, over small random blocks."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def differs(
     spans: Spans,
     bidirectional: Spans = (),
 ) -> str | None:
-    """Return how far a backend is from the reference in a case; None if it is near enough.
+    """Return how a backend differs from the reference in a case; None if close enough.
 
     Args:
-        case: whatever its `rows` are, those of `spans` are tried.
-        spans: the sequences.
+        case: the case; its `rows` are replaced by those of `spans`.
+        spans: rows of the sequences.
         bidirectional: ranges of keys in the first of them whose rows see each other: images.
     """
     rng = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def _filled(
     bidirectional: Spans,
     rng: np.random.Generator,
 ) -> tuple[LayerStore, AttentionMetadata]:
-    """Return a store that holds what comes before the rows, and the rows' metadata."""
+    """Return a store filled with the keys before the rows, and the rows' metadata."""
     spec = case.spec.attention or FullKV(
         case.spec.kv_heads, case.spec.head_dim, value_dim=case.spec.value_dim
     )

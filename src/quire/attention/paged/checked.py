@@ -1,4 +1,4 @@
-"""Backends that serve a kind of layer once they agree with the reference on this machine."""
+"""Backends that serve a kind of layer only if they agree with the reference on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger("quire.attention")
 
 
 class CheckedBackend(AttentionBackend):
-    """Kernels that give way where they differ from the reference, or do not compile.
+    """Kernels that are not used where they differ from the reference or do not compile.
 
     Attributes:
-        sample: a case that the kernels are made for, for `problem`.
+        sample: a case that the kernels support, for `problem`.
     """
 
     sample: ClassVar[AttentionCase]
@@ -28,7 +28,7 @@ class CheckedBackend(AttentionBackend):
 
     @abstractmethod
     def made_for(self, case: AttentionCase) -> bool:
-        """Return whether the kernels compute such a case, if they are right."""
+        """Return whether the kernels are meant for a case, before they are checked."""
 
     def serves(self, case: AttentionCase) -> bool:
         if case.chosen or case.values_by_channel:

@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def part(self) -> int:
-        """Query heads of one row in a tile."""
+        """Number of query heads of one row in a tile."""
         return max(n for n in range(1, _QUERIES + 1) if self.group % n == 0)
 
     @property
@@ -52,20 +52,22 @@ class Shape:
 
     @property
     def many_tiles(self) -> int:
-        """Times 16 query vectors in a tile of a sequence with many rows; bounded by registers."""
+        """Number of 16 query vectors in a tile of a sequence with many rows, limited by
+        registers.
+        """
         return 4 if self.value_dim <= 128 else 2
 
     def rows(self, *, few: bool) -> int:
-        """Return the rows of one sequence in a tile."""
+        """Return how many rows of one sequence a tile holds."""
         return (1 if few else self.many_tiles) * _QUERIES // self.part
 
     def splits(self, tiles: int) -> int:
-        """Thread blocks that share the keys of each tile.
+        """Number of thread blocks that share the keys of each tile.
 
-        Independent of how many keys there are: those with nothing to do return at once. As many as
-        are on the card at a time, so that none waits for another to end. Vectors of up to 128, of
-        which three or four are, take more: it costs them little, and evens out rows with few and
-        with many keys. See `benchmarks/gpu/attention.py`.
+        It does not depend on the number of keys: blocks without work return at once. It is the
+        number that fits on the card at a time, so that none waits. For vectors of up to 128, of
+        which three or four fit, it is higher: that costs little, and balances rows with few and
+        many keys. See `benchmarks/gpu/attention.py`.
         """
         blocks = tiles * self.kv_heads * (self.group // self.part)
         wanted = _MULTIPROCESSORS * (self.resident or 5) // blocks
@@ -73,10 +75,10 @@ class Shape:
 
     @property
     def resident(self) -> int | None:
-        """Thread blocks of single rows that a multiprocessor should hold at a time.
+        """Number of thread blocks of single rows that a multiprocessor should hold.
 
-        None leaves it to the compiler: vectors of up to 128 need few registers. With more than
-        eight query heads in a tile a third one would find too few.
+        None leaves it to the compiler, because vectors of up to 128 need few registers. With more
+        than eight query heads in a tile a third block would get too few.
         """
         return None if self.value_dim <= 128 else 3 if self.part <= 8 else 2
 
@@ -160,7 +162,7 @@ def attend_split(
 
 
 def grid(launch: Launch, shape: Shape) -> tuple[int, int, int]:
-    """Threads of a launch."""
+    """Return the threads of a launch."""
     return launch.count * LANES, shape.kv_heads * (shape.group // shape.part), launch.splits
 
 
@@ -177,9 +179,9 @@ class Launch:
     """A part's arrays on the device.
 
     Attributes:
-        count: tiles.
+        count: number of tiles.
         few: see `tiles.Part`.
-        splits: see `Shape.splits`; 1 where there are many rows.
+        splits: see `Shape.splits`; 1 for many rows.
     """
 
     tiles: mx.array
@@ -226,7 +228,7 @@ def single_memory(shape: Shape) -> int:
 
 
 def warps_together(value_dim: int) -> int:
-    """Warps that take a run of keys together, each some of a vector's elements."""
+    """Return how many warps share a run of keys, each with some of a vector's elements."""
     return max(1, value_dim // 128)
 
 

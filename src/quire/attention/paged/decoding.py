@@ -1,4 +1,4 @@
-"""Blocks of codes as numbers of the queries' type, and behind them blocks as written."""
+"""Decodes blocks of codes to the queries' type, followed by uncoded blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BlockDecoder:
     """Decodes the same blocks in each layer of a KV group.
 
     Args:
-        ids: of the blocks.
+        ids: ids of the blocks.
     """
 
     def __init__(self, ids: Ints, metadata: AttentionMetadata) -> None:
@@ -47,7 +47,7 @@ class BlockDecoder:
         self._all_rows: mx.array | None = None
 
     def blocks(self, store: PackedStore, written: WrittenBlocks | None, dtype: mx.Dtype) -> Blocks:
-        """Return the blocks decoded, then those that were written, a row for each KV head."""
+        """Return the decoded blocks, then the uncoded ones, a row for each KV head."""
         kept = None if written is None else _kept_blocks(written)
         if not self._rows.size and kept is not None:
             return kept
@@ -74,7 +74,7 @@ class BlockDecoder:
 
 
 def _with_kept(rows: mx.array, count: int) -> mx.array:
-    """Return rows as the kernel reads them, with what was kept behind them."""
+    """Return rows in the kernel's form, with uncoded rows after them."""
     return mx.concatenate([rows, -1 - mx.arange(count, dtype=rows.dtype)])
 
 
@@ -87,8 +87,9 @@ class Kind:
     """Compile-time constants of the kernel.
 
     Attributes:
-        key_scale, value_scale: of what undoes the rotation, see `VectorRotation`; None without one.
-        behind: whether there are blocks as written.
+        key_scale, value_scale: scale of the inverse rotation, see `VectorRotation`; None without
+            one.
+        behind: whether uncoded blocks follow.
     """
 
     shape: cuda.Shape
@@ -134,8 +135,7 @@ _sound: dict[Kind, bool] = {}
 
 
 def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Kind | None:
-    """Return the kernel's result; None if it does not support the case. Mutates: tries what was not
-    tried before."""
+    """Return the kernel's result; None if it does not support the case. Checks new cases."""
     shape, arrays = store.shape, store.coded()
     layout = arrays.layout
     by_token = [shape.value_dim] if layout.by_channel else [shape.head_dim, shape.value_dim]
@@ -157,7 +157,7 @@ def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Ki
 
 
 def _rotations(arrays: CodedArrays) -> list[VectorRotation]:
-    """Return the rotations of keys and of values, where there are any."""
+    """Return the rotations of keys and of values, if any."""
     layout = arrays.layout
     return [each for each in (layout.key_rotation, layout.value_rotation) if each is not None]
 
@@ -174,10 +174,10 @@ def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
 def decoding_differs(
     shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
 ) -> str | None:
-    """Return how far decoded random codes are from MLX's result; None if they are close enough.
+    """Return how decoded random codes differ from MLX's result; None if close enough.
 
     Args:
-        behind: whether blocks as written follow.
+        behind: whether uncoded blocks follow.
     """
     store = random_blocks(replace(shape, kv_heads=1), format, 3)
     rows = mx.array([2, 0], mx.int32)
@@ -216,7 +216,7 @@ def _random(rng: np.random.Generator, like: mx.array) -> mx.array:
 
 
 def _by_kernel(store: PackedStore, kind: Kind, rows: mx.array, kept: Blocks | None) -> Blocks:
-    """Return the rows of the store, or where row is -1 - n, what is kept at n."""
+    """Return rows of the store; row -1 - n stands for uncoded row n."""
     shape, arrays, dtype = store.shape, store.coded(), kind.shape.dtype
     turns = [each.map for each in _rotations(arrays)]
     count, tokens = len(rows), shape.block_size
@@ -251,7 +251,7 @@ def head() -> str:
 
 
 def body(kind: Kind) -> str:
-    """Return the kernel; what it is not given are null pointers."""
+    """Return the kernel's body. Absent inputs are null pointers."""
     given = {"key_signs": "float", "value_signs": "float"}
     given |= {"written_keys": "T", "written_values": "T"}
     missing = [name for name in given if name not in kind.inputs]

@@ -1,4 +1,6 @@
-"""Single rows over page codes: the coded blocks, the row's own as written, and both joined."""
+"""Attention of single rows over page codes: the coded blocks, the row's own uncoded one, and both
+joined.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ BLOCK_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """How blocks are coded: bits a code, and elements of a value that share a scale."""
+    """How blocks are coded: bits of a code, and value elements that share a scale."""
 
     key_bits: int
     value_bits: int
@@ -39,7 +41,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class PackedLaunch:
-    """The rows of a step on the device: what they read coded, and what as written.
+    """The rows of a step on the device: their coded keys and their uncoded ones.
 
     Attributes:
         tiles, own_tiles: see `tiles_of`.

@@ -1,4 +1,4 @@
-"""The backend of the portable kernels: rows that generate, on Metal."""
+"""The backend of the portable kernels, for generating rows on Metal."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MOST_GROUP = 32
 
 
 class PortableBackend(CheckedBackend):
-    """Serves rows that generate: over plain blocks of any floating type, and over codes.
+    """Supports generating rows over plain blocks of any floating type, and over codes.
 
     Prompts are left to MLX's own products.
 
     Args:
-        target: what the kernels are compiled for.
-        plain_dtypes: of queries over plain blocks; over codes they may have any.
+        target: the language that kernels are compiled to.
+        plain_dtypes: types of queries over plain blocks; over codes any type is supported.
     """
 
     sample: ClassVar = AttentionCase(
@@ -83,7 +83,7 @@ class _Signs:
     """The signs by which the kernels rotate a store's vectors; None where MLX rotates them.
 
     Attributes:
-        key_scale: see `VectorRotation`; of values it is in the signs.
+        key_scale: see `VectorRotation`; for values the signs include it.
     """
 
     keys: mx.array | None
@@ -114,7 +114,7 @@ class SignsOfStores:
         self._made: dict[CodedLayout, _Signs] = {}
 
     def of(self, store: PackedStore) -> _Signs:
-        """Mutates: the signs of a store."""
+        """Return the signs of a store."""
         layout = store.coded().layout
         if layout not in self._made:
             self._made[layout] = _Signs.of(store)
@@ -122,7 +122,9 @@ class SignsOfStores:
 
 
 class _Prepared(PreparedAttention):
-    """A step's rows on the device. Cut when the first layer says how many heads queries have."""
+    """A step's rows on the device. They are cut when the first layer gives the number of query
+    heads.
+    """
 
     def __init__(self, target: Target, metadata: AttentionMetadata, signs: SignsOfStores) -> None:
         self._target = target
@@ -167,13 +169,13 @@ class _Prepared(PreparedAttention):
         return sum(outs[1:], outs[0]).astype(q.dtype)
 
     def _coded_rows(self, shape: Shape) -> tuple[Launch, Launch]:
-        """Mutates: the launches of single rows over codes, and over their own blocks as written."""
+        """Return the launches of single rows over codes, and over their own uncoded blocks."""
         if shape not in self._tailed:
             self._tailed[shape] = _tailed_launches(self._metadata, shape)
         return self._tailed[shape]
 
     def _rows(self, shape: Shape) -> Launch:
-        """Mutates: the launch of all rows, made once for layers alike."""
+        """Return the launch of all rows, made once for equal layers."""
         if shape not in self._launches:
             self._launches[shape] = _launch(self._metadata, shape)
         return self._launches[shape]
@@ -198,14 +200,14 @@ class _Prepared(PreparedAttention):
 
 
 def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
-    """Return all rows, those of a sequence in tiles; none counts as a prompt."""
+    """Return the launch of all rows, in tiles of one sequence; none counts as a prompt."""
     (part,) = cut(metadata, metadata.rows, shape.rows, shape.rows)
     splits = shape.splits(len(part.tiles))
     return Launch.of(part.tiles, metadata.block_table, part.visible, splits)
 
 
 def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
-    """Single rows: what each reads coded, and its own block as written."""
+    """Return the launches of single rows: one over coded blocks, one over own uncoded blocks."""
     assert metadata.tails is not None, "the format keeps no tails"
     size, rows = metadata.block_size, np.arange(metadata.rows, dtype=np.int32)
     own = metadata.keys // size * size  # where the row's own block begins
@@ -221,7 +223,7 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
 
 
 def _tiles(rows: Ints, low: Ints, high: Ints, places: Ints) -> Ints:
-    """Return a tile for each row; fields as `tiles.Part` has them."""
+    """Return a tile for each row, with the fields of `tiles.Part`."""
     tiles = np.zeros((len(rows), TILE_FIELDS), np.int32)
     tiles[:, :5] = np.stack([rows, np.ones_like(rows), low, high, places], axis=1)
     return tiles

@@ -30,7 +30,7 @@ _CONSTANT_BELOW = 8
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """How coded blocks are laid out; see `portable_attend.h`."""
+    """Layout of coded blocks; see `portable_attend.h`."""
 
     key_bits: int
     key_group: int
@@ -73,7 +73,7 @@ class Codes:
 
 
 def coded_value_size(arrays: CodedArrays) -> int:
-    """Elements of a value as it is coded."""
+    """Return the elements of a coded value."""
     return _vector_size(arrays.values, arrays.layout.value_bits)
 
 
@@ -86,8 +86,9 @@ class Shape:
     """Compile-time constants of the kernels for one kind of layer.
 
     Attributes:
-        dtype: of the result.
-        value_stride: elements from a value to the next; more than `value_dim` in keys.
+        dtype: type of the result.
+        value_stride: elements from one value to the next; more than `value_dim` if values are parts
+            of keys.
         group: query heads for each of the KV heads.
         several: whether any sequence has more than one row.
     """
@@ -109,30 +110,30 @@ class Shape:
 
     @property
     def parts(self) -> int:
-        """Thread groups that share the query heads of a KV head."""
+        """Number of thread groups that share the query heads of a KV head."""
         most = max(1, min(_MOST_VECTORS, _QUERY_ELEMENTS // self.key_dim))
         return -(-self.group // most)
 
     @property
     def part(self) -> int:
-        """Query heads of a thread group."""
+        """Number of query heads of a thread group."""
         return -(-self.group // self.parts)
 
     @property
     def rows(self) -> int:
-        """Rows of one sequence in a tile."""
+        """Number of rows of one sequence in a tile."""
         most = min(_MOST_VECTORS, _QUERY_ELEMENTS // self.key_dim)
         return max(1, most // self.part) if self.several else 1
 
     @property
     def threads(self) -> int:
-        """Threads of a thread group."""
+        """Number of threads of a thread group."""
         return 64 if self.value_dim <= 64 else 128
 
     def splits(self, tiles: int) -> int:
-        """Thread groups that share the keys of each tile.
+        """Number of thread groups that share the keys of each tile.
 
-        Independent of how many keys there are: those with nothing to do return at once.
+        It does not depend on the number of keys: groups without work return at once.
         """
         wanted = _GROUPS // (tiles * self.kv_heads * self.parts)
         return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
@@ -177,7 +178,7 @@ class Launch:
     """Tiles on the device.
 
     Attributes:
-        count: of tiles.
+        count: number of tiles.
         rows: T.
         splits: see `Shape.splits`.
     """
@@ -191,7 +192,7 @@ class Launch:
 
     @staticmethod
     def of(tiles: Ints, table: Ints, visible: Ints, splits: int) -> Launch:
-        """Moves a launch's arrays to the device."""
+        """Copy a launch's arrays to the device."""
         count, rows = len(tiles), len(visible)
         return Launch(_moved(tiles), _moved(table), _moved(visible), count, rows, splits)
 
@@ -243,7 +244,7 @@ def merge(
     shape: Shape,
     signs: mx.array | None = None,
 ) -> list[mx.array]:
-    """Joins what splits found: `[T, heads, value_dim]`.
+    """Combine the results of splits: `[T, heads, value_dim]`.
 
     Args:
         tail: what `attend` found in the rows' own blocks as written, with one split; its share of

@@ -1,8 +1,8 @@
-"""Several rows of a sequence over coded blocks: they are decoded, and read like plain ones.
+"""Several rows of a sequence over coded blocks, which are decoded and read like plain ones.
 
-Where full blocks are coded, a row sees the blocks before its own as codes, its own and those that
-follow as written. So what the codes stand for and what was written stand side by side in one array
-of plain blocks, and the rows of each block have a block table of their own.
+If full blocks are coded, a row sees earlier blocks as codes, its own and later ones uncoded. So
+decoded and uncoded blocks lie in one array of plain blocks, and the rows of each block have their
+own block table.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from quire.core.arrays import Ints
 
 
 class TokenPrompts:
-    """Sequences with many rows each over codes of single tokens; made once for their layers.
+    """Sequences with many rows each over codes of single tokens. Made once for all layers.
 
     Args:
-        metadata: of these sequences alone.
+        metadata: metadata of these sequences alone.
     """
 
     def __init__(self, metadata: AttentionMetadata) -> None:
@@ -47,10 +47,10 @@ class TokenPrompts:
 
 
 class CodedPrompts:
-    """Sequences with several rows each; what their layers share is made once.
+    """Sequences with several rows each; shared data is made once for all layers.
 
     Args:
-        metadata: of these sequences alone.
+        metadata: metadata of these sequences alone.
     """
 
     def __init__(self, metadata: AttentionMetadata) -> None:
@@ -71,7 +71,7 @@ class CodedPrompts:
         """Attend for rows `[T, heads, key_dim]`; return `[T, heads, value_dim]`.
 
         Args:
-            written: by these sequences.
+            written: blocks written by these sequences.
         """
         blocks = self._decoder.blocks(store, written, q.dtype)
         if not self._launches:

@@ -18,11 +18,11 @@ class Target:
     """A language of kernels.
 
     Attributes:
-        name: of the language, and of its header in `sources/`.
-        positions: where a thread is, as the body names it. MLX declares in a kernel's signature
-            those of Metal's attributes that the body itself mentions.
+        name: name of the language, and of its header in `sources/`.
+        positions: thread position attributes, as the body names them. MLX declares in a kernel's
+            signature those of Metal's attributes that the body itself mentions.
         types: names of element types.
-        compile: makes the kernel; nothing is compiled before the first call.
+        compile: creates the kernel, which is compiled at its first call.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Target:
         """Return the kernel of `sources/portable_<name>.h`.
 
         Args:
-            given: types of those inputs whose types vary; part of the kernel's name.
+            given: types of inputs whose types vary; part of the kernel's name.
             dtype: the body's `T`.
             defines: the body's constants.
         """

@@ -1,4 +1,6 @@
-"""How a step's rows are cut for the paged kernels. What follows depends on rows, not on lengths."""
+"""Divides a step's rows into tiles for the paged kernels. Tiles depend on rows, not on key
+counts.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ table, and the sequence."""
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbouring sequences whose rows one launch serves.
+    """Adjacent sequences whose rows one launch handles.
 
     Attributes:
-        rows: among the metadata's.
+        rows: their range among the metadata's rows.
         few: whether each sequence has few rows, so that its keys are split over thread blocks.
         tiles: `[n, TILE_FIELDS]`; rows are numbered from the part's first.
         visible: `[T, 2]` the first and last key that each row sees.
@@ -46,7 +48,7 @@ def cut(
     """Return the parts of a step, in the order of its rows.
 
     Args:
-        few_rows: a sequence with up to so many counts as one of few rows.
+        few_rows: the most rows of a sequence that counts as one of few rows.
         rows_few, rows_many: rows of one sequence that a tile holds, of either kind of sequence.
     """
     few = metadata.counts <= few_rows

@@ -30,7 +30,7 @@ _KEYS = 64
 
 
 class TokensBackend(CheckedBackend):
-    """Serves codes of single tokens: the uniform and turbo formats."""
+    """Supports codes of single tokens: the uniform and turbo formats."""
 
     name = "attention over codes of tokens on tensor cores"
     sample: ClassVar = AttentionCase(
@@ -51,7 +51,7 @@ _Part = Callable[[mx.array, PackedStore, Scoring, Shape], mx.array]
 
 
 class _Prepared(PreparedAttention):
-    """A step's parts, on the device: neighbouring sequences of few rows each, or of many."""
+    """A step's parts on the device: adjacent sequences of few rows each, or of many."""
 
     def __init__(self, metadata: AttentionMetadata, signs: SignsOfStores) -> None:
         self._spec, self._block_size = metadata.spec, metadata.block_size
@@ -81,7 +81,7 @@ class _Prepared(PreparedAttention):
 
 
 class _FewRows:
-    """Each row by itself."""
+    """Sequences of few rows each, computed row by row."""
 
     def __init__(self, metadata: AttentionMetadata, signs: SignsOfStores) -> None:
         (part,) = cut(metadata, FEW_ROWS, 1, 1)
@@ -109,7 +109,7 @@ class _FewRows:
 
 
 def kernels_serve(case: AttentionCase) -> bool:
-    """Return whether the kernels are made for a case."""
+    """Return whether kernels support a case."""
     spec, format = case.spec, case.format
     return (
         format.scheme in ("uniform", "turbo")
@@ -157,7 +157,7 @@ def head(queries: mx.Dtype) -> str:
 
 
 def body() -> str:
-    """Return the kernel; `splits` thread blocks share a row's keys."""
+    """Return the kernel's body; `splits` thread blocks share a row's keys."""
     return "const int split = blockIdx.z, splits = gridDim.z;\n" + cuda.source("tokens")
 
 

@@ -1,3 +1,5 @@
-"""The reference: blocks are gathered, then multiplied by MLX. Serves everything, on any device."""
+"""The reference: blocks are gathered, then multiplied by MLX. Supports everything, on any
+device.
+"""
 
 from quire.attention.reference.backend import ReferenceBackend as ReferenceBackend

@@ -1,4 +1,4 @@
-"""The backend that serves every format on any device, and the oracle for the others."""
+"""The backend that supports every format on any device, and the oracle for the others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How the reference cuts a step's rows, so that gathering their blocks wastes little.
+"""Divides a step's rows so that gathering their blocks wastes little.
 
-Sequences with one row are gathered in batches of like length; rows of a chunk are read together, a
-tile at a time where blocks are packed. Key numbers are relative to the first block listed.
+Sequences with one row are gathered in batches of similar length. Rows of a chunk are read together,
+or tile by tile if blocks are packed. Keys are numbered from the first block listed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from codes holds a few copies at a time."""
 
 
 def length_class(blocks: int) -> int:
-    """Single rows whose block tables have the same class are attended together."""
+    """Return the class of a block table's length. Single rows of one class are attended
+    together.
+    """
     return max(blocks, _SHORT_TABLE).bit_length()
 
 
 def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
-    """Return keys `begin` to `end` as rows see them: 0 where visible, else minus infinity; float32.
+    """Return a mask of keys `begin` to `end` for rows: 0 if visible, else minus infinity; float32.
 
-    Computed on the device: made here, the biases of all tiles of a step would be in memory at once.
+    It is computed on the device, because masks of all tiles of a step would fill the memory.
     """
     keys = mx.arange(begin, end)
     visible = (keys >= mx.array(first[:, None])) & (keys <= mx.array(last[:, None]))
@@ -41,7 +43,9 @@ def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
 
 
 def chosen_bias(chosen: mx.array, keys: int) -> mx.array:
-    """`[t, keys]`: 0 where rows chose a key, see `Scoring.chosen`, else minus infinity; float32."""
+    """Return a mask `[t, keys]`: 0 if the row chose the key (see `Scoring.chosen`), else minus
+    infinity; float32.
+    """
     hidden = mx.full((chosen.shape[0], keys + 1), -mx.inf)
     places = mx.where(chosen < 0, keys, chosen)
     return mx.put_along_axis(hidden, places, mx.zeros(places.shape), axis=-1)[:, :keys]
@@ -49,11 +53,11 @@ def chosen_bias(chosen: mx.array, keys: int) -> mx.array:
 
 @dataclass(frozen=True)
 class KeyPlaces:
-    """The pool positions of each row's keys, one by one, for layers of one head that see all keys.
+    """Pool positions of single keys, for layers with one head whose rows see all keys.
 
     Attributes:
         table: block ids of all sequences.
-        starts: `[T]` where the table of each row's sequence begins.
+        starts: `[T]` beginning of each row's sequence in the table.
     """
 
     table: mx.array
@@ -67,7 +71,7 @@ class KeyPlaces:
         return KeyPlaces(mx.array(metadata.block_table), mx.array(starts), metadata.block_size)
 
     def find(self, rows: slice, keys: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the blocks of keys `[t, K]` of some rows, and the places within."""
+        """Return the blocks of keys `[t, K]` of some rows, and the offsets within."""
         blocks = self.table[self.starts[rows, None] + keys // self.block_size]
         return blocks, keys % self.block_size
 
@@ -77,7 +81,7 @@ class RowKeys:
     """The visible keys among those gathered for rows.
 
     Attributes:
-        there: `[t, K]`.
+        there: `[t, K]` whether there is a key.
     """
 
     there: mx.array
@@ -85,12 +89,12 @@ class RowKeys:
 
     @property
     def mask(self) -> mx.array:
-        """`[t, 1, 1, K]`, true where there is a key."""
+        """Mask `[t, 1, 1, K]`, true if there is a key."""
         return self.there[:, None, None]
 
     @property
     def bias(self) -> mx.array:
-        """`mask` as what is added to scores: 0 where there is a key, else minus infinity."""
+        """Mask to add to scores: 0 if there is a key, else minus infinity."""
         return mx.where(self.mask, 0.0, -mx.inf)
 
 
@@ -99,7 +103,7 @@ class DecodeBatch:
     """Sequences with one row each, whose block tables have similar lengths.
 
     Attributes:
-        rows: where they are among the metadata's.
+        rows: their indices among the metadata's rows.
         blocks: `[B, P]` block ids, padded with block 0.
         first, last: `[B]` the visible keys, inclusive; `last` is the row's own.
         tails: `[B]` the tail block that holds the row's own block as written, if there are tails.
@@ -115,38 +119,38 @@ class DecodeBatch:
 
     @cached_property
     def heads(self) -> mx.array:
-        """`[B, kv_heads, P]` rows of the pool's arrays."""
+        """Rows of the pool's arrays, `[B, kv_heads, P]`."""
         return mx.array(head_rows(self.blocks, self.kv_heads))
 
     @cached_property
     def mask(self) -> mx.array:
-        """`[B, 1, 1, P * block_size]`, true where visible."""
+        """Mask `[B, 1, 1, P * block_size]`, true if visible."""
         keys = np.arange(self.blocks.shape[1] * self.block_size, dtype=np.int32)
         visible = (keys >= self.first[:, None]) & (keys <= self.last[:, None])
         return mx.array(visible[:, None, None, :])
 
     @cached_property
     def bias(self) -> mx.array:
-        """`mask` as what is added to scores: 0 where visible, else minus infinity; float32."""
+        """Mask to add to scores: 0 if visible, else minus infinity; float32."""
         return mx.where(self.mask, 0.0, -mx.inf)
 
     @cached_property
     def tail_heads(self) -> mx.array:
-        """`[B, kv_heads]` rows of the tail pool's arrays."""
+        """Rows of the tail pool's arrays, `[B, kv_heads]`."""
         assert self.tails is not None, "the format has no tails"
         return mx.array(head_rows(self.tails[:, None], self.kv_heads)[..., 0])
 
     @cached_property
     def full_heads(self) -> mx.array | None:
-        """`[B, kv_heads, P]` rows of the blocks before the rows' own; None where there are none."""
+        """Rows of the blocks before the rows' own, `[B, kv_heads, P]`; None if there are none."""
         count = int(self.last.max()) // self.block_size
         return mx.array(head_rows(self.blocks[:, :count], self.kv_heads)) if count else None
 
     @cached_property
     def tail_bias(self) -> mx.array:
-        """0 where visible, else minus infinity; float32 `[B, 1, 1, (P + 1) * block_size]`.
+        """Mask to add to scores, float32 `[B, 1, 1, (P + 1) * block_size]`: 0 if visible.
 
-        The keys of `full_heads` come first, then those of the row's own block.
+        Keys of `full_heads` come first, then those of the row's own block.
         """
         start = self._own_starts
         full = np.arange(int(start.max()), dtype=np.int32)
@@ -158,17 +162,17 @@ class DecodeBatch:
 
     @property
     def _own_starts(self) -> Ints:
-        """`[B]` the first key of each row's own block."""
+        """First key of each row's own block, `[B]`."""
         return (self.last // self.block_size * self.block_size).astype(np.int32)
 
     @property
     def _own_keys(self) -> Ints:
-        """`[B, block_size]` the keys of each row's own block."""
+        """Keys of each row's own block, `[B, block_size]`."""
         places = np.arange(self.block_size, dtype=np.int32)
         return np.add(self._own_starts[:, None], places, dtype=np.int32)
 
     def chosen_bias(self, chosen: mx.array, *, tails: bool) -> mx.array:
-        """Return the mask of the chosen keys, to be added to `bias` or to `tail_bias`."""
+        """Return the mask of the chosen keys, to add to `bias` or `tail_bias`."""
         seen = self.blocks.shape[1] * self.block_size
         bias = chosen_bias(chosen, seen)
         if tails:
@@ -182,7 +186,7 @@ class Chunk:
     """Consecutive tokens of one sequence.
 
     Attributes:
-        rows: where they are among the metadata's.
+        rows: their range among the metadata's rows.
         blocks: `[P]` ids of the blocks from the first visible key on.
         own: `[t]` each row's own key.
         first, last: `[t]` the visible keys of each row, inclusive; `last` is the row's own, or the
@@ -199,31 +203,33 @@ class Chunk:
 
     @property
     def first_own(self) -> int:
-        """The index in `blocks` of the first block that the chunk writes to."""
+        """Index in `blocks` of the first block that the chunk writes to."""
         return int(self.own[0]) // self.block_size
 
     @cached_property
     def heads(self) -> mx.array:
-        """`[1, kv_heads, P]` rows of the pool's arrays."""
+        """Rows of the pool's arrays, `[1, kv_heads, P]`."""
         return mx.array(head_rows(self.blocks, self.kv_heads)[None])
 
     @cached_property
     def causal(self) -> bool:
-        """Whether each row sees everything up to itself, and nothing else."""
+        """Whether each row sees exactly the keys up to itself."""
         return not self.first.any() and bool((self.last == self.own).all())
 
     @cached_property
     def mask(self) -> mx.array:
-        """`[t, keys]` up to the last row's own key, true where visible."""
+        """Mask `[t, keys]` up to the last row's own key, true if visible."""
         keys = np.arange(int(self.last[-1]) + 1, dtype=np.int32)
         return mx.array((keys >= self.first[:, None]) & (keys <= self.last[:, None]))
 
     def bias(self, rows: slice, keys: int) -> mx.array:
-        """`[t, keys]`: 0 where some rows see the first keys, else minus infinity; float32."""
+        """Return a mask `[t, keys]` of the first keys for some rows: 0 if visible, else minus
+        infinity; float32.
+        """
         return _bias(self.first[rows], self.last[rows], 0, keys)
 
     def tiles(self) -> Iterator[Tile]:
-        """Return the rows, a few at a time. No tile crosses the end of a block."""
+        """Yield the rows in tiles. No tile crosses the end of a block."""
         size, start = self.block_size, 0
         while start < len(self.own):
             block = int(self.own[start]) // size
@@ -242,8 +248,8 @@ class Tile:
     """Rows of a chunk that are scored at once; they all lie in one block.
 
     Attributes:
-        rows: where they are in the chunk.
-        blocks: those that any of them sees, as places in the chunk's.
+        rows: their range in the chunk.
+        blocks: range of the chunk's blocks that any of them sees.
         own: the rows' own block among the chunk's: the last of `blocks`, unless they belong to an
             image that goes on.
         first, last: the rows' visible keys, as in the chunk.
@@ -258,22 +264,22 @@ class Tile:
 
     @property
     def bias(self) -> mx.array:
-        """`[t, P * block_size]`: 0 where visible, else minus infinity; float32."""
+        """Mask `[t, P * block_size]`: 0 if visible, else minus infinity; float32."""
         return _bias(self.first, self.last, *self._keys)
 
     def chosen_bias(self, chosen: mx.array) -> mx.array:
-        """Return the mask of the chosen keys, to be added to `bias`, for all rows of the chunk."""
+        """Return the mask of the chosen keys of all rows of the chunk, to add to `bias`."""
         begin, end = self._keys
         return chosen_bias(chosen[self.rows], end)[:, begin:]
 
     @property
     def _keys(self) -> tuple[int, int]:
-        """The keys of its blocks."""
+        """Range of the keys of its blocks."""
         return self.blocks.start * self.block_size, self.blocks.stop * self.block_size
 
 
 def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
-    """Return the rows of sequences with one row, and those of the others."""
+    """Divide the rows into those of sequences with one row, and the others."""
     counts = metadata.counts.tolist()
     tables = metadata.table_starts.tolist()
     classes = [
@@ -295,7 +301,7 @@ def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
 
 
 def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
-    """Return sequences `[begin, end)`, one row each."""
+    """Return the batch of sequences `[begin, end)`, with one row each."""
     size = metadata.block_size
     starts = metadata.table_starts[begin:end]
     lengths = metadata.table_starts[begin + 1 : end + 1] - starts
@@ -322,7 +328,7 @@ def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
 
 
 def _chunk(metadata: AttentionMetadata, number: int) -> Chunk:
-    """Return the rows of one sequence."""
+    """Return the chunk of one sequence's rows."""
     rows = slice(*metadata.query_starts[number : number + 2].tolist())
     table = slice(*metadata.table_starts[number : number + 2].tolist())
     base = metadata.first_blocks[number] * metadata.block_size

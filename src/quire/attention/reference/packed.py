@@ -1,4 +1,4 @@
-"""Attention over packed blocks, straight from the codes."""
+"""Attention over packed blocks, directly from the codes."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring
 def prefill(
     q: mx.array, store: PackedStore, chunk: Chunk, written: WrittenBlocks | None, scoring: Scoring
 ) -> mx.array:
-    """Attend for a chunk's rows, `[t, heads, head_dim]`, scaled; a tile at a time.
+    """Attend for a chunk's rows, `[t, heads, head_dim]`, scaled; tile by tile.
 
     Args:
-        written: the chunk's blocks as written, in formats with tails.
+        written: the chunk's uncoded blocks, in formats with tails.
     """
     q = store.transform(q)
     count, heads, size = q.shape
@@ -76,7 +76,7 @@ def _read_tile(
     tile: Tile,
     written: WrittenBlocks | None,
 ) -> _Read:
-    """Query vectors `[kv_heads, M, -1]` of a tile against its blocks, rows `[kv_heads, P]`."""
+    """Attend for a tile's queries `[kv_heads, M, -1]` over its blocks, rows `[kv_heads, P]`."""
     if written is None:
         reader = store.read(rows)
         return reader.scores(q), reader.weighted_sum
@@ -89,7 +89,7 @@ def _read_tile(
 def _read_with_own(
     q: mx.array, store: PackedStore, full: mx.array | None, keys: mx.array, values: mx.array
 ) -> _Read:
-    """Query vectors `[..., M, head_dim]` against full blocks and then what is not coded.
+    """Attend for queries `[..., M, head_dim]` over full blocks, then uncoded keys.
 
     Args:
         full: `[..., P]` rows of the full blocks before, if there are any.
@@ -108,6 +108,6 @@ def _read_with_own(
 
 
 def _side_by_side(blocks: mx.array) -> mx.array:
-    """`[n, kv_heads, block_size, dim]` to `[kv_heads, n * block_size, dim]`."""
+    """Convert `[n, kv_heads, block_size, dim]` to `[kv_heads, n * block_size, dim]`."""
     count, kv_heads, _, dim = blocks.shape
     return blocks[0] if count == 1 else blocks.swapaxes(0, 1).reshape(kv_heads, -1, dim)

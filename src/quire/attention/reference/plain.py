@@ -1,4 +1,4 @@
-"""Attention over plain blocks: MLX's own where it is fused, spelled out where it is not."""
+"""Attention over plain blocks: MLX's fused attention if there is one, else single operations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chosen(
 def _single_rows(
     q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
 ) -> mx.array:
-    """q `[B, heads, head_dim]`; k and v `[B, kv_heads, S, dim]`."""
+    """Attend for q `[B, heads, head_dim]` over k and v `[B, kv_heads, S, dim]`."""
     if _spells_out(scoring):
         return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch, scoring)
     out = mx.fast.scaled_dot_product_attention(
@@ -61,8 +61,8 @@ def _single_rows(
 def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
     """Attend for a chunk's rows, `[t, heads, head_dim]`, in tiles whose scores are bounded.
 
-    Beside the compiled CPU kernels, rows get the bits that they get in `decode`: whole blocks are
-    read, and softmax is the same.
+    With the compiled CPU kernels, rows get the same bits as in `decode`: whole blocks are read, and
+    softmax is the same.
     """
     arrays = store.arrays()
     alike = current_device().kernels is not None
@@ -104,14 +104,14 @@ def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array,
 
 
 def _gathered(blocks: mx.array, chunk: Chunk) -> mx.array:
-    """`[1, kv_heads, P * block_size, dim]`."""
+    """Gather blocks to `[1, kv_heads, P * block_size, dim]`."""
     return blocks[chunk.heads].reshape(1, chunk.kv_heads, -1, blocks.shape[-1])
 
 
 def _spells_out(scoring: Scoring) -> bool:
-    """Return whether MLX's fused attention cannot do it, or does not exist.
+    """Return whether single operations replace MLX's fused attention.
 
-    On a CPU there is none, and what MLX falls back to takes twice as many operations.
+    On a CPU there is none, and MLX's fallback takes twice as many operations.
     """
     return scoring.softcap is not None or not current_device().fuses
 
@@ -123,7 +123,7 @@ def _scaled(q: mx.array, scale: float) -> mx.array:
 def _decode_spelled_out(
     q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
 ) -> mx.array:
-    """q `[B, heads, head_dim]`, scaled; k and v `[B, kv_heads, S, dim]`."""
+    """Attend for scaled q `[B, heads, head_dim]` over k and v `[B, kv_heads, S, dim]`."""
     count, heads, dim = q.shape
     kv_heads = k.shape[1]
     scores = q.reshape(count, kv_heads, heads // kv_heads, dim) @ k.swapaxes(-1, -2)
@@ -165,10 +165,10 @@ def _chunk_spelled_out(
 
 
 def _softmax_of_many(scores: mx.array) -> mx.array:
-    """Softmax along the last axis; scores in float32.
+    """Return softmax along the last axis; scores in float32.
 
-    MLX's own takes 12 ns an element on a CPU, all but one of them for the exponential; its powers
-    of two take 4. Of few scores the operations would cost more than that saves.
+    MLX's own takes 12 ns an element on a CPU, nearly all for the exponential; powers of two take 4.
+    For few scores the extra operations would cost more.
     """
     below = scores - scores.max(axis=-1, keepdims=True)
     raised = mx.power(2.0, below * math.log2(math.e))

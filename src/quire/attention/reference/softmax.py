@@ -1,8 +1,8 @@
-"""From scores to weights, for generating rows and for prompts by the same arithmetic.
+"""Converts scores to weights by the same arithmetic for generating rows and prompts.
 
-In packed formats a token's codes follow from its attention a layer below. If reading a prompt
-rounded otherwise than generating does, a token that is read again (after a pre-emption, or as part
-of a longer prompt) would now and then get another code, and with it other logits.
+In packed formats a token's codes depend on its attention in the layer below. If prompts were
+rounded otherwise than generated tokens, a token that is read again (after preemption, or in a
+longer prompt) might get another code, and so other logits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mlx.core as mx
 
 
 def capped(scores: mx.array, softcap: float | None) -> mx.array:
-    """`softcap * tanh(scores / softcap)`; the scores themselves without a cap."""
+    """Return `softcap * tanh(scores / softcap)`; the scores unchanged without a cap."""
     return scores if softcap is None else softcap * mx.tanh(scores / softcap)
 
 

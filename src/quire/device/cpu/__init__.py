@@ -1,1 +1,1 @@
-"""Kernels for CPUs: exact in any company, at the speed of memory. Optional; see `build`."""
+"""Kernels for CPUs: a row's bits do not depend on its batch. Optional; see `build`."""

@@ -1,7 +1,7 @@
-"""Compiles the CPU kernels into the extension `_cpu`, against the MLX that is installed.
+"""Compiles the CPU kernels into the extension `_cpu`, against the installed MLX.
 
-Run by the build of the package (`hatch_build.py`), or by hand: `python -m quire.device.cpu.build`.
-Imports nothing of Quire, so that the build of the package can run it.
+The package's build runs it (`hatch_build.py`), or by hand: `python -m quire.device.cpu.build`. It
+imports nothing of Quire, so that the package's build can run it.
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ _NANOBIND_FLAGS = [
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Sources that are compiled as one, and flags that only they have."""
+    """Sources that are compiled as one, with their own flags."""
 
     sources: Sequence[Path]
     flags: Sequence[str] = ()
 
 
 def sources_digest() -> str:
-    """Changes with the sources: an extension that was built from others is not used."""
+    """Return a digest of the sources. An extension built from other sources is not used."""
     return digest_of(each for each in SOURCES.iterdir() if each.suffix in (".cpp", ".h", ".inc"))
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Changes with the contents of files."""
+    """Return a digest of files' contents."""
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.read_bytes())
@@ -104,7 +104,7 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 class CannotBuild(Exception):
-    """The kernels cannot be compiled here; the message says what is missing."""
+    """Raised if the kernels cannot be compiled here; the message says what is missing."""
 
 
 def build(target: Path = TARGET, shared: Path | None = None) -> Path:
@@ -166,7 +166,7 @@ def _flags_of(name: str, flags: list[str]) -> list[str]:
 def compile_extension(
     target: Path, units: Sequence[Unit], flags: Sequence[str], digest: str, shared: Path | None
 ) -> Path:
-    """Compiles sources into an extension that takes MLX's arrays.
+    """Compile sources into an extension that takes MLX's arrays.
 
     Args:
         flags: of all units.

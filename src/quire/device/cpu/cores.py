@@ -1,4 +1,4 @@
-"""Counts the cores that this process may use, from what Linux says of them."""
+"""Counts the cores that this process may use, from Linux's files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The cores for a kernel's threads.
+    """The number of cores for a kernel's threads.
 
     Attributes:
-        count: threads that are worth starting, at least 1.
-        why: what limits them, for a person.
+        count: number of threads to start, at least 1.
+        why: what limits the number, for people.
     """
 
     count: int
@@ -54,7 +54,7 @@ def _affinity() -> set[int]:
 
 
 def _core(system: Path, cpu: int) -> frozenset[int]:
-    """Return the processors that are one core with `cpu`."""
+    """Return the processors that share a core with `cpu`."""
     topology = system / f"cpu{cpu}" / "topology"
     return frozenset(
         _listed(topology / "core_cpus_list") or _listed(topology / "thread_siblings_list") or {cpu}
@@ -62,7 +62,7 @@ def _core(system: Path, cpu: int) -> frozenset[int]:
 
 
 def _fast(cpus: Collection[int], root: Path) -> set[int]:
-    """Return the performance cores' processors; all where cores are alike."""
+    """Return the processors of performance cores; all of them if cores are equal."""
     # Intel's hybrid processors list theirs; Arm's say what a core can do, of 1,024.
     if listed := _listed(root / "sys/devices/cpu_core/cpus"):
         return listed
@@ -77,7 +77,7 @@ _ALIKE = 0.75
 
 
 def _quota(root: Path) -> float | None:
-    """Return the processors that control groups grant; None is no limit."""
+    """Return how many processors control groups grant; None for no limit."""
     found = [
         limit
         for line in _text(root / "proc/self/cgroup").splitlines()
@@ -87,7 +87,7 @@ def _quota(root: Path) -> float | None:
 
 
 def _group_quotas(cgroups: Path, line: str) -> list[float]:
-    """Return the quotas of a line of /proc/self/cgroup, and of the groups around its group."""
+    """Return the quotas of a line of /proc/self/cgroup, and of the group's parents."""
     _, controllers, place = line.split(":", 2)
     if not controllers:  # version 2
         return [
@@ -107,7 +107,7 @@ def _group_quotas(cgroups: Path, line: str) -> list[float]:
 
 
 def _upwards(top: Path, place: str) -> list[Path]:
-    """Return a group's folder and those around it. In a container only the top may be there."""
+    """Yield a group's folder and its parents. In a container only the top may exist."""
     folder = top / place.strip("/")
     return [folder, *(each for each in folder.parents if each == top or top in each.parents)]
 

@@ -1,4 +1,4 @@
-"""Finds the compiled CPU kernels and says why there are none."""
+"""Loads the compiled CPU kernels, or says why there are none."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CPUKernels:
 
     Attributes:
         ops: the extension module: products, attention, what pools take in, operations on rows.
-        instructions: the instruction set that was chosen, one of `CPU_KERNELS`.
-        threads: that share a kernel's work.
-        why: what their number follows from, for a person.
+        instructions: the chosen instruction set, one of `CPU_KERNELS`.
+        threads: number of threads that share a kernel's work.
+        why: the reason for their number, for people.
     """
 
     ops: Any
@@ -32,17 +32,17 @@ class CPUKernels:
     why: str = ""
 
     def __str__(self) -> str:
-        """The instructions, and the threads with the reason for their number."""
+        """Return the instructions, and the threads with the reason for their number."""
         count = f"{self.threads} thread{'s' * (self.threads != 1)}"
         return f"{self.instructions}, {count} ({self.why})"
 
 
 class NoKernels(Exception):
-    """The kernels are not to be had here; the message says why and what to do."""
+    """Raised if the kernels are not available; the message says why and what to do."""
 
 
 def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
-    """The kernels; the extension is loaded and held against MLX once a process.
+    """Load the kernels. The extension is loaded and checked against MLX once a process.
 
     Args:
         threads: see `EngineConfig.threads`.
@@ -72,7 +72,7 @@ _WITHOUT = "steps take about twice as long"
 
 @cache
 def _extension() -> tuple[Any, str]:
-    """The extension module, and its fastest instruction set that computes what MLX does.
+    """Return the extension module, and its fastest instruction set that agrees with MLX.
 
     Raises:
         NoKernels: see `load_kernels`.
@@ -111,7 +111,7 @@ def _extension() -> tuple[Any, str]:
 
 
 def _multiplies(ops: Any) -> bool:
-    """Whether products are MLX's, of few rows and of many, by floats and by codes."""
+    """Whether products agree with MLX's, for few and many rows, floats and codes."""
     x = mx.sin(mx.arange(20 * 64, dtype=mx.float32)).reshape(20, 64)
     weight = mx.cos(mx.arange(6 * 64, dtype=mx.float32)).reshape(6, 64)
     packed = mx.quantize(weight, group_size=64, bits=4)

@@ -1,4 +1,4 @@
-"""Matrices as the extension of CPU kernels takes them."""
+"""Converts matrices for the extension of CPU kernels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SCALES = (*FLOATS, mx.float16)
 
 
 def known_scales(weight: PackedWeight) -> bool:
-    """Whether kernels read scales of this type."""
+    """Whether kernels support scales of this type."""
     scales = _SCALES if weight.packing.mode == "affine" else (mx.uint8,)
     return weight.scales.dtype in scales
 
 
 class Matrices:
-    """What the extension makes of matrices, once each, as long as their layer lives."""
+    """The extension's forms of matrices, made once each, for as long as their layer lives."""
 
     def __init__(self, ops: Any) -> None:
         self._ops = ops
@@ -28,13 +28,15 @@ class Matrices:
         self._parts: WeakKeyDictionary[HeadPart, Any] = WeakKeyDictionary()
 
     def of(self, matrix: Matrix) -> Any:
-        """Mutates: the extension's matrix; None if no kernel reads it."""
+        """Return the extension's matrix; None if no kernel supports it."""
         if matrix not in self._made:
             self._made[matrix] = self._make(matrix.weight, matrix.bias)
         return self._made[matrix]
 
     def part(self, part: HeadPart) -> Any:
-        """Mutates: the same for a part of `Operations.heads`."""
+        """Return the extension's matrix of a part of `Operations.heads`; None if no kernel supports
+        it.
+        """
         if part not in self._parts:
             self._parts[part] = self._make_part(part)
         return self._parts[part]

@@ -1,4 +1,4 @@
-"""The compiled kernels in the places of MLX's operations."""
+"""The operations of CPUs with the compiled kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _MOST_TAPS = 8
 
 
 class KernelOperations(UnfusedOperations):
-    """Rows in float32 by weights in float32, bfloat16 or codes. A row's bits are its own."""
+    """Operations on float32 rows by weights in float32, bfloat16 or codes. A row's bits do not
+    depend on other rows.
+    """
 
     index_type = mx.int32
 
@@ -84,7 +86,7 @@ class KernelOperations(UnfusedOperations):
         return mixed(self._by_expert(inner, chosen, experts.down), weights, x.dtype)
 
     def _by_expert(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
-        """`[T, in]`, or `[T, k, in]`, by the experts `[T, k]` of each row -> `[T, k, out]`."""
+        """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
         weight = matrices.weight
         if isinstance(weight, mx.array):
             plain: mx.array = self._ops.expert_product(x, chosen, weight, offsets=matrices.bias)
@@ -262,7 +264,7 @@ _NO_ROTATION = _Rotation(None, None, None, True)
 
 
 def _kernel_name(gating: Gating) -> str | None:
-    """Return a gate's name in the extension; None where it has none."""
+    """Return a gate's name in the extension; None if it has none."""
     return _GATES.get(gating.activation) if gating.plain else None
 
 
