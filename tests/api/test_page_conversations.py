@@ -62,6 +62,7 @@ def test_two_tabs_on_one_conversation_keep_each_others_messages(page: Any, serve
     assert texts(page) == ["C", "Yes"]
 
 
+@pytest.mark.slow
 def test_messages_that_tabs_write_at_once_are_both_kept(page: Any, served: Served) -> None:
     says(served, "Yes")
     opened(page, served.url)

@@ -251,6 +251,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_a_request_and_a_dead_engine_the_server(tmp_path: Path) -> None:
     with quire_serve(tmp_path, "--request-timeout", "1.5") as child:
         body = {**ENDLESS, "stream": False}

@@ -170,7 +170,7 @@ async def cut_everywhere(
 
 
 @pytest.mark.parametrize("awaits", [_SOME, pytest.param(_ALL, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", ["cancelled", "left"])
+@pytest.mark.parametrize("way", ["cancelled", pytest.param("left", marks=pytest.mark.slow)])
 def test_nothing_is_left_of_a_request_that_is_cut_off_at_any_await(
     way: Way, awaits: tuple[int, int]
 ) -> None:
@@ -187,7 +187,7 @@ def test_nothing_is_left_of_a_request_that_is_cut_off_at_any_await(
     ("way", "ats"),
     [
         ("cancelled", (1, 3)),
-        ("left", (2,)),
+        pytest.param("left", (2,), marks=pytest.mark.slow),
         pytest.param("cancelled", range(12), marks=pytest.mark.slow),
         pytest.param("left", range(12), marks=pytest.mark.slow),
     ],
@@ -219,7 +219,7 @@ def test_an_unloading_that_is_cut_off_at_any_await_leaves_no_process(
 @pytest.mark.parametrize(
     ("way", "ats"),
     [
-        ("cancelled", (0, 5)),
+        pytest.param("cancelled", (0, 5), marks=pytest.mark.slow),
         ("left", (2,)),
         pytest.param("cancelled", (2,), marks=pytest.mark.slow),
         pytest.param("left", (0, 5), marks=pytest.mark.slow),

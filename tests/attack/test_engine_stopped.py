@@ -6,11 +6,14 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.attack.harness import attacked
 from tests.e2e.client import Client, Streamed
 from tests.support.waiting import HANG_S, wait_until
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
     with attacked(tmp_path, "--engine-timeout", "2") as victim, Client(victim.url) as client:
         expected = client.text("Once upon a time")

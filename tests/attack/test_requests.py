@@ -173,6 +173,7 @@ def test_many_pictures_for_many_choices_are_read_once(
     seen.check(peak=peak, left=400 * MIB)
 
 
+@pytest.mark.slow
 def test_a_server_whose_jobs_are_busy_ends_when_told(tmp_path: Path) -> None:
     """SIGTERM beside requests for files whose clients have left."""
     body = REQUESTS["parts"][1]()

@@ -43,6 +43,7 @@ def eight_at_once(client: Client, items: list[SkillItem], **fields: Any) -> list
     return answers
 
 
+@pytest.mark.slow
 def test_skills_are_the_same_in_company(client: Client) -> None:
     items = [item for path in SHORT for item in sample(path, 1)]
     alone = [ask(client, item) for item in items]

@@ -97,6 +97,7 @@ def test_unknown_names_get_404_and_no_name_the_first(house: House) -> None:
     assert house.http.post(CHAT, json=body).json()["model"] == "left"
 
 
+@pytest.mark.slow
 def test_a_large_request_finds_its_model_too(house: House) -> None:
     padding = [{"role": "user", "content": "word " * 140_000}]
     body = json.dumps({"messages": padding, "max_tokens": 1, "model": "right"})
@@ -157,12 +158,14 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_a_folder_that_nobody_understands_is_named_at_the_start() -> None:
     """Whatever reading it raises."""
     last = refused_at_the_start(MODEL_DIR, "-c", _UNREAD)
     assert last == f"quire: {MODEL_DIR}: a file cannot be understood (ValueError: odd)"
 
 
+@pytest.mark.slow
 def test_a_value_out_of_bounds_is_named_at_the_start(tmp_path: Path) -> None:
     folder = shutil.copytree(MODEL_DIR, tmp_path / "odd")
     settings = json.loads((folder / "processor_config.json").read_text())

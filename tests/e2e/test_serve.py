@@ -233,6 +233,7 @@ def test_text_to_tokens_and_back(client: Client) -> None:
     assert answer["usage"]["prompt_tokens"] == count
 
 
+@pytest.mark.slow
 def test_a_small_budget_makes_requests_wait_and_loses_none(tmp_path: Path) -> None:
     limits = ("--kv-memory", "3MB", "--max-context", "256")
     prompts = [[300 + n, *range(400 + n, 540 + n)] for n in range(10)]

@@ -100,6 +100,7 @@ def test_a_terminal_may_close_under_nohup(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_UNDER_NOHUP, reason="ignored")
 def test_a_closed_terminal_ends_answers_after_their_grace(tmp_path: Path) -> None:
     with quire_serve(tmp_path, "--stop-grace", "0.05") as child:
@@ -111,6 +112,7 @@ def test_a_closed_terminal_ends_answers_after_their_grace(tmp_path: Path) -> Non
         assert "1 answer has 0.05 s to end" in child.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_answers_with_an_error(tmp_path: Path) -> None:
     with quire_serve(tmp_path) as child:
         with streaming(child) as flight:
@@ -149,6 +151,7 @@ def test_ctrl_c_while_loading(tmp_path: Path) -> None:
     assert not engine.is_running()
 
 
+@pytest.mark.slow
 def test_ctrl_c_as_soon_as_it_serves(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "warning"]

@@ -15,7 +15,7 @@ SLOW = pytest.mark.slow
     [
         ("llama", "plain"),
         ("llama", "plain 1"),
-        ("gpt_oss", "plain 32 again"),
+        pytest.param("gpt_oss", "plain 32 again", marks=SLOW),
         pytest.param("gpt_oss", "plain 32", marks=SLOW),
         pytest.param("llama", "plain 3", marks=SLOW),
         pytest.param("gemma4_moe", "plain", marks=SLOW),

@@ -200,6 +200,7 @@ def test_nothing_is_evicted_once_nobody_waits() -> None:
     virtual_time.run(check())
 
 
+@pytest.mark.slow
 def test_swaps_cost_the_key_that_asks_for_them() -> None:
     """A key that alternates leaves the others most of the time; alone, it alternates freely."""
 

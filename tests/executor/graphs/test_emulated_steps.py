@@ -44,6 +44,7 @@ def compared(compared: Compared) -> Compared:
     return replace(compared, operations=PreciseOperations())
 
 
+@pytest.mark.slow
 def test_steps_of_a_mixture_compute_what_the_model_does(compared: Compared) -> None:
     rounds = [
         [replace(each, max_tokens=5) for each in requests]
