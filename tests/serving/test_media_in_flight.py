@@ -37,7 +37,7 @@ def test_media_is_counted_until_its_last_choice_has_ended(flight: MediaInFlight)
     flight.hold([first, second], [prompt(10)])
     flight.hold([other], [prompt(5), prompt(5)])
     flight.check_room([prompt(10)])
-    with pytest.raises(Overloaded, match="media of 20 bytes, of 30") as refused:
+    with pytest.raises(Overloaded, match="take 20 of 30 bytes") as refused:
         flight.check_room([prompt(11)])
     assert refused.value.code == "too_much_media_in_flight"
     end(first)
