@@ -60,7 +60,7 @@ def test_dimensions_are_the_first_ones_scaled_anew(child: Child) -> None:
     packed = post(child.url, "/v1/embeddings", **body).json()["data"][0]["embedding"]
     short = np.array(struct.unpack("<16f", b64decode(packed)))
     assert np.allclose(short, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
-    with pytest.raises(BadRequestError, match=f"have {len(whole)}"):
+    with pytest.raises(BadRequestError, match=f"have only {len(whole)}"):
         openai_client(child.url).embeddings.create(
             model="quire-demo", input="x", dimensions=len(whole) + 1
         )
