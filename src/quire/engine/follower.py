@@ -64,7 +64,7 @@ def main() -> int:
         call = calls.get()
         try:
             getattr(runner, call.method)(*call.arguments)
-        except Exception:
+        except Exception:  # whatever it was, this rank can no longer follow
             log.exception("process %d of the split model failed", opening.part.rank)
             return 1
 

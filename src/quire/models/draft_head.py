@@ -20,7 +20,7 @@ from quire.models.layers.linear import use_device_products
 from quire.models.layers.norm import RMSNorm, UnweightedNorm
 
 FILE = Path("draft_head") / "model.safetensors"
-"""Where a model's folder has the head."""
+"""Path of the draft head's weights within a model's folder."""
 _EPS = 1e-6
 
 

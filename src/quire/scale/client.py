@@ -148,7 +148,7 @@ class ReplicatedEngine:
         answers = self._replicas.broadcast("stats")
         try:
             found = await answers.results_async(timeout_s=_STATS_S, return_exceptions=True)
-        except Exception as error:
+        except Exception as error:  # Ray raises errors of its own and those of actors
             raise EngineFailure(f"no replica answers: {error}") from error
         return total([each for each in found if isinstance(each, EngineStats)])
 

@@ -21,7 +21,8 @@ TRUST_S = 15.0
 _SESSIONS = 100_000
 """Sessions whose replicas a router remembers; those used last."""
 SPARE = 4
-"""See `PrefixTable`."""
+"""Requests that a replica may have beyond twice those of the least busy one, and still get a prompt
+that it has cached."""
 
 
 @dataclass(frozen=True, slots=True)

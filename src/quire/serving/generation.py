@@ -159,7 +159,7 @@ class Generation:
 
     @property
     def anew(self) -> Generation:
-        """The same generation, but with a new answer after the last message."""
+        """A copy that starts a new answer instead of continuing the last message."""
         return replace(self, continue_final=False, or_anew=False)
 
     @property

@@ -172,7 +172,7 @@ class _Connection:
                 log.info("MCP server %s is connected", self._server.name)
                 ready.set_result(client)
                 await asyncio.Event().wait()
-        except Exception as error:
+        except Exception as error:  # the SDK raises groups of whatever a transport raised
             self._client = None
             first = _first(error)
             late = isinstance(first, TimeoutError)

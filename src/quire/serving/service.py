@@ -46,12 +46,10 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         return self.prompts.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The model's chat template."""
         return self.prompts.template
 
     @property

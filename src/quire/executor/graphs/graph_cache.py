@@ -107,7 +107,7 @@ class GraphCache:
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
         """By format and rows."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
-        """See `Recorder.copied`."""
+        """Small weights and their copies in device memory, by identity of the weight."""
         self._make_logits()
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import FUSED, Node, Program
 
 _FEW_OUTPUTS = 512
-"""Of a matrix whose product may take a warp for each element."""
+"""Most outputs of a matrix whose product is computed by one warp for each element."""
 
 
 class Recording(MixtureRecording, StateRecording, HeadRecording):

@@ -50,7 +50,7 @@ class Route:
         if experts > _MOST_EXPERTS or router.k > _MOST_CHOSEN:
             raise UnsupportedNode(f"{router.k} of {experts} experts")
         more = (None if each is None else C_TYPES[each.dtype] for each in (correction, per_expert))
-        return Route(router, experts, (C_TYPES[logits], *more))  # type: ignore[arg-type]
+        return Route(router, experts, (C_TYPES[logits], *more))  # type: ignore[arg-type]  # of three
 
     @property
     def k(self) -> int:

@@ -128,11 +128,11 @@ class CUDAGraphs:
             programs, layout, pools, extension, batch_invariant=batch_invariant
         )
         self._formats: dict[KVFormat, bool] = {}
-        """What `serves_format` found out."""
+        """Whether the kernels serve a KV format, for the formats asked about so far."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
         """By format and rows of a graph, whether it computes what the model does."""
         self._unknown: set[tuple[KVFormat, int]] = set()
-        """Of which no earlier start knew anything."""
+        """Formats and row counts that no earlier start has verified."""
         self._identity = identity
         self._batch_invariant = batch_invariant
 

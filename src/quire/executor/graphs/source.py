@@ -23,7 +23,7 @@ C_TYPES: Mapping[mx.Dtype, str] = {
 }
 """How arrays' elements are called in memory."""
 WEIGHT_TYPES: Mapping[mx.Dtype, str] = {**C_TYPES, mx.uint8: "unsigned char"}
-"""Those of weights, with scales that are floats of 8 bits."""
+"""C types of weights' elements: also the bytes of scales that are floats of 8 bits."""
 ROUNDED: Mapping[mx.Dtype, str] = {
     mx.float32: "as_float",
     mx.bfloat16: "as_bfloat16",
