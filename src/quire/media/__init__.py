@@ -1,1 +1,3 @@
-"""Images that requests bring: fetched safely, decoded, cut as the model's encoder takes them."""
+"""Images, sounds, videos and documents of requests: fetched safely, decoded, and prepared for
+encoders.
+"""

@@ -1,9 +1,9 @@
 """Checks whether addresses are on the public internet.
 
-The table is Quire's own: what Python's `ipaddress` knows depends on Python's version. Sources:
-IANA's IPv4 and IPv6 Special-Purpose Address Registries, as of 2025-10-09, without the blocks that
-they call globally reachable; RFC 3879, 4291 and 5771 for what these leave out; and addresses inside
-public blocks at which cloud providers serve their own machines.
+The table is Quire's own, since the table of Python's `ipaddress` depends on Python's version.
+Sources: IANA's IPv4 and IPv6 Special-Purpose Address Registries, as of 2025-10-09, without the
+blocks that they call globally reachable; RFC 3879, 4291 and 5771 for ranges that the registries
+leave out; and addresses inside public blocks at which cloud providers serve their own machines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_PUBLIC_4 = tuple(
     )
 )
 
-# Nothing outside of it is global unicast: not loopback, local, multicast or discarded addresses.
+# All global unicast addresses; loopback, local, multicast and discard addresses lie outside.
 _UNICAST_6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_6 = tuple(
     ipaddress.IPv6Network(block)
@@ -52,7 +52,9 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: IPAddress) -> bool:
-    """Return whether an address is on the internet; one that carries another is judged by that."""
+    """Return whether an address is on the public internet. An IPv6 address that embeds an IPv4
+    address is judged by the embedded one.
+    """
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in block for block in _NOT_PUBLIC_4)
     inner = address.ipv4_mapped or address.sixtofour

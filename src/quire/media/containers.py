@@ -1,7 +1,7 @@
-"""Opens files of sound and video that strangers send, with PyAV, which is optional.
+"""Opens untrusted sound and video files with PyAV, which is optional.
 
-FFmpeg knows hundreds of formats, some of which are lists of other files. Here a file's first bytes
-choose one of a few demuxers by name, and only the codecs named below are decoded.
+FFmpeg knows hundreds of formats, and some of them are lists of other files. Here a file's first
+bytes choose one of a few demuxers, and only the codecs named below are decoded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MPEG_AUDIO = (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2", b"\xff\xe3", 
 
 
 def _demuxer(data: bytes) -> str | None:
-    """FFmpeg's name of a file's format, by its first bytes."""
+    """Return FFmpeg's name of a file's format, judged by its first bytes; None if unknown."""
     head = data[:12]
     if head[4:8] == b"ftyp":
         return "mov"
@@ -46,14 +46,14 @@ def _demuxer(data: bytes) -> str | None:
 
 @contextmanager
 def opened(data: bytes, param: str, formats: str) -> Iterator[InputContainer]:
-    """The file's container. What goes wrong within the block is the file's fault.
+    """Open a file. Errors of FFmpeg within the `with` block become a `RequestError`.
 
     Args:
-        formats: for a refusal, what the file could have been.
+        formats: the accepted formats, for the error message.
 
     Raises:
-        RequestError: it is of an unknown format (`media_invalid`), damaged, or PyAV is missing
-            (`media_unsupported`).
+        RequestError: the format is unknown or the file damaged (`media_invalid`), or PyAV is
+            missing (`media_unsupported`).
     """
     format = _demuxer(data)
     if format is None:
@@ -86,14 +86,14 @@ def check_codec(stream: AudioStream | VideoStream, param: str) -> None:
 
 
 def check_seconds(seconds: float, limits: FileLimits, param: str) -> None:
-    """Refuses what lasts too long."""
+    """Refuse a file that lasts longer than the limit."""
     if seconds > limits.seconds:
         reason = f"it lasts {seconds:.1f} s, more than {limits.seconds:g} s"
         raise refusal(param, reason, "too_large")
 
 
 def duration(container: InputContainer, stream: AudioStream | VideoStream) -> float:
-    """Seconds, as the file's header tells; 0 where it does not."""
+    """Return the duration in seconds that the file's header states; 0 if it states none."""
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
     return (container.duration or 0) / 1e6

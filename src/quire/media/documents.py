@@ -1,4 +1,4 @@
-"""Reads PDF documents that strangers send, with pypdfium2, which is optional."""
+"""Reads untrusted PDF documents with pypdfium2, which is optional."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import pypdfium2
 
 _MAGIC = b"%PDF-"
-_HEAD = 1024  # readers find the magic this far in, behind what mail puts before it
+_HEAD = 1024  # bytes in which readers look for the magic; mail programs put headers before it
 _SCALE = 2.0  # 144 dots an inch
 _MAX_PIXELS = 4_000_000  # of a page; models scale it down
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page.
+    """A page of a document.
 
     Attributes:
-        text: what the file says is written there; empty for a scan.
-        picture: as a BMP file; empty where none was asked for.
+        text: the page's text layer; empty for a scan.
+        picture: the rendered page as a BMP file; empty if no pictures were asked for.
     """
 
     text: str
@@ -37,13 +37,13 @@ def pages(data: bytes, *, param: str, limits: FileLimits, pictures: bool) -> Ite
     """Yield the pages of a document, each read when it is asked for.
 
     Args:
-        data: PDF.
+        data: the PDF file.
         param: the request field that holds it, for errors.
         pictures: whether pages are drawn.
 
     Raises:
-        RequestError: it has too many pages (`media_too_large`), is no PDF, damaged or locked
-            (`media_invalid`), or pypdfium2 is missing (`media_unsupported`).
+        RequestError: the document has too many pages (`media_too_large`), is damaged, locked or not
+            a PDF (`media_invalid`), or pypdfium2 is missing (`media_unsupported`).
     """
     if _MAGIC not in data[:_HEAD]:
         raise refusal(param, "it is not a PDF document")

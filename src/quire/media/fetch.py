@@ -1,4 +1,4 @@
-"""Fetches what a request points at, without becoming a way into the operator's network or disk.
+"""Fetches the media that a request names, without exposing the operator's network or disk.
 
 `data:` URLs always work. http(s) works where the operator allows it, and only to public addresses:
 a name is resolved once, every address it has is checked, and the connection goes to the address
@@ -42,10 +42,11 @@ class FetchPolicy:
 
     Attributes:
         allow_hosts: whether http(s) may be used at all.
-        folders: where `file://` may read; links out of them are not followed.
-        max_bytes: of one item, as it goes over the wire.
-        timeout_s: for one item, redirects included.
-        may_connect: judges each address that a name resolves to.
+        folders: folders that `file://` may read; symbolic links out of them are not followed.
+        max_bytes: the most bytes of one item, as transferred.
+        timeout_s: time limit in seconds for one item, redirects included.
+        may_connect: whether connections to an address are allowed; asked for each address of a
+            name.
     """
 
     allow_hosts: bool = False
@@ -57,13 +58,13 @@ class FetchPolicy:
 
 
 async def fetch(url: str, policy: FetchPolicy, *, param: str) -> bytes:
-    """Fetches one item.
+    """Fetch one item.
 
     Args:
         param: the request field that holds the URL, for errors.
 
     Raises:
-        RequestError: it may not or cannot be fetched, or is too large.
+        RequestError: the item may not be fetched, cannot be fetched, or is too large.
     """
     scheme = url.partition(":")[0].lower()
     try:
@@ -83,7 +84,9 @@ async def fetch(url: str, policy: FetchPolicy, *, param: str) -> bytes:
 
 
 class _Refused(Exception):
-    """Why an item is not fetched; `code` is the end of the wire code."""
+    """Raised with the reason why an item is not fetched; `code` is the last part of the
+    wire code.
+    """
 
     def __init__(self, reason: str, code: str) -> None:
         super().__init__(reason)
@@ -99,7 +102,7 @@ def _outside() -> _Refused:
 
 
 def _decode_data(url: str, policy: FetchPolicy) -> bytes:
-    """RFC 2397."""
+    """Decode a `data:` URL (RFC 2397)."""
     head, comma, body = url[len("data:") :].partition(",")
     if not comma:
         raise _Refused("the data URL has no comma", "invalid")
@@ -120,14 +123,14 @@ def _decode_data(url: str, policy: FetchPolicy) -> bytes:
 
 
 def _unquoted(text: str) -> bytes:
-    """Percent-decoded; what is no escape stays."""
+    """Decode percent escapes. Malformed escapes stay as they are."""
     return _ESCAPE.sub(
         lambda found: _BYTES[found[0].upper()], text.encode("utf-8", "surrogatepass")
     )
 
 
 def _read_file(url: str, policy: FetchPolicy) -> bytes:
-    """Reads below the named folders; whether a file exists elsewhere cannot be told from errors."""
+    """Read a file below the allowed folders. Errors do not reveal whether other files exist."""
     if not policy.folders:
         raise _outside()
     if len(url) > 3 * _LONGEST_PATH:  # each character may be escaped
@@ -172,7 +175,7 @@ async def _fetch_http(url: str, policy: FetchPolicy) -> bytes:
 
 
 async def _get(url: str, policy: FetchPolicy) -> bytes | str:
-    """Return the item, or where a redirect leads."""
+    """Return the item, or the target of a redirect as a string."""
     parts, target = _split(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _Refused("it does not lead to an http(s) address", "not_allowed")
@@ -202,7 +205,7 @@ async def _get(url: str, policy: FetchPolicy) -> bytes | str:
 
 
 def _followed(url: str, location: str) -> str:
-    """Return the target of a redirect from `url`."""
+    """Return the absolute URL of a redirect from `url`."""
     try:
         return urljoin(url, location)
     except ValueError as error:
@@ -210,7 +213,7 @@ def _followed(url: str, location: str) -> str:
 
 
 def _split(url: str) -> tuple[SplitResult, httpcore.URL]:
-    """Return a URL's parts, to look at and to ask for."""
+    """Split a URL for inspection, and encode it for the request."""
     try:
         parts = urlsplit(url)
         if parts.port == 0:
@@ -221,7 +224,9 @@ def _split(url: str) -> tuple[SplitResult, httpcore.URL]:
 
 
 class _Checked(httpcore.AsyncNetworkBackend):
-    """Connects to the first address that answers, once all were checked; TLS verifies the name."""
+    """Connects to the first address that answers, after checking all addresses of the name. TLS
+    verifies the name.
+    """
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
@@ -258,7 +263,9 @@ class _Checked(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
     async def _resolve(self, host: str, port: int) -> list[str]:
-        """Return the name's addresses, at least one; all of them may be connected to."""
+        """Return all addresses of a host name, at least one. Raise if one of them may not be
+        connected to.
+        """
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""Decodes pictures that strangers send: five formats, nothing unbounded, one error.
+"""Decodes untrusted pictures in five formats, within limits on size and work.
 
-Pillow's plugins are called by name. So no other decoder can be reached, the size is known before
-any pixel is decoded, and Pillow's own limit for bombs, with its warnings, is not in the way.
+Pillow's plugins are called by name. So no other decoder can be reached, and the size is checked
+before any pixel is decoded, without Pillow's own limit and its warnings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READERS: tuple[tuple[bytes, type[ImageFile]], ...] = (
     (b"BM", BmpImageFile),
 )
 
-# EXIF 2.32, tag 274: what brings the stored pixels upright. 1 is upright already.
+# EXIF 2.32, tag 274: the transposition that turns stored pixels upright. 1 is upright already.
 _UPRIGHT = {
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
     3: PIL.Image.Transpose.ROTATE_180,
@@ -50,7 +50,7 @@ _UPRIGHT = {
 # it has. Metadata in many segments is joined in quadratic time.
 _MAX_JPEG_SCANS = 100
 _MAX_JPEG_SEGMENTS = 1000
-_JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # those that a length follows, and EOI
+_JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers with a length, and EOI
 _EOI, _SOS = 0xD9, 0xDA
 
 # PNG specification, third edition, 11.2.1 (samples of a pixel, by colour type) and 8.1 (the first
@@ -74,7 +74,8 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def decode(data: bytes, *, param: str, limits: FileLimits = DEFAULT_LIMITS) -> PIL.Image.Image:
-    """Return a picture in RGB, upright, transparency laid on white; an animation's first frame.
+    """Decode a picture to upright RGB, with transparency laid on white. Of an animation, decode the
+    first frame.
 
     Args:
         data: PNG, JPEG, WebP, GIF or BMP.
@@ -82,8 +83,8 @@ def decode(data: bytes, *, param: str, limits: FileLimits = DEFAULT_LIMITS) -> P
         limits: checked before anything is decoded.
 
     Raises:
-        RequestError: it has more pixels (`media_too_large`), is of another format, damaged or cut
-            short (`media_invalid`).
+        RequestError: the picture has too many pixels (`media_too_large`), or is of another format,
+            damaged or truncated (`media_invalid`).
     """
     reader = next((reader for magic, reader in _READERS if data.startswith(magic)), None)
     if reader is None:
@@ -111,7 +112,7 @@ def decode(data: bytes, *, param: str, limits: FileLimits = DEFAULT_LIMITS) -> P
 
 
 def _check_jpeg(data: bytes, param: str) -> None:
-    """Refuses what takes far longer to decode than its bytes suggest."""
+    """Refuse a JPEG that takes far longer to decode than its size suggests."""
     segments = scans = at = 0
     while (marker := _JPEG_MARKER.search(data, at)) and marker[1][0] != _EOI:
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
@@ -126,8 +127,8 @@ def _check_jpeg(data: bytes, param: str) -> None:
 def _check_png_rows(data: bytes, image: PIL.Image.Image, param: str) -> None:
     """Refuse a picture whose compressed data ends before its last row.
 
-    Pillow takes the end of the zlib stream for the end of the picture and leaves the other rows
-    zero. So data is counted only where the last row is zero, or rows do not come in order.
+    Pillow accepts a zlib stream that ends early and leaves the missing rows zero. Decompressed
+    bytes are counted only if the last row is zero or the picture is interlaced.
     """
     width, height, bits, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
     last = image.crop((0, height - 1, width, height))
@@ -149,7 +150,7 @@ def _check_png_rows(data: bytes, image: PIL.Image.Image, param: str) -> None:
 
 
 def _png_data(data: bytes) -> Iterator[bytes]:
-    """Yield the compressed pixels, chunk by chunk."""
+    """Yield the compressed pixel data, chunk by chunk."""
     at = 8
     while at + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, at)
@@ -159,9 +160,9 @@ def _png_data(data: bytes) -> Iterator[bytes]:
 
 
 def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Any mode that the five formats have, in RGB.
+    """Convert a picture of any mode of the five formats to RGB, with transparency laid on white.
 
-    Dropping the alpha channel would show colours that nobody who looks at the picture sees.
+    Only dropping the alpha channel would show the model colours that viewers do not see.
     """
     if image.mode.startswith("I"):
         image = _grey_16_to_8(image)
@@ -178,7 +179,9 @@ def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def _grey_16_to_8(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return the high byte of each pixel, which is also what Pillow keeps of 16-bit colour."""
+    """Return a 16-bit grey picture with the high byte of each pixel, as Pillow reduces 16-bit
+    colour.
+    """
     grey = np.asarray(image)
     high = PIL.Image.fromarray(np.clip(grey >> 8, 0, 255).astype(np.uint8))
     key = image.info.get("transparency")
@@ -189,7 +192,9 @@ def _grey_16_to_8(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def _upright(image: ImageFile, pixels: PIL.Image.Image) -> PIL.Image.Image:
-    """`pixels` turned as the file's EXIF or XMP says; as they are if that cannot be read."""
+    """Turn `pixels` as the file's EXIF or XMP orientation says. Return them unchanged if it cannot
+    be read.
+    """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # as above; the pixels themselves are whole

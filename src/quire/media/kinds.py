@@ -1,6 +1,6 @@
-"""The registry of media kinds: wire forms, limits and processors.
+"""The registry of media kinds: how clients send them, limits, and processors.
 
-Protocols, flags, limits and error texts are made from it. It imports no decoder.
+Protocols, flags, limits and error texts are derived from it. It imports no decoder.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ if TYPE_CHECKING:
     from quire.media.processors.base import MediaProcessor
 
 Open = Callable[[Values, Values], "MediaProcessor"]
-"""Takes a processor's settings and the model's."""
+"""Opens a processor from the processor's settings and the model's configuration."""
 
 Protocols = Literal["url_part", "block"]
-"""The field of `MediaInput` that names a kind's part: in OpenAI's protocols, or in Anthropic's."""
+"""The field of `MediaInput` that holds the type of a content part: OpenAI's, or Anthropic's."""
 
 Option = Literal["detail", "max_soft_tokens", "use_audio_in_video"]
-"""A field that says how a file is read."""
+"""A request field that says how a file is read."""
 
 log = logging.getLogger("quire.media")
 
-_BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
+_BYTES_A_PIXEL = 20  # of an image being decoded: stored, with transparency, on white, turned
 _BYTES_A_SECOND = 192_000 * 4 * 4  # of sound at the highest rate: in pieces, joined, padded
-_BYTES_A_PIXEL_DECODED = 60  # of a video's frames: those that others refer to, and one in work
+_BYTES_A_PIXEL_DECODED = 60  # of a video's frames: reference frames, and the current one
 
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """How clients send one kind of media, and what they are told of it.
+    """How clients send one kind of media, and the texts about it.
 
     Attributes:
-        name: in flags, such as `--max-images`.
-        noun, plural: in texts: "sound", "sounds".
-        left_out: stands in a conversation's history for an item that the model does not take.
-        limits: unless the operator sets others.
-        bounds: what the flags say of the limits that this kind has beside `files` and `bytes`, by
-            the name of the limit.
-        working_bytes: what reading one file takes at most.
-        url_part: OpenAI's part, `{"type": url_part, url_part: {"url": URL}}`; "" is none.
-        block: Anthropic's block, `{"type": block, "source": SOURCE}`; "" is none.
-        media_types: pattern of those that a base64 source may say.
-        options: beside the URL of OpenAI's part; in Anthropic's block, all but `detail`.
+        name: the kind's name in flags, such as `--max-images`.
+        noun, plural: the kind's name in messages: "sound", "sounds".
+        left_out: text that replaces an item in the history if the model does not take this kind.
+        limits: default limits.
+        bounds: help texts of this kind's further limits, beside `files` and `bytes`, by limit.
+        working_bytes: the most memory in bytes that reading one file takes.
+        url_part: type of OpenAI's part, `{"type": url_part, url_part: {"url": URL}}`; "" if there
+            is none.
+        block: type of Anthropic's block, `{"type": block, "source": SOURCE}`; "" if there is none.
+        media_types: pattern of the media types that a base64 source may name.
+        options: fields accepted beside the URL of OpenAI's part; Anthropic's block takes all but
+            `detail`.
     """
 
     name: str
@@ -67,7 +68,7 @@ class MediaInput:
     options: tuple[Option, ...] = ()
 
     def limits_with(self, given: Mapping[str, float]) -> MediaLimits:
-        """Return the limits, with those that the operator has set by name."""
+        """Return the limits, with the operator's values in place of the defaults."""
         each: dict[str, Any] = {name: value for name, value in given.items() if name != "files"}
         files = int(given.get("files", self.limits.files))
         return MediaLimits(files, replace(self.limits.each, **each))
@@ -75,20 +76,21 @@ class MediaInput:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of media that encoders take: how it comes in, and where a folder describes it.
+    """A kind of media that encoders take: how clients send it, and where a model folder describes
+    it.
 
     Attributes:
         input: how clients send it.
-        part: of `config.json`, the encoder's; a model without it does not take the kind.
-        section: of `processor_config.json`.
-        old_file: holds the section's values where that file has none.
-        type_key: of the section; names the processor.
-        older_type_key: names the processor in sections without `type_key`; an image processor's
-            name stands for the video processor of the same model.
-        table: `module:name` of what opens a processor, by the processor's name.
-        table_beside_pictures: as `table`, by the name of the image processor, for folders that do
-            not describe this kind; its processors are opened with the image processor's settings.
-        table_by_model: as `table`, by `model_type`, for models that only `config.json` describes.
+        part: the encoder's part of `config.json`; a model without it does not take the kind.
+        section: the section of `processor_config.json`.
+        old_file: the file that holds the section's values in older folders.
+        type_key: the key of the section that names the processor.
+        older_type_key: the key used if `type_key` is absent. There an image processor's name stands
+            for the video processor of the same model.
+        table: `module:name` of the functions that open processors, by the processor's name.
+        table_beside_pictures: like `table`, by the image processor's name, for folders that do not
+            describe this kind. These functions get the image processor's settings.
+        table_by_model: like `table`, by `model_type`, for models that only `config.json` describes.
     """
 
     input: MediaInput
@@ -107,13 +109,14 @@ class Kind:
         return _table(self.table)
 
     def open(self, folder: Path) -> MediaProcessor | None:
-        """Return the processor of a model folder; None if the model is served without this kind.
+        """Open the processor of a model folder. Return None if the model is served without this
+        kind.
 
-        That is a model without the encoder, without a processor's settings, or with a processor
-        that is not known here, which is logged.
+        This holds for a model without the encoder, without settings of a processor, or with an
+        unknown processor, which is logged.
 
         Raises:
-            ModelError: a file cannot be understood, or holds a value that is not supported.
+            ModelError: a file cannot be read, or holds a value that is not supported.
         """
         config = _config(folder)
         settings = self._find_settings(folder)
@@ -149,9 +152,7 @@ class Kind:
         return None if build is None else build(settings, config)
 
     def _find_settings(self, folder: Path) -> Values | None:
-        """Return the new file's object, else the whole of the old file; None where there is
-        neither.
-        """
+        """Return the section of the new file, else the whole old file; None if there is neither."""
         path = folder / "processor_config.json"
         whole = Values(read_object(path), file=path)
         if whole.has(self.section):
@@ -162,7 +163,7 @@ class Kind:
 
 
 def _config(folder: Path) -> Values:
-    """Return the model's configuration; of Qwen3-Omni, that of the part that reads."""
+    """Return the model's configuration; for Qwen3-Omni, the thinker's part of it."""
     path = folder / "config.json"
     config = Values(read_config(folder), file=path)
     return config.within("thinker_config")
@@ -260,16 +261,18 @@ _DOCUMENT = MediaInput(
 
 
 def inputs() -> dict[str, MediaInput]:
-    """How clients send media, by kind; documents are among them, which no encoder takes."""
+    """Return how clients send each kind of media. Documents are included, though no encoder takes
+    them.
+    """
     return {kind: each.input for kind, each in KINDS.items()} | {DOCUMENT: _DOCUMENT}
 
 
 def kinds_by(protocols: Protocols) -> dict[str, str]:
-    """Kinds by the type of their part in these protocols."""
+    """Return the media kinds by the type of their content part in these protocols."""
     named = {getattr(each, protocols): kind for kind, each in inputs().items()}
     return {name: kind for name, kind in named.items() if name}
 
 
 def limits_of(given: Mapping[str, Mapping[str, float]]) -> dict[str, MediaLimits]:
-    """Return the limits of all kinds, with those that the operator has set, by kind and name."""
+    """Return the limits of all kinds, with the operator's values in place of the defaults."""
     return {kind: each.limits_with(given.get(kind, {})) for kind, each in inputs().items()}

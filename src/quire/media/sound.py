@@ -1,6 +1,6 @@
-"""Decodes sound that strangers send: one channel at the model's rate.
+"""Decodes untrusted sound into one channel at the model's sample rate.
 
-WAV files with plain samples are read here. The other formats are PyAV's, see `containers`.
+WAV files with plain samples are read here; other formats by PyAV, see `containers`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Samples = npt.NDArray[np.float32]
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0x7FFFFF00
-"""Programs that write WAV to a pipe say this or more for a length that they do not know yet."""
+"""Programs that write WAV to a pipe state this or a larger length, as the true one is not known
+yet.
+"""
 _RATES = range(1_000, 192_001)
 _MAX_CHANNELS = 64
 
@@ -28,16 +30,16 @@ _PIECE = 1 << 15
 
 
 def decode(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples:
-    """Return a file's sound `[samples]`, its channels averaged, within -1 and 1.
+    """Return a file's sound `[samples]`, its channels averaged, between -1 and 1.
 
     Args:
         data: WAV, MP3, FLAC, Ogg, AAC, or the sound of MP4, WebM, Matroska or AVI.
         param: the request field that holds it, for errors.
-        rate: samples a second.
+        rate: wanted sample rate, in samples a second.
 
     Raises:
-        RequestError: it lasts too long (`media_too_large`), is of another format, damaged or cut
-            short (`media_invalid`), or needs PyAV, which is missing (`media_unsupported`).
+        RequestError: the sound lasts too long (`media_too_large`), is of another format, damaged or
+            truncated (`media_invalid`), or needs PyAV, which is missing (`media_unsupported`).
     """
     plain = _Wave.of(data, param)
     if plain is not None:
@@ -61,14 +63,15 @@ def within(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples
 
 
 def _brought(found: Samples, own: int, rate: int, param: str) -> Samples:
-    """Sound of a file, from its own rate to the one that is wanted."""
+    """Resample a file's sound from its own rate to the wanted one."""
     if not np.isfinite(found).all():
         raise refusal(param, "it holds samples that are no numbers")
     return resampled(found, own, rate)
 
 
 def resampled(sound: Samples, rate: int, wanted: int) -> Samples:
-    """Sound of `rate` samples a second with `wanted`, by a windowed sinc in polyphase form.
+    """Resample sound from `rate` to `wanted` samples a second, by a windowed sinc in polyphase
+    form.
 
     J. O. Smith, Digital Audio Resampling, https://ccrma.stanford.edu/~jos/resample/.
     """
@@ -93,7 +96,7 @@ def resampled(sound: Samples, rate: int, wanted: int) -> Samples:
 
 
 class _Wave:
-    """A RIFF file of plain samples, whose chunks have been found but not read."""
+    """A RIFF file of plain samples whose chunks were located but not read."""
 
     def __init__(self, rate: int, channels: int, dtype: str, body: memoryview) -> None:
         self.rate = rate
@@ -109,10 +112,10 @@ class _Wave:
 
     @classmethod
     def of(cls, data: bytes, param: str) -> _Wave | None:
-        """None for another format, or samples that have to be decoded.
+        """Read the headers of a WAV file; None for another format, or for compressed samples.
 
         Raises:
-            RequestError: it is damaged, or cut short.
+            RequestError: the file is damaged or truncated.
         """
         if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
             return None
@@ -135,7 +138,7 @@ class _Wave:
         return cls(rate, channels, dtype, body=body)
 
     def samples(self) -> Samples:
-        """`[samples]`, one channel."""
+        """Return the sound as one channel: `[samples]`."""
         if self._dtype == "24":
             low = np.frombuffer(self._body, np.uint8).reshape(-1, 3)
             wide = np.zeros((len(low), 4), np.uint8)
@@ -153,7 +156,7 @@ class _Wave:
 
 
 def _chunks(data: bytes) -> dict[bytes, tuple[memoryview, int]]:
-    """Return the first chunk of each name, as far as the file has it, and its declared length."""
+    """Return the first chunk of each name, as much as the file holds, with its declared length."""
     found: dict[bytes, tuple[memoryview, int]] = {}
     view, at = memoryview(data), 12
     while at + 8 <= len(data):
@@ -166,7 +169,9 @@ def _chunks(data: bytes) -> dict[bytes, tuple[memoryview, int]]:
 
 
 def _decode(data: bytes, param: str, limits: FileLimits) -> tuple[Samples, int]:
-    """Any other format's sound, and its rate; of a file without sound, no samples."""
+    """Decode the sound of a file of another format. Return its samples, none if it has no sound,
+    and its rate.
+    """
     with opened(data, param, "WAV, MP3, FLAC, Ogg, AAC, MP4, WebM, Matroska or AVI") as container:
         if not container.streams.audio:
             return np.empty(0, np.float32), _RATES.start

@@ -1,4 +1,4 @@
-"""Media as a request names them, before anything is fetched."""
+"""Media as a request names it, before it is fetched."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from quire.core.errors import RequestError
 
 Fineness = Literal["auto", "low", "high"]
 Detail = Fineness | int
-"""How finely a picture or frame is read: "low" takes as few tokens as the model offers, the others
-its own number; or the most tokens that one may take."""
+"""How finely a picture or frame is read. "low" takes the fewest tokens that the model offers,
+"auto" and "high" its default number; an integer is the most tokens of one picture.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,11 @@ class FileLimits:
     """Limits of one file.
 
     Attributes:
-        bytes: as it goes over the wire.
-        pixels: width times height of a picture or of a video's frame, before it is scaled.
-        seconds: of sound or video.
-        frames: of a video that are looked at; a processor that would look at more spreads these
-            evenly.
-        pages: of a document.
+        bytes: the most bytes, as transferred.
+        pixels: the most pixels of a picture or frame, before it is scaled.
+        seconds: the longest sound or video, in seconds.
+        frames: the most frames read of a video, spread evenly.
+        pages: the most pages of a document.
     """
 
     bytes: int = 20 << 20
@@ -39,8 +39,8 @@ class MediaLimits:
     """Limits of one kind of media in a request.
 
     Attributes:
-        files: earlier messages' included.
-        each: of them.
+        files: the most files, including those of earlier messages.
+        each: limits of each file.
     """
 
     files: int
@@ -48,21 +48,21 @@ class MediaLimits:
 
 
 DOCUMENT = "file"
-"""The kind of PDF files. No encoder takes them: they become texts and images."""
+"""The kind of PDF files. No encoder takes them: they become text and images."""
 
 DEFAULT_LIMITS = FileLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """The source of a file.
+    """A file that a request names.
 
     Attributes:
-        url: `data:`, `http:`, `https:` or `file:`; empty for what cannot be read in any way.
+        url: a `data:`, `http:`, `https:` or `file:` URL; empty if the part cannot be read.
         param: the request field that holds it, for errors.
-        named: what the protocol calls its type, for errors.
-        kind: of media, or `DOCUMENT`: its pages, as text and as images where the model sees.
-        sound: a video is heard, too.
+        named: the type's name in the protocol, for errors.
+        kind: the media kind, or `DOCUMENT`, whose pages become text, and images if the model sees.
+        sound: whether a video's sound is read too.
     """
 
     url: str
@@ -74,17 +74,19 @@ class MediaSource:
 
     @property
     def remote(self) -> bool:
-        """Whether another machine has to be asked for it."""
+        """Whether the file has to be fetched over the network."""
         return self.url[:5].lower().startswith("http")
 
 
 def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
-    """Return the error for a file that cannot be used; `code` is the end of the wire code."""
+    """Return the error for a file that cannot be used; `code` is the last part of the wire code."""
     return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 
 def not_taken(source: MediaSource) -> RequestError:
-    """Return the refusal of a kind of media that the served model does not take, or of no PDF."""
+    """Return the error for a kind of media that the model does not take, or for a document that is
+    not a PDF.
+    """
     why = "which the model that is served does not take"
     if source.kind == DOCUMENT:
         why = "and holds no PDF; other files, and files by their id, are not read"

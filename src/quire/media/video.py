@@ -21,11 +21,11 @@ _DEFAULT_FPS = 24.0
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """The header of a video.
+    """Length and frame rate of a video, from its header.
 
     Attributes:
-        frames: how many it has; where the header has no number, by its duration.
-        fps: frames a second, on average.
+        frames: number of frames; estimated from the duration if the header has none.
+        fps: average frames a second.
     """
 
     frames: int
@@ -34,11 +34,11 @@ class VideoInfo:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One of a video's frames.
+    """A decoded frame of a video.
 
     Attributes:
-        index: its number, from 0.
-        picture: in RGB, upright.
+        index: the frame's number, from 0.
+        picture: the upright picture in RGB.
     """
 
     index: int
@@ -46,7 +46,7 @@ class Frame:
 
 
 class Video:
-    """An open video. Belongs to the block of `opened`."""
+    """An open video. Valid within the `with` block of `opened`."""
 
     def __init__(
         self, container: InputContainer, stream: VideoStream, limits: FileLimits, param: str
@@ -66,7 +66,7 @@ class Video:
         """Yield the frames with these indices, ascending, each decoded on demand.
 
         Raises:
-            RequestError: one is not there, or they are larger than the header tells.
+            RequestError: a frame is missing, or larger than the header states.
         """
         numbers, found = frozenset(wanted), 0
         for index, frame in enumerate(self._container.decode(self._stream)):
@@ -92,15 +92,16 @@ class Video:
 
 @contextmanager
 def opened(data: bytes, *, param: str, limits: FileLimits) -> Iterator[Video]:
-    """A video whose header is within the limits. What goes wrong in the block is the file's fault.
+    """Open a video whose header is within the limits. Decoding errors in the `with` block become a
+    `RequestError`.
 
     Args:
         data: MP4, WebM, Matroska, Ogg or AVI.
         param: the request field that holds it, for errors.
 
     Raises:
-        RequestError: it lasts too long or its frames are too large (`media_too_large`), it is of
-            another format, damaged or cut short (`media_invalid`), or PyAV is missing
+        RequestError: the video lasts too long or its frames are too large (`media_too_large`), it
+            is of another format, damaged or truncated (`media_invalid`), or PyAV is missing
             (`media_unsupported`).
     """
     with containers.opened(data, param, "MP4, WebM, Matroska or AVI") as container:
@@ -112,7 +113,7 @@ def opened(data: bytes, *, param: str, limits: FileLimits) -> Iterator[Video]:
 
 
 def _upright(picture: PIL.Image.Image, rotation: int) -> PIL.Image.Image:
-    """Turned as the file says; `rotation` counts degrees counter-clockwise."""
+    """Turn a picture as the file says; `rotation` counts degrees counter-clockwise."""
     turns = {
         90: PIL.Image.Transpose.ROTATE_90,
         180: PIL.Image.Transpose.ROTATE_180,

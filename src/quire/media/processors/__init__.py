@@ -1,7 +1,8 @@
-"""Processors: from a file's bytes to what an encoder takes. The tables of `media.kinds`.
+"""Processors turn a file's bytes into an encoder's input. This module holds the tables of
+`media.kinds`.
 
-A processor of a known kind is a line here, by the name that model folders have for it; where their
-settings name none, by the `model_type`.
+A new processor of a known kind is one line here, under the name that model folders give it, or
+under the `model_type` if their settings name none.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ IMAGES: dict[str, Open] = {
     "Glm46VImageProcessor": GlmImageProcessor.open,
     "Glm46VImageProcessorFast": GlmImageProcessor.open,
 }
-# By `model_type`, of models that say nothing of their pictures but in `config.json`.
+# Processors by `model_type`, for models that describe pictures only in `config.json`.
 IMAGES_BY_MODEL: dict[str, Open] = {
     "falcon_ocr": FalconImageProcessor.open,
     "falcon_perception": PerceptionImageProcessor.open,
@@ -148,7 +149,7 @@ VIDEOS: dict[str, Open] = {
     "Qwen2VLVideoProcessor": open_video,
     "Qwen3VLVideoProcessor": Qwen3VideoProcessor.open,
 }
-# These were published without settings for videos.
+# Models of these image processors were published without settings for videos.
 VIDEOS_BESIDE_PICTURES: dict[str, Open] = {
     "LlavaOnevisionImageProcessor": LlavaOnevisionVideoProcessor.open,
     "LlavaOnevisionImageProcessorFast": LlavaOnevisionVideoProcessor.open,
@@ -158,10 +159,11 @@ VIDEOS_BESIDE_PICTURES: dict[str, Open] = {
 
 
 def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProcessor]:
-    """Return the processors of a model folder, of these kinds as far as they are known.
+    """Open the processors of a model folder for these kinds. Kinds that the model does not take are
+    left out.
 
     Raises:
-        ModelError: a file cannot be understood, or holds a value that is not supported.
+        ModelError: a file cannot be read, or holds a value that is not supported.
     """
     opened = {kind: KINDS[kind].open(folder) for kind in kinds if kind in KINDS}
     return {kind: processor for kind, processor in opened.items() if processor is not None}

@@ -1,6 +1,6 @@
 """Common parts of processors: placeholder tokens and a cache of recent items.
 
-The cache is there because a conversation's media comes again with each of its turns.
+Items are cached because each turn of a conversation sends its media again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ BILINEAR, BICUBIC = 2, 3
 """Filters of `resample`."""
 
 FileKey = tuple[str, bytes, Detail, bool]
-"""A kind, a file's digest, how fine it was read, and whether with the sound of a video."""
+"""Cache key of a file: kind, digest, detail, and whether a video's sound was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One of the items that a file becomes: a video may become an item a frame, with its time.
+    """One item of a file, with text around it. A video may become one item per frame, with its
+    time.
 
     Attributes:
-        before, after: text of the template's own around the item's placeholders. It may hold
+        before, after: text around the item's placeholders, as in the chat template. It may hold
             control tokens.
     """
 
@@ -48,25 +49,25 @@ Parts = tuple[MediaPart, ...]
 
 
 class PartStore(Protocol):
-    """A cache of files that were read."""
+    """A cache of prepared files."""
 
     def get(self, key: FileKey) -> Parts | None: ...
 
     def put(self, key: FileKey, value: Parts) -> Parts:
-        """Return the parts to go on with: these, or equal ones."""
+        """Store the parts. Return the stored ones, which may be an equal earlier value."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """The tokens of an item in a prompt.
+    """The tokens that stand for an item in a prompt.
 
     Attributes:
-        token: what chat templates write once for each file; as many as an item has rows take its
-            place.
-        before, after: go around those.
-        mark: what the text of `MediaPart` and its token take the place of in a rendered template;
-            None is the text of `token`.
+        token: the token that chat templates write once for each file. It is repeated for each row
+            of the item.
+        before, after: tokens before and after the repeated ones.
+        mark: the text of a rendered template that is replaced by the item and its text; None means
+            the text of `token`.
     """
 
     token: int
@@ -79,10 +80,9 @@ class MediaProcessor(ABC):
     """Turns a file's bytes into one kind of encoder's input. Thread-safe.
 
     Attributes:
-        kind: of media.
-        files: those read lately.
-        detail_of_several: how finely a file is read where a request holds several of the kind and
-            does not say.
+        kind: the media kind.
+        files: cache of recently read files.
+        detail_of_several: default detail if a request holds several files of this kind.
     """
 
     kind: ClassVar[str]
@@ -103,15 +103,15 @@ class MediaProcessor(ABC):
         sound: bool = False,
         limits: FileLimits = DEFAULT_LIMITS,
     ) -> Parts:
-        """Decodes a file and prepares it; one that was read lately is not read again.
+        """Decode and prepare a file, or return it from the cache of recent files.
 
         Args:
             data: the file's bytes.
             param: the request field that holds it, for errors.
-            sound: with the sound of a video.
+            sound: whether to read the sound of a video too.
 
         Raises:
-            RequestError: it is too large, or nothing that can be used.
+            RequestError: the file is too large, or cannot be used.
         """
         key = (self.kind, hashlib.blake2b(data, digest_size=32).digest(), detail, sound)
         parts = self.files.get(key)
@@ -140,26 +140,25 @@ class MediaProcessor(ABC):
         raise refusal(param, reason, "unsupported")
 
     def tokens(self, item: MediaItem) -> list[int]:
-        """Return the placeholders that stand for an item in a prompt."""
+        """Return the placeholder tokens of an item."""
         return [self.placeholders.token] * item.tokens
 
 
 def check_pixels(settings: Values, colours: Colours, resample: int = BICUBIC) -> None:
-    """Refuses settings under which a pixel would be something other than the model computes of it.
+    """Refuse settings that describe pixels other than the ones that the model computes from bytes.
 
-    The model takes bytes, and scales them to `colours`.
-
-    A null is no absent value here: in transformers it turns a step off.
+    The model takes bytes and scales them to `colours`. A null counts as a value here: in
+    transformers it turns a step off.
 
     Args:
-        resample: the number of the filter that pictures are resized by.
+        resample: the number of the filter that resizes pictures.
 
     Raises:
-        ModelError: naming the setting.
+        ModelError: a setting differs; the message names it.
     """
     values = settings.values
     for key in ("do_resize", "do_rescale", "do_convert_rgb"):
-        # Gemma 3's say null of the last: pictures are in RGB already.
+        # Gemma 3's settings hold null for do_convert_rgb: pictures are in RGB already.
         unsaid = None if key == "do_convert_rgb" else True
         if values.get(key, True) not in (True, unsaid):
             raise settings.error(key, "and only true is supported")
@@ -179,7 +178,7 @@ def check_pixels(settings: Values, colours: Colours, resample: int = BICUBIC) ->
 
 
 def _is_colour(value: Any, wanted: tuple[float, float, float]) -> bool:
-    """Return whether a setting says this of red, green and blue: with one number, or with three."""
+    """Return whether a setting, one number or three, equals these values of red, green and blue."""
     numbers = value if isinstance(value, list | tuple) else [value] * 3
     if len(numbers) != 3 or not all(isinstance(each, int | float) for each in numbers):
         return False
@@ -196,30 +195,30 @@ class ImageProcessor(MediaProcessor):
 
     @abstractmethod
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
-        """Return a picture in RGB, resized and cut into patches.
+        """Resize a picture in RGB and cut it into patches.
 
         Raises:
-            RequestError: it cannot be brought to a size that the model takes.
+            RequestError: the picture cannot be resized to a size that the model takes.
         """
 
 
 class WholeImageProcessor(ImageProcessor):
-    """An image processor that makes one item of a picture, without surrounding text."""
+    """An image processor that makes one item of each picture, without surrounding text."""
 
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         return (MediaPart(self.item(picture, param, detail)),)
 
     @abstractmethod
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        """Return one item. The arguments are those of `preprocess`."""
+        """Return the picture as one item. The arguments are those of `preprocess`."""
 
 
 class AudioProcessor(MediaProcessor):
-    """Makes features of sound.
+    """Computes features of sound.
 
     Attributes:
-        rate: samples a second that the features are made of.
-        seconds: the most that the model hears of one file.
+        rate: sample rate that the features are computed from, in samples a second.
+        seconds: the longest sound that the model takes, in seconds.
     """
 
     kind = "audio"
@@ -243,15 +242,15 @@ class AudioProcessor(MediaProcessor):
 
     @abstractmethod
     def item(self, samples: sound.Samples, param: str) -> MediaItem:
-        """Features of sound, `[samples]` of one channel at `rate`.
+        """Compute the features of sound, `[samples]` of one channel at `rate`.
 
         Raises:
-            RequestError: it is too short.
+            RequestError: the sound is too short.
         """
 
 
 class VideoProcessor(MediaProcessor):
-    """Makes features of frames."""
+    """Computes features of a video's frames."""
 
     kind = "video"
 
@@ -262,7 +261,9 @@ class VideoProcessor(MediaProcessor):
 
     @abstractmethod
     def sample_frames(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:
-        """Return the indices of the frames to read, ascending; at least one, at most `maximum`."""
+        """Choose the frames to read. Return their indices, ascending; at least one, at most
+        `maximum`.
+        """
 
     @abstractmethod
     def preprocess(
@@ -273,11 +274,11 @@ class VideoProcessor(MediaProcessor):
         param: str,
         detail: Detail,
     ) -> Parts:
-        """Features of the chosen frames, which are decoded as they are asked for.
+        """Compute the features of the chosen frames, which are decoded on demand.
 
         Args:
-            count: of the frames.
+            count: number of frames.
 
         Raises:
-            RequestError: they cannot be brought to a size that the model takes.
+            RequestError: the frames cannot be resized to a size that the model takes.
         """

@@ -1,4 +1,4 @@
-"""Command A Vision: a picture on a canvas of tiles that it fits best.
+"""Command A Vision: a picture on the canvas of tiles that fits it best.
 
 The pixels equal those of transformers' `Cohere2VisionImageProcessor`, but stay uint8: the model
 scales them.
@@ -16,10 +16,11 @@ from quire.media.processors.dynamic import AyaImageProcessor, Cutting
 
 
 def best_canvas(height: int, width: int, size: int, maximum: int) -> tuple[int, int]:
-    """Rows and columns of at most so many tiles.
+    """Return the rows and columns of the canvas, of at most `maximum` tiles, that fits a picture
+    best.
 
-    Those to which the picture is enlarged the least, or else shrunk the least; of equal ones the
-    fewest tiles, then the fewest columns.
+    The canvas that enlarges the picture least is best, or else the one that shrinks it least. Ties
+    go to fewer tiles, then fewer columns.
 
     Args:
         size: pixels on a tile's side.
@@ -41,21 +42,23 @@ def best_canvas(height: int, width: int, size: int, maximum: int) -> tuple[int, 
 
 
 class CanvasCutting(Cutting):
-    """Tiles of the canvas that a picture fits best."""
+    """Cuts a picture into the tiles of the canvas that fits it best."""
 
     def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
         return best_canvas(height, width, self.tiles.size, maximum=maximum)
 
 
 class CohereImageProcessor(AyaImageProcessor):
-    """Command A Vision's: tiles end a line each, and have no numbers."""
+    """The image processor of Command A Vision: a line break follows each tile, and tiles have no
+    numbers.
+    """
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         square = config.integer("downsample_factor", default=2)
         cutting = CanvasCutting.open(settings, config, square, size=512, patch=16)

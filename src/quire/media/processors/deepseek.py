@@ -1,4 +1,4 @@
-"""DeepSeek-VL: a picture keeps its shape within one square tile, on grey.
+"""DeepSeek-VL: a picture keeps its shape within one square tile, on a grey ground.
 
 The pixels equal those of transformers' `DeepseekVLImageProcessorPil`, but stay uint8.
 """
@@ -26,11 +26,12 @@ from quire.media.source import Detail
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """How long a picture's sides become.
+    """How the sides of a resized picture are computed.
 
     Attributes:
-        minimum: pixels that neither falls below.
-        cut: fractions of a pixel are left out, as DeepSeek's own code does; else they are rounded.
+        minimum: the least pixels of either side.
+        cut: whether fractions of a pixel are truncated, as in DeepSeek's own code, instead of
+            rounded.
     """
 
     minimum: int
@@ -38,11 +39,11 @@ class Sides:
 
     @classmethod
     def open(cls, settings: Values, *, cut: bool = False) -> Self:
-        """Open the processor described by its settings."""
+        """Read the processor's settings."""
         return cls(settings.integer("min_size", default=14), cut)
 
     def of(self, picture: PIL.Image.Image, size: int) -> tuple[int, int]:
-        """Width and height, of which the longer is `size`."""
+        """Return the resized width and height, of which the longer is `size`."""
         longer = max(picture.size)
         if self.cut:
             found = [int(side / longer * size) for side in picture.size]
@@ -52,7 +53,7 @@ class Sides:
 
 
 def on_square(picture: PIL.Image.Image, tiles: Tiles, sides: Sides) -> PIL.Image.Image:
-    """Return a picture in the middle of a square of a tile's size, of the mean colour."""
+    """Place a picture in the middle of a square of the mean colour, of a tile's size."""
     width, height = sides.of(picture, tiles.size)
     if (width, height) != picture.size:
         picture = picture.resize((width, height), tiles.filter)
@@ -69,7 +70,7 @@ class DeepseekImageProcessor(ImageProcessor):
     """The image processor of DeepSeek-VL.
 
     Args:
-        words: around a picture.
+        words: texts before and after a picture.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class DeepseekImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         token = config.integer("image_token_id", default=100_015, minimum=0)
         return cls(
@@ -104,7 +105,7 @@ class DeepseekImageProcessor(ImageProcessor):
 
 
 def large_like(small: Tiles, config: Values) -> Tiles:
-    """Return the tiles of the larger encoder, derived from the smaller's and `config.json`."""
+    """Derive the tiles of the larger encoder from the smaller encoder's and `config.json`."""
     vision = config.nested("high_res_vision_config", needed=False)
     return replace(
         small,
@@ -115,7 +116,7 @@ def large_like(small: Tiles, config: Values) -> Tiles:
 
 
 class HybridImageProcessor(WholeImageProcessor):
-    """The image processor of DeepSeek-VL 7B: a picture large, and that one made small.
+    """The image processor of DeepSeek-VL 7B: each picture goes to a large and to a small encoder.
 
     Args:
         large, small: tiles of the two encoders.
@@ -133,7 +134,7 @@ class HybridImageProcessor(WholeImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         small = Tiles.open(settings, config, 224, patch=16)
         large = large_like(small, config)

@@ -1,4 +1,4 @@
-"""InternVL and Aya Vision: a picture cut into as many tiles as its shape asks for.
+"""InternVL and Aya Vision: a picture is cut into tiles whose number follows its shape.
 
 The pixels equal those of transformers' `GotOcr2ImageProcessorPil`, but stay uint8: the model scales
 them.
@@ -28,9 +28,9 @@ _FRAMES = 8
 
 
 def most_alike(height: int, width: int, size: int, minimum: int, maximum: int) -> tuple[int, int]:
-    """Return the rows and columns of tiles whose shape is closest to the picture's.
+    """Return the rows and columns of the grid of tiles whose shape is closest to the picture's.
 
-    Of equal shapes the largest of which the picture fills half.
+    Of equally close grids the largest is taken that the picture fills at least half.
 
     Args:
         size: pixels on a tile's side.
@@ -52,10 +52,10 @@ def most_alike(height: int, width: int, size: int, minimum: int, maximum: int) -
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How many tiles a picture becomes, and how many rows a tile.
+    """How pictures are cut into tiles.
 
     Attributes:
-        minimum, maximum: tiles of a picture, the one of all of it beside others not counted.
+        minimum, maximum: bounds of a picture's tiles, not counting the tile that shows all of it.
     """
 
     tiles: Tiles
@@ -67,14 +67,13 @@ class Cutting:
     def open(
         cls, settings: Values, config: Values, square: int, *, size: int = 384, patch: int = 14
     ) -> Self:
-        """Open the processor described by its settings. A square of patches of this side becomes a
-        row.
+        """Read a processor's settings. A tile becomes one row for each `square` x `square` patches.
 
         Args:
-            size, patch: of tiles where nothing says.
+            size, patch: default sides of a tile and of a patch, in pixels.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         tiles = Tiles.open(settings, config, size, patch=patch)
         minimum, maximum = (
@@ -86,16 +85,16 @@ class Cutting:
         return cls(tiles, (tiles.patches // square) ** 2, minimum, maximum=maximum)
 
     def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
-        """Rows and columns of at most so many tiles, see `most_alike`."""
+        """Return the rows and columns of at most `maximum` tiles, by `most_alike`."""
         return most_alike(
             height, width, self.tiles.size, minimum=min(self.minimum, maximum), maximum=maximum
         )
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> list[PIL.Image.Image]:
-        """Return the tiles of a picture, and all of it as one if there are several.
+        """Cut a picture into tiles. If there are several, the last one shows the whole picture.
 
         Raises:
-            RequestError: it would have more rows than `detail` allows.
+            RequestError: the picture would have more rows than `detail` allows.
         """
         check_room(param, detail, self.rows)
         maximum = 1 if detail == "low" else self.maximum
@@ -111,7 +110,7 @@ class Cutting:
 
 
 class InternVLImageProcessor(ImageProcessor):
-    """InternVL's: all tiles are one item."""
+    """The image processor of InternVL: all tiles form one item."""
 
     def __init__(self, placeholders: Placeholders, cutting: Cutting) -> None:
         super().__init__(placeholders)
@@ -122,7 +121,7 @@ class InternVLImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         placeholders = Placeholders(config.integer("image_token_id", default=151_667, minimum=0))
         return cls(placeholders, Cutting.open(settings, config, internvl_square(config)))
@@ -134,7 +133,9 @@ class InternVLImageProcessor(ImageProcessor):
 
 
 class InternVLVideoProcessor(VideoProcessor):
-    """InternVL's: frames from the middles of equal parts, each an item behind its number."""
+    """The video processor of InternVL: frames from the middles of equal parts, each a numbered
+    item.
+    """
 
     def __init__(self, placeholders: Placeholders, cutting: Cutting, maximum: int) -> None:
         super().__init__(placeholders)
@@ -146,7 +147,7 @@ class InternVLVideoProcessor(VideoProcessor):
         """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         token = config.integer("image_token_id", default=151_667, minimum=0)
         cutting = Cutting.open(settings, config, internvl_square(config))
@@ -172,7 +173,9 @@ class InternVLVideoProcessor(VideoProcessor):
 
 
 class AyaImageProcessor(ImageProcessor):
-    """Aya Vision's: each tile is an item behind its number; all of the picture comes last."""
+    """The image processor of Aya Vision: each tile is a numbered item; the last shows the whole
+    picture.
+    """
 
     def __init__(self, placeholders: Placeholders, cutting: Cutting) -> None:
         super().__init__(placeholders)
@@ -183,7 +186,7 @@ class AyaImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         token = config.integer("image_token_index", default=255_036, minimum=0)
         square = config.integer("downsample_factor", default=2)
@@ -206,7 +209,7 @@ class AyaImageProcessor(ImageProcessor):
 
 
 def open_dynamic(settings: Values, config: Values) -> ImageProcessor:
-    """Open the processor of a model whose settings name GOT-OCR 2's.
+    """Open the processor of a model whose settings name the one of GOT-OCR 2.
 
     Raises:
         ModelError: see `InternVLImageProcessor.open`.
@@ -217,10 +220,10 @@ def open_dynamic(settings: Values, config: Values) -> ImageProcessor:
 
 
 def internvl_square(config: Values) -> int:
-    """Patches on the side of what becomes a row.
+    """Return the patches on the side of the square that becomes one row.
 
     Raises:
-        ModelError: they are none.
+        ModelError: `downsample_ratio` is out of range.
     """
     ratio = config.number("downsample_ratio", default=0.5, minimum=0)
     if not 0 < ratio <= 1:

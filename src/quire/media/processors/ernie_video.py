@@ -22,19 +22,20 @@ from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo
 
 _PAIR = 2
-"""Frames that become a row together."""
+"""Frames that are encoded together."""
 _ROWS = 299, 1196
-"""Least and most rows of a frame where the settings name none."""
+"""Default minimum and maximum of a frame's rows."""
 _LETTERS = 0.1
-"""The height of letters, of a frame's shorter side; their outline is as much of theirs."""
+"""Height of letters relative to a frame's shorter side, and width of outlines relative to letters.
+"""
 
 
 class ErnieVideoProcessor(VideoProcessor):
-    """A video is one item.
+    """The video processor of ERNIE 4.5 VL. A video is one item.
 
     Args:
-        every: all frames are looked at, up to the maximum; else so many a second.
-        font: a file; None leaves frames as they are.
+        every: whether to read all frames, up to the maximum, instead of a number per second.
+        font: font file for the times; None writes no times on frames.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ErnieVideoProcessor(VideoProcessor):
         """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         known = settings.like(settings.values | _frames(settings))
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
@@ -87,7 +88,7 @@ class ErnieVideoProcessor(VideoProcessor):
         return (MediaPart(item),)
 
     def _timed(self, picture: PIL.Image.Image, seconds: float) -> PIL.Image.Image:
-        """Return the frame with its time in the first corner, black with a white outline."""
+        """Return the frame with its time in the upper left corner, black with a white outline."""
         if self._font is None:
             return picture
         minutes, rest = divmod(seconds, 60)
@@ -108,7 +109,7 @@ class ErnieVideoProcessor(VideoProcessor):
 
 
 def _frames(settings: Values) -> dict[str, int]:
-    """Return the bounds of their number."""
+    """Return the bounds of the number of frames."""
     return {
         "min_frames": settings.integer("min_frames", default=16),
         "max_frames": settings.integer("max_frames", default=180),
@@ -116,7 +117,7 @@ def _frames(settings: Values) -> dict[str, int]:
 
 
 def _font(settings: Values) -> Path | None:
-    """Return the file beside the settings that times are written with; None where they are not."""
+    """Return the font file for times, beside the settings; None if frames get no times."""
     if not settings.values.get("draw_on_frames", True):
         return None
     name = settings.word("font", default="Roboto-Regular.ttf")

@@ -1,4 +1,4 @@
-"""Falcon-OCR and Falcon Perception: sides within bounds, then as many patches as Qwen2-VL's.
+"""Falcon-OCR and Falcon Perception: sides are bounded first, then patches are cut as for Qwen2-VL.
 
 The pixels equal those of mlx-vlm's processor, but stay uint8: the model scales them.
 """
@@ -17,11 +17,11 @@ from quire.media.processors.qwen import QwenImageProcessor, check_stretch
 from quire.media.source import Detail
 
 _LONGEST = 1024
-"""Pixels of the longer side at most."""
+"""The most pixels of the longer side."""
 
 
 class FalconImageProcessor(QwenImageProcessor):
-    """The pictures of Falcon-OCR. Nothing but `config.json` describes them."""
+    """The image processor of Falcon-OCR, which only `config.json` describes."""
 
     _shortest = 64
 
@@ -53,17 +53,18 @@ class FalconImageProcessor(QwenImageProcessor):
 
 
 class PerceptionImageProcessor(FalconImageProcessor):
-    """The pictures of Falcon Perception."""
+    """The image processor of Falcon Perception."""
 
     _shortest = 256
 
 
 def bounded(width: int, height: int, shortest: int, longest: int) -> tuple[int, int]:
-    """Width and height in pixels to which a picture is resized; its shape is kept.
+    """Return the width and height in pixels that a picture is resized to. Its aspect ratio is kept.
 
     Args:
-        shortest: pixels of the shorter side at least, unless the longer one would pass `longest`.
-        longest: pixels of the longer side at most.
+        shortest: the least pixels of the shorter side, unless the longer side would then exceed
+            `longest`.
+        longest: the most pixels of the longer side.
     """
     if shortest <= min(width, height) and max(width, height) <= longest:
         return width, height

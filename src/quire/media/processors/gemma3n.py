@@ -20,16 +20,16 @@ from quire.media.sound import Samples
 from quire.media.source import Detail, FileLimits, refusal
 
 _SAMPLES = 128
-"""Silence fills a sound up to a multiple of so many samples."""
+"""Sound is padded with silence to a multiple of this many samples."""
 
 
 class Gemma3nAudioProcessor(AudioProcessor):
     """Gemma 3n's audio feature extractor.
 
     Args:
-        floor: the least that a bin is taken for.
-        emphasis: the share of the sample before that is taken from each.
-        rows: that any sound becomes.
+        floor: lower bound of a bin before its logarithm.
+        emphasis: pre-emphasis: the share of the preceding sample that is subtracted from each.
+        rows: rows of any sound, whatever its length.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
         """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for features other than this computes.
+            ModelError: a value is missing, or asks for different features than this class computes.
         """
         settings.neutral(usm.NEUTRAL | {"preemphasis_htk_flavor": True})
         mel = usm.open_spectrogram(
@@ -80,7 +80,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
         )
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """`[samples]` -> `[frames, bins]`."""
+        """Compute log-mel features: `[samples]` -> `[frames, bins]`."""
         maximum = 30 * self.rate
         heard = np.pad(samples[:maximum], (0, -len(samples[:maximum]) % _SAMPLES))
         windows = self._mel.frames(heard, beyond=1)  # the extractor looks one sample further

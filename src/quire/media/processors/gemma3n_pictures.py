@@ -1,4 +1,4 @@
-"""Gemma 3n: a picture is squeezed into one square.
+"""Gemma 3n: each picture is resized to one square.
 
 The pixels equal those of transformers' `SiglipImageProcessorPil`, but stay uint8.
 """
@@ -26,11 +26,11 @@ from quire.media.source import Detail
 
 
 class Gemma3nImageProcessor(ImageProcessor):
-    """SigLIP's processor as Gemma 3n has it.
+    """The image processor of Gemma 3n, a form of SigLIP's.
 
     Args:
-        height, width: of all pictures, in pixels.
-        rows: that a picture becomes.
+        height, width: size in pixels to which all pictures are resized.
+        rows: rows of a picture.
     """
 
     def __init__(self, placeholders: Placeholders, height: int, width: int, rows: int) -> None:
@@ -43,7 +43,7 @@ class Gemma3nImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         check_pixels(settings, RAW_COLOURS, BILINEAR)
         size = settings.within("size")
@@ -64,7 +64,7 @@ class Gemma3nImageProcessor(ImageProcessor):
 
 
 def open_siglip(settings: Values, config: Values) -> ImageProcessor:
-    """Open the processor of a model whose settings name SigLIP's: Gemma 3n's or LLaVA 1.5's.
+    """Open the processor of a model whose settings name SigLIP's: Gemma 3n or LLaVA 1.5.
 
     Raises:
         ModelError: see `Gemma3nImageProcessor.open`.

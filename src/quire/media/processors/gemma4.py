@@ -1,4 +1,5 @@
-"""Gemma 4: pictures and frames of any shape, as many patches as a budget of soft tokens allows.
+"""Gemma 4: pictures and frames of any shape, with as many patches as a budget of soft tokens
+allows.
 
 A picture keeps its aspect ratio, but for the rounding of each side down to whole cells of
 `pooling * pooling` patches; a cell becomes one soft token. The pixels equal those of transformers'
@@ -39,15 +40,15 @@ def fitted(
 ) -> tuple[int, int] | None:
     """Return the height and width in pixels that a picture is resized to.
 
-    Both are multiples of `patch * pooling`, and there are at most `tokens` such cells. None where
-    that leaves nothing of the picture, which no budget of Gemma 4's does.
+    Both are multiples of `patch * pooling`, the side of a cell, and there are at most `tokens`
+    cells. Return None if no cell would be left; Gemma 4's budgets always leave some.
     """
     cell = patch * pooling
     room = tokens * pooling**2 * patch**2
     factor = math.sqrt(room / (height * width))
     rows = math.floor(factor * height / cell)
     columns = math.floor(factor * width / cell)
-    # A strip so thin that its short side would vanish gets one cell there.
+    # A strip too thin for one cell gets one along its short side.
     if rows == 0 and columns > 0:
         rows, columns = 1, min(width // height, tokens)
     elif columns == 0 and rows > 0:
@@ -59,12 +60,12 @@ def fitted(
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """Brings pictures to a size that the encoder takes, and cuts them into patches.
+    """Resizes pictures to a size that the encoder takes, and cuts them into patches.
 
     Attributes:
         patch: pixels on a patch's side.
-        pooling: patches on the side of what becomes one soft token.
-        max_soft_tokens: a picture's most; one of `BUDGETS`.
+        pooling: patches on the side of a cell, which becomes one soft token.
+        max_soft_tokens: the most soft tokens of a picture; one of `BUDGETS`.
     """
 
     patch: int
@@ -73,11 +74,10 @@ class Cutter:
 
     @classmethod
     def open(cls, settings: Values, tokens: int) -> Cutter:
-        """Open the processor described by its settings; `tokens` is the default number of soft
-        tokens.
+        """Read a processor's settings; `tokens` is the default number of soft tokens.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         check_pixels(settings, RAW_COLOURS)
         tokens = settings.integer("max_soft_tokens", default=tokens)
@@ -90,17 +90,16 @@ class Cutter:
         )
 
     def item(self, kind: str, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        """Return a picture in RGB as an item of a kind.
+        """Resize and cut a picture in RGB into an item of `kind`.
 
         Raises:
-            RequestError: no budget has that many soft tokens, or the picture cannot be brought to
-                any.
+            RequestError: no budget has that many soft tokens, or the picture fits no cell.
         """
         tokens = self._tokens(param, detail)
         size = fitted(picture.height, picture.width, self.patch, self.pooling, tokens)
         if size is None:
             shape = f"{picture.width} x {picture.height} pixels"
-            raise refusal(param, f"its {shape} cannot be brought to {tokens} soft tokens")
+            raise refusal(param, f"its shape, {shape}, cannot be resized to {tokens} soft tokens")
         height, width = size
         if size != (picture.height, picture.width):
             picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
@@ -131,7 +130,7 @@ class Gemma4ImageProcessor(WholeImageProcessor):
         """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         return cls(_placeholders(config, "image_token_id"), Cutter.open(settings, 280))
 
@@ -140,10 +139,10 @@ class Gemma4ImageProcessor(WholeImageProcessor):
 
 
 class Gemma4VideoProcessor(VideoProcessor):
-    """Gemma 4's video processor: some frames, each a picture behind the time at which it is seen.
+    """The video processor of Gemma 4: evenly spaced frames, each a picture preceded by its time.
 
     Args:
-        maximum: frames that are looked at, evenly spaced; all of a video that has fewer.
+        maximum: the most frames that are read.
     """
 
     def __init__(self, placeholders: Placeholders, cutter: Cutter, maximum: int) -> None:
@@ -156,7 +155,7 @@ class Gemma4VideoProcessor(VideoProcessor):
         """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         placeholders = _placeholders(config, "video_token_id", 258_884)
         return cls(

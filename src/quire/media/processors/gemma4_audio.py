@@ -22,7 +22,7 @@ class Gemma4AudioProcessor(AudioProcessor):
     """Gemma 4's audio feature extractor.
 
     Args:
-        floor: what is added to a bin before its logarithm.
+        floor: number added to each bin before its logarithm.
     """
 
     def __init__(self, placeholders: Placeholders, mel: MelSpectrogram, *, floor: float) -> None:
@@ -35,7 +35,7 @@ class Gemma4AudioProcessor(AudioProcessor):
         """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for features other than this computes.
+            ModelError: a value is missing, or asks for different features than this class computes.
         """
         settings.neutral(usm.NEUTRAL | {"preemphasis": 0.0})
         mel = usm.open_spectrogram(
@@ -55,7 +55,9 @@ class Gemma4AudioProcessor(AudioProcessor):
         return MediaItem.of("audio", features.tobytes(), shape, tokens=tokens, bidirectional=False)
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """`[samples]` -> `[frames, bins]`: the frames that lie within the sound."""
+        """Compute log-mel features of the frames within the sound: `[samples]` -> `[frames,
+        bins]`.
+        """
         padded = np.pad(samples, (self._mel.frame // 2, 0))
         windows = self._mel.frames(padded, beyond=1)  # the extractor looks one sample further
         bins = self._mel.bins_of(windows[:, :-1])
@@ -63,7 +65,7 @@ class Gemma4AudioProcessor(AudioProcessor):
 
 
 class Gemma4UnifiedAudioProcessor(AudioProcessor):
-    """The feature extractor of Gemma 4 12B. It cuts the waveform into pieces, the last padded with
+    """The feature extractor of Gemma 4 12B. It cuts the waveform into pieces and pads the last with
     silence.
 
     Args:
@@ -79,7 +81,7 @@ class Gemma4UnifiedAudioProcessor(AudioProcessor):
         """Open the processor described by `processor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for features other than this computes.
+            ModelError: a value is missing, or asks for different features than this class computes.
         """
         samples = settings.integer("audio_samples_per_token", default=640)
         settings.neutral({"feature_size": samples, "padding_value": 0.0})
@@ -96,13 +98,15 @@ class Gemma4UnifiedAudioProcessor(AudioProcessor):
         )
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """`[samples]` -> `[rows, samples of a piece]`."""
+        """Cut the sound into rows: `[samples]` -> `[rows, samples of a piece]`."""
         filled = np.pad(samples, (0, -len(samples) % self._samples))
         return filled.reshape(-1, self._samples).astype(np.float32)
 
 
 def _placeholders(config: Values) -> Placeholders:
-    """Return the tokens around a sound. Early configurations name the last by its index."""
+    """Return the tokens around a sound. Early configurations call the last one
+    `eoa_token_index`.
+    """
     return Placeholders(
         token=config.integer("audio_token_id", default=258_881, minimum=0),
         before=(config.integer("boa_token_id", default=256_000, minimum=0),),

@@ -1,4 +1,4 @@
-"""Videos for GLM-4.1V to GLM-4.6V: two frames form a moment, with its time in the prompt."""
+"""Videos for GLM-4.1V to GLM-4.6V: each two frames form a moment, with its time in the prompt."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from quire.media.video import Frame, VideoInfo
 _BEGIN, _END = "<|begin_of_image|>", "<|end_of_image|>"
 
 _PIXELS = 112 * 112, 28 * 28 * 2 * 30_000
-"""Least and most pixels of all frames of a video where the settings name none."""
+"""Default minimum and maximum of the pixels of all frames of a video."""
 _RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
-"""GLM-4.6V's moments a second, of a video of up to so many seconds."""
+"""Moments a second that GLM-4.6V reads: (longest video in seconds, rate)."""
 _MOST_FRAMES = 640
 """The most frames of a video that GLM-4.6V reads."""
 
 
 class GlmVideoProcessor(MomentVideoProcessor):
-    """GLM-4.1V and GLM-4.5V.
+    """The video processor of GLM-4.1V and GLM-4.5V.
 
     Args:
-        seconds: of a longer video frames are further apart, from its start to its end.
+        seconds: the longest video read at the full frame rate; frames of a longer one are spread
+            evenly.
     """
 
     def __init__(self, placeholders: Placeholders, sampling: Sampling, seconds: int) -> None:
@@ -40,11 +41,11 @@ class GlmVideoProcessor(MomentVideoProcessor):
     def open(cls, settings: Values, config: Values) -> Self:
         """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
-        A video's rows have the token that chat templates write, `<|video|>`. Transformers gives
-        them that of pictures: the model reads neither.
+        A video's rows use the token `<|video|>`, as chat templates write it. Transformers uses the
+        image token there. The model does not read either, as features replace both.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         placeholders = Placeholders(config.integer("video_token_id", minimum=0))
         cell = (
@@ -61,7 +62,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
         return [wanted[number * len(wanted) // maximum] for number in range(maximum)]
 
     def _wanted(self, info: VideoInfo) -> Sequence[int]:
-        """Return the numbers of frames; some may come twice."""
+        """Return the frame indices to read; some may occur twice."""
         seconds, rate = info.frames / info.fps, self.sampling.fps
         if seconds <= self._seconds:
             times = np.arange(max(int(seconds * rate), 1)) / rate
@@ -76,7 +77,9 @@ class GlmVideoProcessor(MomentVideoProcessor):
         return _BEGIN, f"{_END}{int(first.index / info.fps)}"
 
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """Return the size of a frame. All frames share the bounds; the last may count twice."""
+        """Return the size of a frame. The bounds hold for all frames together; an odd number is
+        rounded up.
+        """
         own = self.sampling
         frames += -frames % own.together
         minimum, maximum = own.pixels
@@ -86,7 +89,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
 
 
 class Glm46VideoProcessor(GlmVideoProcessor):
-    """GLM-4.6V and GLM-OCR: the shorter a video, the closer its frames."""
+    """The video processor of GLM-4.6V and GLM-OCR: shorter videos are read at higher rates."""
 
     def _wanted(self, info: VideoInfo) -> Sequence[int]:
         seconds = info.frames / info.fps
@@ -106,7 +109,7 @@ class Glm46VideoProcessor(GlmVideoProcessor):
 
     @staticmethod
     def _every(info: VideoInfo, step: float, until: int) -> list[int]:
-        """Return the first frame of each `step` seconds, up to a second."""
+        """Return the first frame of each `step` seconds, up to `until` seconds."""
         found: list[int] = []
         due = 0.0
         for index in range(info.frames):

@@ -1,4 +1,6 @@
-"""HunyuanOCR: pictures as Qwen2-VL's, with a row more for each line and two around."""
+"""HunyuanOCR: patches as for Qwen2-VL, with one more row for each line and two around the
+picture.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,7 @@ from quire.media.source import Detail
 class HunyuanImageProcessor(QwenImageProcessor):
     """The image processor of HunyuanOCR.
 
-    Pictures are resized by cubic convolution, whatever `resample` says: the published code does not
-    read it.
+    Pictures are resized with the bicubic filter: the published code does not read `resample`.
     """
 
     _usual_pixels = 512 * 512, 2048 * 2048

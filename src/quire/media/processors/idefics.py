@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: a picture as a grid of square tiles, and all of it as one more.
+"""Idefics 3 and SmolVLM: a picture is a grid of square tiles, and one more tile with all of it.
 
 Each tile is an item, since tiles do not see each other and text stands between them. The pixels
 equal those of transformers' `Idefics3ImageProcessorPil`, but stay uint8: the model scales them.
@@ -24,7 +24,7 @@ from quire.media.processors.tiles import FILTERS, Tiles, check_room, side_of
 from quire.media.source import Detail
 
 _LONGEST = 4096
-"""Pixels; the published code has no pictures of more."""
+"""The most pixels of the longer side, as in the published code."""
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 
 Size = tuple[int, int]
@@ -32,7 +32,7 @@ Size = tuple[int, int]
 
 
 def stretched(picture: Size, longest: int) -> Size:
-    """Return the size of a picture scaled to a longer side; the other side is even."""
+    """Return the size of a picture scaled to a longer side of `longest`; the other side is even."""
     height, width = picture
     ratio = width / height
     if width >= height:
@@ -43,7 +43,7 @@ def stretched(picture: Size, longest: int) -> Size:
 
 
 def in_tiles(picture: Size, tile: int) -> Size:
-    """Rows and columns of the tiles that a picture is stretched to."""
+    """Return the rows and columns of tiles that a picture is stretched to."""
     height, width = picture
     ratio = width / height
     if width >= height:
@@ -57,9 +57,9 @@ class IdeficsImageProcessor(ImageProcessor):
     """The image processor of Idefics 3 and SmolVLM.
 
     Args:
-        rows: of a tile.
-        longest: pixels that the longer side of each picture becomes.
-        split: it becomes a grid of tiles then; else one.
+        rows: rows of a tile.
+        longest: pixels to which the longer side of each picture is scaled.
+        split: whether the scaled picture is cut into a grid of tiles; else it is one tile.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class IdeficsImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         number = settings.value("resample", 1)
         if number not in FILTERS:
@@ -116,9 +116,9 @@ class IdeficsImageProcessor(ImageProcessor):
         return self._tiles.item("image", [tile], self._rows)
 
     def _grid(self, size: Size, detail: Detail) -> tuple[int, Size]:
-        """How long the longer side becomes, and rows and columns of tiles: few enough for `detail`.
+        """Return the length of the longer side, and the rows and columns of tiles, within `detail`.
 
-        One tile is all of the picture, of as many pixels at first as it has in many.
+        A grid of one tile shows the whole picture, which is still scaled to `longest` first.
         """
         longest, tile = self._longest, self._tiles.size
         if not self._split or detail == "low":

@@ -1,4 +1,4 @@
-"""Kimi K2.5: a picture keeps its size as far as it fits, on a black ground of whole squares.
+"""Kimi K2.5: a picture is shrunk if it is too large, and padded with black to whole squares.
 
 The sizes equal those of transformers' `Kimi_K25ImageProcessor`, the pixels too, but for the
 rounding of Pillow's resizing; they stay uint8: the model scales them.
@@ -24,9 +24,9 @@ class KimiImageProcessor(WholeImageProcessor):
 
     Args:
         patch: pixels on a patch's side.
-        merge: patches on the side of a square, which becomes a row.
-        most: patches of a picture before it is filled up to whole squares.
-        across: patches on one of its sides.
+        merge: patches on the side of a square, which becomes one row.
+        most: the most patches of a picture, before it is padded to whole squares.
+        across: the most patches along one side.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class KimiImageProcessor(WholeImageProcessor):
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """Open the processor described by `preprocessor_config.json` and `config.json`, by the keys
-        of either.
+        """Open the processor described by `preprocessor_config.json` and `config.json`. Both the
+        published keys and those of transformers are known.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         published = settings.nested("media_proc_cfg", needed=False)
         own = published if published.values else settings
@@ -66,7 +66,7 @@ class KimiImageProcessor(WholeImageProcessor):
         )
 
     def _fitted(self, height: int, width: int, most: float) -> tuple[int, int]:
-        """Return the sides that a picture is shrunk to."""
+        """Return the height and width to which a picture is shrunk."""
         patch, longest = self._patch, self._across * self._patch
         count = max(1, height // patch) * max(1, width // patch)
         scale = min(1.0, math.sqrt(most / count), longest / height, longest / width)

@@ -1,4 +1,4 @@
-"""LFM2-VL: a picture of any shape, or as a grid of square tiles and all of it once more.
+"""LFM2-VL: a picture of any shape, or a grid of square tiles followed by the whole picture.
 
 Each tile is an item, since tiles do not see each other and text stands between them. The pixels
 equal those of transformers' `Lfm2VlImageProcessor`, but for the rounding of Pillow's resizing, and
@@ -38,13 +38,13 @@ Grid = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Cells:
     """The unit of a picture that becomes one row: a square of patches. All sides are multiples of
-    it.
+    its side.
 
     Attributes:
         patch: pixels on a patch's side.
         merge: patches on a square's side.
-        minimum, maximum: rows of a picture that is no tile.
-        filter: how pictures are resized.
+        minimum, maximum: bounds of the rows of a whole picture.
+        filter: the filter that resizes pictures.
     """
 
     patch: int
@@ -59,7 +59,9 @@ class Cells:
         return self.patch * self.merge
 
     def fitted(self, height: int, width: int, most: float) -> Grid:
-        """Squares down and across of a picture that is read whole, at most so many if it can be."""
+        """Return the rows and columns of squares of a whole picture, at most `most` squares if
+        possible.
+        """
         rows, columns = (max(1, round(side / self.side)) for side in (height, width))
         maximum = min(self.maximum, most)
         if rows * columns > maximum:
@@ -75,7 +77,7 @@ class Cells:
         return rows, columns
 
     def item(self, picture: PIL.Image.Image, grid: Grid) -> MediaItem:
-        """Return a picture resized to so many squares."""
+        """Resize a picture to a grid of squares and return it as an item."""
         rows, columns = (side * self.side for side in grid)
         pixels = resized(picture, rows, columns, filter=self.filter)[None]
         cut = patches(pixels, self.patch, self.merge)
@@ -86,13 +88,13 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How a large picture becomes tiles.
+    """How large pictures are split into tiles.
 
     Attributes:
         side: squares on a tile's side.
-        minimum, maximum: tiles of a picture.
-        pixels: a picture of more is large.
-        whole: all of it comes behind its tiles.
+        minimum, maximum: bounds of a picture's tiles.
+        pixels: a picture with more pixels is split.
+        whole: whether the whole picture follows its tiles.
     """
 
     side: int
@@ -106,7 +108,7 @@ class LfmImageProcessor(ImageProcessor):
     """The image processor of LFM2-VL.
 
     Args:
-        splitting: None reads all pictures whole.
+        splitting: how large pictures are split; None splits none.
     """
 
     def __init__(
@@ -121,9 +123,9 @@ class LfmImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes, or for other words.
+            ModelError: a value asks for different pixels or texts than this class computes.
         """
-        # Published files say false of `do_resize`, which their processor does not read.
+        # Published files set `do_resize` to false, but their processor does not read it.
         read = {key: value for key, value in settings.values.items() if key != "do_resize"}
         number = settings.value("resample", BILINEAR)
         if number not in FILTERS:
@@ -161,7 +163,7 @@ class LfmImageProcessor(ImageProcessor):
         return (*parts[:-1], MediaPart(last.item, last.before, _END))
 
     def _grid(self, picture: PIL.Image.Image, split: Splitting, whole: Grid, most: float) -> Grid:
-        """Tiles down and across; one tile stands for a picture that is read whole."""
+        """Return the rows and columns of tiles. One tile means that the picture is read whole."""
         cells, size = self._cells, (picture.height, picture.width)
         high, wide = (max(cells.patch, round(side / cells.side) * cells.side) for side in size)
         maximum = split.maximum
@@ -175,7 +177,7 @@ class LfmImageProcessor(ImageProcessor):
 
 
 def _cells(settings: Values, config: Values, filter: PIL.Image.Resampling) -> Cells:
-    """Return the unit that becomes a row. Raise if settings and encoder disagree."""
+    """Return the unit that becomes one row. Raise if the settings and the encoder disagree."""
     vision = config.nested("vision_config", needed=False)
     patch, merge = (
         vision.integer("patch_size", default=16),
@@ -194,7 +196,7 @@ def _cells(settings: Values, config: Values, filter: PIL.Image.Resampling) -> Ce
 
 
 def _splitting(settings: Values, cells: Cells) -> Splitting | None:
-    """How large pictures are split, if they are."""
+    """Read how large pictures are split; None if they are not."""
     minimum, maximum = (
         settings.integer("min_tiles", default=2),
         settings.integer("max_tiles", default=10),

@@ -1,7 +1,7 @@
-"""Llama 3.2 Vision: pictures as a few square tiles.
+"""Llama 3.2 Vision: a picture becomes a few square tiles.
 
 The pixels equal those of transformers' `MllamaImageProcessorPil`, but stay uint8: the model scales
-them, and adds the tiles that a picture does not have.
+them, and pads missing tiles.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from quire.media.processors.base import (
 from quire.media.source import Detail
 
 Size = tuple[int, int]
-"""Height and width."""
+"""Height and width, in pixels or in tiles."""
 
 
 def tiles_for(picture: Size, tile: int, maximum: int) -> Size:
-    """Rows and columns of tiles, at most so many, for a picture of so many pixels.
+    """Return the rows and columns of the canvas of at most `maximum` tiles for a picture.
 
-    The least that it is enlarged to, if it can be; else the most that it keeps. Of those that do
-    alike, the smallest.
+    If canvases enlarge the picture, the one that enlarges it least is taken; else the one that
+    shrinks it least. Of equal ones the smallest is taken.
     """
     height, width = picture
     shapes = [
@@ -46,7 +46,9 @@ def tiles_for(picture: Size, tile: int, maximum: int) -> Size:
 
 
 def fitted(picture: Size, canvas: Size, tile: int) -> Size:
-    """Return the size of a picture within a canvas. No side is enlarged beyond a tile's."""
+    """Return the size to which a picture is resized within a canvas. It is not enlarged beyond one
+    tile.
+    """
     height, width = picture
     high = min(max(height, tile), canvas[0])
     wide = min(max(width, tile), canvas[1])
@@ -62,7 +64,7 @@ class LlamaImageProcessor(WholeImageProcessor):
     Args:
         patch: pixels along each side of a patch.
         tile: pixels along each side of a tile.
-        tiles: the most that a picture becomes.
+        tiles: the most tiles of a picture.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class LlamaImageProcessor(WholeImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         check_pixels(settings, CLIP_COLOURS, BILINEAR)
         vision = config.nested("vision_config", needed=False)

@@ -1,4 +1,5 @@
-"""LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: a picture as one tile, or in a grid of them besides.
+"""LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: a picture is one tile, followed in later models by a
+grid.
 
 The pixels equal those of transformers' processors, but stay uint8: the model scales them.
 """
@@ -28,7 +29,7 @@ from quire.media.video import Frame, VideoInfo
 
 _FRAMES = 32
 _SHRINKS_FROM = 1.1
-"""How much longer a side may be than what a picture's patches are shrunk to."""
+"""A grid of patches is shrunk only if it is longer than allowed by more than this factor."""
 
 Size = tuple[int, int]
 """Rows and columns, or height and width."""
@@ -36,12 +37,12 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """How a picture becomes one tile.
+    """How a whole picture becomes one tile.
 
     Attributes:
-        crop: it is resized until its shorter side fits, and its middle is taken; else it is
-            squeezed.
-        pad: it is padded to a square first, with the colour that the model takes for the mean.
+        crop: whether to scale the shorter side to the tile and take the middle, instead of resizing
+            the picture to a square.
+        pad: whether to pad the picture to a square of the mean colour first.
     """
 
     tiles: Tiles
@@ -50,10 +51,10 @@ class Fitting:
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
-        """Open the processor described by its settings.
+        """Read a processor's settings.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         tiles = Tiles.open(settings, config, 336, patch=14, tower="clip_vision_model")
         tiles.check(settings, "crop_size")
@@ -63,10 +64,10 @@ class Fitting:
         return cls(tiles, crop, bool(settings.values.get("do_pad", False)))
 
     def fit(self, picture: PIL.Image.Image, param: str) -> PIL.Image.Image:
-        """One tile of a picture.
+        """Return a picture as one tile.
 
         Raises:
-            RequestError: its sides are too unlike.
+            RequestError: the aspect ratio is too extreme.
         """
         check_stretch(picture, param)
         if self.pad:
@@ -81,7 +82,7 @@ class Fitting:
 
 
 def padded(picture: PIL.Image.Image, colours: Colours) -> PIL.Image.Image:
-    """Return a picture in the middle of a square of the mean colour."""
+    """Place a picture in the middle of a square of the mean colour."""
     side = max(picture.size)
     red, green, blue = (int(255 * mean) for mean in colours.mean)
     square = PIL.Image.new("RGB", (side, side), (red, green, blue))
@@ -90,7 +91,7 @@ def padded(picture: PIL.Image.Image, colours: Colours) -> PIL.Image.Image:
 
 
 class LlavaImageProcessor(WholeImageProcessor):
-    """LLaVA 1.5's."""
+    """The image processor of LLaVA 1.5."""
 
     def __init__(self, placeholders: Placeholders, fitting: Fitting) -> None:
         super().__init__(placeholders)
@@ -101,7 +102,7 @@ class LlavaImageProcessor(WholeImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         return cls(_placeholders(config, "image", 32_000), Fitting.open(settings, config))
 
@@ -114,14 +115,14 @@ class LlavaImageProcessor(WholeImageProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Grids:
-    """The sizes in pixels that a picture may be brought to, and what becomes of its patches.
+    """The grid sizes that a picture may be resized to, and the limit on its patches.
 
     Attributes:
-        sizes: height and width of each.
+        sizes: heights and widths in pixels.
         tile: pixels on a tile's side.
         side: patches on a tile's side.
-        maximum: a picture with more patches than so many tiles have is shrunk to these; None:
-            none is.
+        maximum: limit on a picture's patches, counted in tiles; a picture with more is shrunk. None
+            means no limit.
     """
 
     sizes: tuple[Size, ...]
@@ -130,7 +131,9 @@ class Grids:
     maximum: int | None = None
 
     def best(self, height: int, width: int) -> Size:
-        """Return the grid size that keeps most of a picture's pixels, the smallest if equal."""
+        """Return the grid size that keeps most of a picture's pixels; of equal ones the
+        smallest.
+        """
 
         def worth(size: Size) -> tuple[int, int]:
             scale = min(size[1] / width, size[0] / height)
@@ -140,8 +143,8 @@ class Grids:
         return max(self.sizes, key=worth)
 
     def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the shape of the item that a picture becomes, see `AnyResolution` of
-        `models.packing`.
+        """Return the shape of a picture's item, as `AnyResolution` of `models/vision/packing.py`
+        reads it.
         """
         down, across = (side // self.tile for side in self.best(height, width))
         rows, columns = down * self.side, across * self.side
@@ -162,19 +165,19 @@ class Grids:
         return int(rows // ratio), int(columns // ratio)
 
     def rows(self, height: int, width: int) -> int:
-        """Rows of the item that a picture becomes."""
+        """Return the number of rows of a picture's item."""
         *_, lines, line = self.shape(height, width)
         return self.side**2 + lines * (line + 1)
 
     def within(self, height: int, width: int, tokens: int) -> Grids | None:
-        """Return the grids under which a picture has at most `tokens` rows; None without any."""
+        """Return the grids that give a picture at most `tokens` rows; None if there are none."""
         ones = (replace(self, sizes=(size,)) for size in self.sizes)
         sizes = tuple(one.sizes[0] for one in ones if one.rows(height, width) <= tokens)
         return replace(self, sizes=sizes) if sizes else None
 
 
 class LlavaNextImageProcessor(WholeImageProcessor):
-    """LLaVA-NeXT's: the whole picture as a tile, then as many as fit its shape."""
+    """The image processor of LLaVA-NeXT: the whole picture as a tile, then a grid of tiles."""
 
     def __init__(self, placeholders: Placeholders, fitting: Fitting, grids: Grids) -> None:
         super().__init__(placeholders)
@@ -187,7 +190,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         fitting = Fitting.open(settings, config)
         maximum = cls._maximum(config)
@@ -237,7 +240,9 @@ class LlavaNextImageProcessor(WholeImageProcessor):
 
 
 class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
-    """LLaVA-OneVision's: a picture beside others is one tile, padded to a square."""
+    """The image processor of LLaVA-OneVision: of several pictures, each is one tile, padded to a
+    square.
+    """
 
     detail_of_several = "low"
     _usual_token = 151_646
@@ -269,7 +274,9 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
 
 
 class LlavaOnevisionVideoProcessor(VideoProcessor):
-    """LLaVA-OneVision's: frames, evenly spaced, each squeezed into a tile; all are one item."""
+    """The video processor of LLaVA-OneVision: evenly spaced frames, each resized to a tile, in one
+    item.
+    """
 
     def __init__(self, placeholders: Placeholders, tiles: Tiles, maximum: int) -> None:
         super().__init__(placeholders)
@@ -281,7 +288,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         maximum = settings.integer("num_frames", default=_FRAMES)
         tiles = Tiles.open(settings, config, 384, patch=14)
@@ -305,10 +312,10 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
 
 def _sizes(settings: Values, config: Values, tiles: Tiles) -> tuple[Size, ...]:
-    """Return the sizes of grids, which the settings name, or else the model's configuration.
+    """Return the grid sizes that the settings name, or else the model's configuration.
 
     Raises:
-        ModelError: they are no lists of two multiples of a tile's side.
+        ModelError: the value is not a list of pairs of multiples of a tile's side.
     """
     key = "image_grid_pinpoints"
     source = settings if settings.value(key) else config
@@ -325,6 +332,6 @@ def _sizes(settings: Values, config: Values, tiles: Tiles) -> tuple[Size, ...]:
 
 
 def _placeholders(config: Values, kind: str, default: int) -> Placeholders:
-    """Chat templates write the token that rows take the place of."""
+    """Return the token that chat templates write for a picture or video; its rows replace it."""
     names = f"{kind}_token_index", f"{kind}_token_id"
     return Placeholders(config.integer(*names, default=default, minimum=0))

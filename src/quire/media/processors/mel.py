@@ -1,4 +1,4 @@
-"""Mel spectrograms: frames, and filters, triangles that overlap by half, evenly in mels."""
+"""Mel spectrograms: frames, and overlapping triangular filters, evenly spaced on a mel scale."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from quire.media.sound import Samples
 Filters = npt.NDArray[np.float64]
 
 _SLANEY_STEP = math.log(6.4) / 27
-"""Log-frequency step of a mel above 1000 Hz (15 mels); below it a mel is 200/3 Hz."""
+"""Log-frequency step of a mel above 1000 Hz (15 mels); below it, a mel is 200/3 Hz."""
 
 
 class MelSpectrogram:
-    """How sound becomes a spectrogram.
+    """Computes mel spectrograms of sound.
 
     Args:
-        rate: samples a second.
+        rate: sample rate, in samples a second.
         frame: samples a frame.
         hop: samples from one frame's start to the next.
-        fft: samples of a transform; what a frame lacks is zeros.
+        fft: samples of a transform; frames are padded with zeros.
         filters: `[fft // 2 + 1, bins]`.
     """
 
@@ -40,7 +40,7 @@ class MelSpectrogram:
         beyond]`.
 
         Args:
-            beyond: samples behind each frame that come along.
+            beyond: samples after each frame that are included.
         """
         size = self.frame + beyond
         if len(samples) < size:
@@ -50,14 +50,16 @@ class MelSpectrogram:
     def bins_of(
         self, frames: npt.NDArray[np.floating[Any]], *, power: int = 1
     ) -> npt.NDArray[np.float64]:
-        """`[frames, frame]` -> `[frames, bins]`: filtered sums of magnitudes to a power."""
+        """Return filtered sums of spectral magnitudes, raised to `power`: `[frames, frame]` ->
+        `[frames, bins]`.
+        """
         magnitudes = np.abs(np.fft.rfft(frames * self._window, n=self._fft))
         bins: npt.NDArray[np.float64] = magnitudes**power @ self._filters
         return bins
 
 
 def hann_window(frame: int) -> npt.NDArray[np.float32]:
-    """`[frame]`; periodic, as for a spectrogram."""
+    """Return a periodic Hann window: `[frame]`."""
     return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)).astype(np.float32)
 
 
@@ -65,9 +67,9 @@ def htk_filters(frequencies: int, bins: int, lowest: float, highest: float, rate
     """Return triangular filters of height one on HTK's mel scale: `[frequencies, bins]`.
 
     Args:
-        frequencies: of the spectrum, from 0 to half the rate.
-        lowest, highest: where the first triangle starts and the last ends, in Hz.
-        rate: samples a second.
+        frequencies: number of frequencies of the spectrum, from 0 to half the rate.
+        lowest, highest: start of the first triangle and end of the last, in Hz.
+        rate: sample rate, in samples a second.
     """
 
     def mels(hertz: float) -> float:
@@ -82,9 +84,9 @@ def slaney_filters(frequencies: int, bins: int, highest: float, rate: int) -> Fi
     Hz: `[frequencies, bins]`.
 
     Args:
-        frequencies: of the spectrum, from 0 to half the rate.
-        highest: where the last triangle ends, in Hz, from 1000 up.
-        rate: samples a second.
+        frequencies: number of frequencies of the spectrum, from 0 to half the rate.
+        highest: end of the last triangle, in Hz; at least 1000.
+        rate: sample rate, in samples a second.
     """
     mels = np.linspace(0.0, 15.0 + math.log(highest / 1000.0) / _SLANEY_STEP, bins + 2)
     corners = np.where(mels < 15.0, mels * 200 / 3, 1000.0 * np.exp((mels - 15.0) * _SLANEY_STEP))

@@ -1,7 +1,7 @@
-"""Moondream 3: a picture as one square, and again in squares that overlap.
+"""Moondream 3: a picture is read as one square, and again as overlapping squares.
 
-The pixels equal those of the publisher's code (github.com/vikhyat/moondream) where it resizes by
-Pillow, but stay uint8.
+The pixels equal those of the publisher's code (github.com/vikhyat/moondream) where that resizes
+with Pillow, but stay uint8.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from quire.media.source import Detail
 
 
 class MoondreamImageProcessor(WholeImageProcessor):
-    """The pictures of Moondream 3. Nothing but `config.json` describes them.
+    """The image processor of Moondream 3, which only `config.json` describes.
 
     Args:
-        margin: patches on each side of a square that are its neighbour's, too.
-        maximum: squares that overlap.
+        margin: patches on each side of a square that its neighbour shares.
+        maximum: the most overlapping squares.
     """
 
     def __init__(self, placeholders: Placeholders, tiles: Tiles, margin: int, maximum: int) -> None:
@@ -73,11 +73,11 @@ class MoondreamImageProcessor(WholeImageProcessor):
 
 
 def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
-    """Rows and columns of the squares for a picture of so many pixels.
+    """Return the rows and columns of overlapping squares for a picture of this size in pixels.
 
     Args:
-        step: pixels from a square to the next.
-        maximum: squares.
+        step: pixels from one square to the next.
+        maximum: the most squares.
     """
     if height <= step or width <= step:
         return 1, 1
@@ -96,8 +96,8 @@ def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
 
 
 def _vision(config: Values) -> Values:
-    """Return the encoder's keys, under one of the names that they have had; empty where there are
-    none.
+    """Return the encoder's part of the configuration, under any of its published names; empty if
+    there is none.
     """
     found = config.within("config").nested("vision_config", "vision", needed=False)
     size = found.value("enc_patch_size")

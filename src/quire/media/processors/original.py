@@ -1,6 +1,7 @@
-"""InternVL, DeepSeek-VL and ERNIE 4.5 VL as their authors publish them: by their own keys.
+"""InternVL, DeepSeek-VL and ERNIE 4.5 VL as their authors publish them, with their own keys.
 
-Those of the first two do not say which token stands for a picture; the tokenizer's files do.
+The configurations of InternVL and DeepSeek-VL do not name the image token; it is read from the
+tokenizer's files.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from quire.media.processors.tiles import Tiles
 
 
 def open_internvl_chat(settings: Values, config: Values) -> ImageProcessor:
-    """InternVL's, as OpenGVLab's model card cuts pictures.
+    """Open InternVL's processor, which cuts pictures as OpenGVLab's model card does.
 
     Raises:
-        ModelError: a value asks for pixels other than this computes, or there is no such token.
+        ModelError: a value asks for different pixels than this computes, or the image token is
+            missing.
     """
     minimum, maximum = (
         config.integer("min_dynamic_patch", default=1),
@@ -45,10 +47,11 @@ def open_internvl_chat(settings: Values, config: Values) -> ImageProcessor:
 
 
 def open_multi_modality(settings: Values, config: Values) -> ImageProcessor:
-    """DeepSeek-VL's and Janus's.
+    """Open the processor of DeepSeek-VL or Janus.
 
     Raises:
-        ModelError: a value asks for pixels other than this computes, or there is no such token.
+        ModelError: a value asks for different pixels than this computes, or the image token is
+            missing.
     """
     placeholders = Placeholders(_token(config, "<image_placeholder>"))
     sides = Sides.open(settings, cut=True)
@@ -67,10 +70,11 @@ def open_multi_modality(settings: Values, config: Values) -> ImageProcessor:
 
 
 def open_ernie(settings: Values, config: Values) -> ImageProcessor:
-    """Open ERNIE 4.5 VL's processor. Its template marks pictures by a text that is no token.
+    """Open ERNIE 4.5 VL's processor. Its chat template marks pictures by a text that is not a
+    token.
 
     Raises:
-        ModelError: a value asks for pixels other than this computes.
+        ModelError: a value asks for different pixels than this class computes.
     """
     processor = ErnieImageProcessor.open(settings, config)
     processor.placeholders = replace(processor.placeholders, mark="<|image@placeholder|>")
@@ -78,10 +82,10 @@ def open_ernie(settings: Values, config: Values) -> ImageProcessor:
 
 
 def _token(config: Values, text: str) -> int:
-    """Return the id of an added token, by the files beside `config.json`.
+    """Return the id of an added token, from the tokenizer's files beside `config.json`.
 
     Raises:
-        ModelError: none of them has it.
+        ModelError: no file has the token.
     """
     folder = config.file.parent
     found = TokenFiles(folder).id_of(text)

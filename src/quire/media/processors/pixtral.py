@@ -1,4 +1,5 @@
-"""Mistral Small 3.1, its heirs and LightOnOCR: pictures of any shape within a square of pixels.
+"""Mistral Small 3.1, its successors and LightOnOCR: pictures of any shape within a square of
+pixels.
 
 The pixels equal those of transformers' `PixtralImageProcessorPil`, but stay uint8: the model scales
 them.
@@ -20,16 +21,16 @@ from quire.media.source import Detail
 
 
 class PixtralImageProcessor(WholeImageProcessor):
-    """The image processor of Mistral Small 3.1 and its heirs.
+    """The image processor of Mistral Small 3.1 and its successors.
 
     Args:
         patch: pixels on a patch's side.
-        merge: patches on the side of a square, which becomes a row.
-        longest: pixels that no side exceeds, but for the rounding up to squares.
+        merge: patches on the side of a square, which becomes one row.
+        longest: the most pixels of a side, before it is rounded up to whole squares.
     """
 
     _ends = 1
-    """Rows that end a line."""
+    """Rows added at the end of each line."""
     _usual_token = 10
     _usual_merge = 2
 
@@ -44,7 +45,7 @@ class PixtralImageProcessor(WholeImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         check_pixels(settings, CLIP_COLOURS)
         vision = config.nested("vision_config", needed=False)
@@ -74,7 +75,9 @@ class PixtralImageProcessor(WholeImageProcessor):
         return MediaItem.of("image", cut.tobytes(), shape, tokens=rows, bidirectional=False)
 
     def _squares(self, picture: PIL.Image.Image, longest: int) -> tuple[int, int]:
-        """Return the rows and columns of squares of a picture with sides within the limit."""
+        """Return the rows and columns of squares of a picture whose sides are limited to
+        `longest`.
+        """
         height, width = picture.height, picture.width
         ratio = max(height / longest, width / longest)
         if ratio > 1:
@@ -84,13 +87,13 @@ class PixtralImageProcessor(WholeImageProcessor):
 
 
 class Pixtral12BImageProcessor(PixtralImageProcessor):
-    """The image processor of Pixtral 12B: each patch becomes a row."""
+    """The image processor of Pixtral 12B: each patch becomes one row."""
 
     _usual_merge = 1
 
 
 class LightOnImageProcessor(PixtralImageProcessor):
-    """The image processor of LightOnOCR: nothing ends a line."""
+    """The image processor of LightOnOCR: no row ends a line."""
 
     _ends = 0
     _usual_token = 151_655
@@ -100,7 +103,7 @@ class LightOnImageProcessor(PixtralImageProcessor):
         vision = config.nested("vision_config", needed=False)
         merge = config.integer("spatial_merge_size", default=2)
         square = side_of(vision, "patch_size", 16) * merge
-        # Here it is what both sides are multiples of; of fewer pixels, squares would be cut.
+        # Here `patch_size` is the side of a square. A smaller one would cut squares apart.
         given = settings.value("patch_size", square)
         sides = set(given.values()) if isinstance(given, dict) else {given}
         if sides != {square}:
@@ -113,14 +116,14 @@ _BY_MODEL: dict[str, type[PixtralImageProcessor]] = {
     "llava": Pixtral12BImageProcessor,
     "mistral3": PixtralImageProcessor,
 }
-"""Processors by `model_type`: the settings name the same one for all."""
+"""Processors by `model_type`; the settings of all these models name the same processor."""
 
 
 def open_pixtral(settings: Values, config: Values) -> PixtralImageProcessor:
     """Open the processor of a model whose settings name Pixtral's.
 
     Raises:
-        ModelError: see `PixtralImageProcessor.open`; or the model is none that has it.
+        ModelError: as `PixtralImageProcessor.open`, or the `model_type` is unknown.
     """
     kind = _BY_MODEL.get(str(config.value("model_type")))
     if kind is None:

@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen3.5: pictures of any shape, as many patches as their pixels ask for.
+"""Qwen2-VL to Qwen3.5: pictures of any shape, whose patches follow their number of pixels.
 
 A picture keeps its aspect ratio, but for the rounding of each side to whole squares of
 `merge * merge` patches; a square becomes one row. The pixels equal those of transformers'
@@ -25,10 +25,10 @@ from quire.media.processors.base import (
 from quire.media.source import Detail, refusal
 
 LOW_DETAIL = 256
-"""Rows of a picture of low detail: the least that Qwen2-VL's card recommends."""
+"""Rows of a picture of low detail: the minimum that Qwen2-VL's model card recommends."""
 
 _MOST_STRETCHED = 200
-"""The longer side over the shorter one."""
+"""The largest accepted ratio of the longer side to the shorter one."""
 
 _EVEN = (
     "qwen3_vl",
@@ -44,13 +44,14 @@ _EVEN = (
 def fitted(
     height: int, width: int, cell: int, minimum: int, maximum: float, frames: int = 1
 ) -> tuple[int, int]:
-    """Return the height and width in pixels that a picture, or each frame of a video, is resized
-    to.
+    """Return the height and width in pixels to which a picture, or each frame of a video, is
+    resized.
 
-    Both are multiples of `cell`, and there are `minimum` to `maximum` pixels, as far as that goes.
+    Both are multiples of `cell`. The number of pixels lies between `minimum` and `maximum` if
+    possible.
 
     Args:
-        frames: that these pixels are for; whole pairs of them count.
+        frames: number of frames that share the bounds, counted in whole pairs.
     """
     rows, columns = round(height / cell), round(width / cell)
     counted = 1 if frames == 1 else 2 * round(frames / 2)
@@ -65,17 +66,16 @@ def fitted(
 
 
 def enlarged(height: int, width: int, cell: int) -> tuple[int, int]:
-    """Return the sides of a picture that is enlarged, if need be, until none is shorter than
-    `cell`.
-    """
+    """Return the height and width of a picture, enlarged if either is shorter than `cell`."""
     scale = max(cell / height, cell / width, 1.0)
     return int(height * scale), int(width * scale)
 
 
 def patches(frames: npt.NDArray[np.uint8], patch: int, merge: int) -> npt.NDArray[np.uint8]:
-    """Frames `[frames, height, width, 3]` cut up: `[rows, columns, frames, patch, patch, 3]`.
+    """Cut frames into patches: `[frames, height, width, 3]` -> `[patches, frames, patch, patch,
+    3]`.
 
-    Squares come row by row, and so do the patches within a square; the first two axes are one.
+    Squares follow each other row by row, and so do the patches within a square.
     """
     count, height, width, _ = frames.shape
     down, across = height // patch // merge, width // patch // merge
@@ -88,11 +88,14 @@ def check_stretch(picture: PIL.Image.Image, param: str) -> None:
     """Refuse a picture with an extreme aspect ratio."""
     if max(picture.size) > _MOST_STRETCHED * min(picture.size):
         shape = f"{picture.width} x {picture.height} pixels"
-        raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
+        raise refusal(
+            param,
+            f"its shape, {shape}, is too long: one side is over {_MOST_STRETCHED} times the other",
+        )
 
 
 def max_pixels(detail: Detail, cell: int) -> float:
-    """Return the most pixels of a picture or frame that is read so finely."""
+    """Return the most pixels of a picture or frame that is read at this detail."""
     rows = LOW_DETAIL if detail == "low" else detail
     return rows * cell**2 if isinstance(rows, int) else math.inf
 
@@ -103,7 +106,7 @@ def resized(
     width: int,
     filter: PIL.Image.Resampling = PIL.Image.Resampling.BICUBIC,
 ) -> npt.NDArray[np.uint8]:
-    """`[height, width, 3]`."""
+    """Return the resized picture as `[height, width, 3]`."""
     if (width, height) != picture.size:
         picture = picture.resize((width, height), filter)
     return np.asarray(picture)
@@ -114,13 +117,13 @@ class QwenImageProcessor(WholeImageProcessor):
 
     Args:
         patch: pixels on a patch's side.
-        merge: patches on the side of a square.
-        pixels: the smallest and the largest number that a picture is brought to.
+        merge: patches on the side of a square, which becomes one row.
+        pixels: minimum and maximum of a resized picture's pixels.
     """
 
     _usual_pixels = 56 * 56, 28 * 28 * 1280
     _frames = 1
-    """How many times the bounds count a picture."""
+    """Frames that a picture counts for in the bounds."""
     _filter = PIL.Image.Resampling.BICUBIC
 
     def __init__(
@@ -145,7 +148,7 @@ class QwenImageProcessor(WholeImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         check_pixels(settings, colours(config))
         return cls(
@@ -173,7 +176,7 @@ class QwenImageProcessor(WholeImageProcessor):
 
 
 class GlmImageProcessor(QwenImageProcessor):
-    """GLM-4V's and GLM-OCR's: a picture counts as the two frames of a video that it stands for."""
+    """The image processor of GLM-4V and GLM-OCR. A picture counts as two frames of a video."""
 
     _usual_pixels = 112 * 112, 28 * 28 * 15_000
     _frames = 2
@@ -185,13 +188,13 @@ class GlmImageProcessor(QwenImageProcessor):
 
 
 class ErnieImageProcessor(QwenImageProcessor):
-    """ERNIE 4.5 VL's."""
+    """The image processor of ERNIE 4.5 VL."""
 
     _usual_pixels = 56 * 56, 28 * 28 * 6177
 
 
 class PaddleImageProcessor(QwenImageProcessor):
-    """PaddleOCR-VL's: what is shorter than a square is enlarged to whole pixels first."""
+    """The image processor of PaddleOCR-VL. Sides shorter than a square are first enlarged."""
 
     _usual_pixels = 384 * 384, 1536 * 1536
 
@@ -210,10 +213,10 @@ def colours(config: Values) -> Colours:
 
 
 def pixel_bounds(settings: Values, minimum: int, maximum: int) -> tuple[int, int]:
-    """Bounds of the number of pixels, in any of the spellings that the settings have had.
+    """Return the bounds of a picture's pixels, from any published spelling of the settings.
 
     Args:
-        minimum, maximum: where the settings do not say.
+        minimum, maximum: defaults.
     """
     size = settings.value("size")
     within = settings.like(size if isinstance(size, dict) else {}, "size.")

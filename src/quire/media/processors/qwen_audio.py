@@ -20,16 +20,16 @@ from quire.media.sound import Samples
 from quire.media.source import refusal
 
 _FLOOR = 1e-10
-"""The least that a bin is taken for, before its logarithm."""
+"""Lower bound of a bin before its logarithm."""
 _RANGE = 8.0
-"""Bins are taken for no less than this below the largest, in powers of ten."""
+"""Bins are raised to at least this many powers of ten below the largest."""
 
 
 class QwenAudioProcessor(AudioProcessor):
     """Qwen3-Omni's audio feature extractor. A sound may have any length.
 
     Args:
-        chunk: frames that the encoder's convolutions see together.
+        chunk: frames that the encoder's convolutions process together.
     """
 
     def __init__(self, placeholders: Placeholders, mel: MelSpectrogram, *, chunk: int) -> None:
@@ -42,7 +42,7 @@ class QwenAudioProcessor(AudioProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for features other than this computes.
+            ModelError: a value is missing, or asks for different features than this class computes.
         """
         settings.neutral(_NEUTRAL)
         rate = settings.integer("sampling_rate", default=16_000)
@@ -63,7 +63,7 @@ class QwenAudioProcessor(AudioProcessor):
         return cls(placeholders, mel, chunk=2 * encoder.integer("n_window", default=50))
 
     def item(self, samples: Samples, param: str) -> MediaItem:
-        # The first and the last frame reach over the ends, where the sound is mirrored.
+        # The first and the last frame extend beyond the ends, where the sound is mirrored.
         minimum = max(self._mel.hop, self._mel.frame // 2 + 1)
         if len(samples) < minimum:
             raise refusal(param, f"it lasts less than {minimum / self.rate:g} s")
@@ -76,7 +76,7 @@ class QwenAudioProcessor(AudioProcessor):
         )
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """`[samples]` -> `[frames, bins]`."""
+        """Compute log-mel features: `[samples]` -> `[frames, bins]`."""
         padded = np.pad(samples, self._mel.frame // 2, mode="reflect")
         frames = self._mel.frames(padded)[: len(samples) // self._mel.hop]
         bins = np.log10(np.maximum(self._mel.bins_of(frames, power=2), _FLOOR))
@@ -87,4 +87,4 @@ class QwenAudioProcessor(AudioProcessor):
 
 
 _NEUTRAL: dict[str, Any] = {"dither": 0.0, "do_normalize": False}
-"""Settings of the extractor that Qwen3-Omni does not use, and the values that turn them off."""
+"""Settings that Qwen3-Omni does not use, with the values that turn them off."""

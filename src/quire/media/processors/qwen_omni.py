@@ -1,4 +1,4 @@
-"""Videos for Qwen3-Omni: with their sound between the moments, where a request asks for it."""
+"""Videos for Qwen3-Omni, with their sound between the moments if a request asks for it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from quire.media.source import Detail, FileLimits
 
 _BEGIN, _END = "<|audio_start|>", "<|audio_end|>"
 _SEEN = 4
-"""Numbers in the shape of a video without sound."""
+"""Length of the shape of a video without sound."""
 
 
 class OmniVideoProcessor(QwenVideoProcessor):
-    """A video is one item, with its sound or without.
+    """The video processor of Qwen3-Omni. A video is one item, with or without its sound.
 
-    With it, the features are those of the video, then those of the sound, and so is the shape.
+    With sound, the features and shape of the sound follow the video's.
 
     Args:
-        audio: reads the sound; None where the folder has no such processor.
-        rate: positions a second.
+        audio: processor of the sound; None if the folder has none.
+        rate: position ids a second.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
 
 
 def open_video(settings: Values, config: Values) -> VideoProcessor:
-    """Open the video processor of Qwen2-VL and 2.5-VL or of Qwen3-Omni. Their folders name the same
+    """Open the video processor of Qwen2-VL, Qwen2.5-VL or Qwen3-Omni, whose folders name the same
     one.
 
     Raises:
@@ -95,7 +95,7 @@ def open_video(settings: Values, config: Values) -> VideoProcessor:
 
 
 def open_video_beside_pictures(settings: Values, config: Values) -> VideoProcessor:
-    """Like `open_video`, by `QwenVideoProcessor.open_beside_pictures`."""
+    """Open the video processor by the settings of the image processor; see `open_video`."""
     return _kind(config).open_beside_pictures(settings, config)
 
 

@@ -1,4 +1,4 @@
-"""Videos for Qwen2-VL to Qwen3.5: two frames a second, two of which make a moment."""
+"""Videos for Qwen2-VL to Qwen3.5: two frames a second, which form a moment."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from quire.media.video import Frame, VideoInfo
 _START, _END, _PAD = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
 
 _FRAME_ROWS = 768
-"""The most rows that a frame becomes."""
+"""The most rows of a frame."""
 _VIDEO_ROWS = 115_200
-"""The most rows of a whole Qwen2-VL video: nine tenths of a context of 128,000."""
+"""The most rows of a whole Qwen2-VL video: nine tenths of a context of 128,000 tokens."""
 _OVER_LEAST = 1.05
-"""The most pixels of a frame, relative to the minimum, however many frames share the context."""
+"""A frame may have this many times the minimum of pixels, however many frames share the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How frames are chosen and cut.
+    """How frames are sampled and cut into patches.
 
     Attributes:
         patch: pixels on a patch's side.
-        merge: patches on the side of a square.
-        together: frames in a patch.
-        fps: frames a second that are looked at.
-        minimum, maximum: frames that are looked at, if there are as many.
-        pixels: the smallest and the largest number, as the processor counts them.
+        merge: patches on the side of a square, which becomes one row.
+        together: frames that a patch spans.
+        fps: frames read for each second.
+        minimum, maximum: bounds of the frames that are read.
+        pixels: bounds of a frame's or a video's pixels, as the processor counts them.
     """
 
     patch: int
@@ -66,14 +66,14 @@ class Sampling:
 
     @classmethod
     def open(cls, settings: Values, config: Values, patch: int, rows: tuple[int, int]) -> Self:
-        """Open the sampling described by a processor's settings.
+        """Read a processor's settings.
 
         Args:
-            patch: where they do not say.
-            rows: the smallest and the largest number, where they name no pixels.
+            patch: default pixels on a patch's side.
+            rows: default bounds, in rows.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         check_pixels(settings, colours(config))
         patch, merge = (
@@ -97,11 +97,11 @@ class Sampling:
         return self.patch * self.merge
 
     def squares(self, rows: int, columns: int) -> int:
-        """Rows that so many rows and columns of patches become."""
+        """Return the number of rows of a grid of patches."""
         return rows * columns // self.merge**2
 
     def cut(self, frames: Sequence[npt.NDArray[np.uint8]]) -> bytes:
-        """Return the patches of one moment. Its last frame is repeated for missing ones."""
+        """Cut one moment into patches. Its last frame is repeated for missing ones."""
         filled = [*frames, *[frames[-1]] * (self.together - len(frames))]
         return patches(np.stack(filled), self.patch, self.merge).tobytes()
 
@@ -113,7 +113,7 @@ def opened(settings: Values, config: Values) -> tuple[Placeholders, Sampling]:
 
 
 class QwenVideoProcessor(VideoProcessor):
-    """Qwen2-VL and Qwen2.5-VL: a video is one item."""
+    """The video processor of Qwen2-VL and Qwen2.5-VL. A video is one item."""
 
     def __init__(self, placeholders: Placeholders, sampling: Sampling) -> None:
         super().__init__(placeholders)
@@ -124,13 +124,13 @@ class QwenVideoProcessor(VideoProcessor):
         """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         return cls(*opened(settings, config))
 
     @classmethod
     def open_beside_pictures(cls, settings: Values, config: Values) -> Self:
-        """Open the processor by the picture settings, except for the number of pixels."""
+        """Open the processor by the image processor's settings, without their bounds of pixels."""
         bounds = ("size", "min_pixels", "max_pixels")
         values = {key: value for key, value in settings.values.items() if key not in bounds}
         return cls.open(settings.like(values), config)
@@ -164,7 +164,7 @@ class QwenVideoProcessor(VideoProcessor):
         return (MediaPart(item),)
 
     def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """Return the size of a frame. All frames share the rows that the context holds."""
+        """Return the size of each frame. All frames share the rows that the context holds."""
         own = self._sampling
         minimum, own_maximum = own.pixels
         share = _VIDEO_ROWS * own.cell**2 * own.together // frames
@@ -174,7 +174,7 @@ class QwenVideoProcessor(VideoProcessor):
 
 
 class MomentVideoProcessor(VideoProcessor):
-    """Makes an item of each moment, with text around it."""
+    """Makes an item of each moment of a video, with text around it."""
 
     def __init__(self, placeholders: Placeholders, sampling: Sampling) -> None:
         super().__init__(placeholders)
@@ -182,7 +182,7 @@ class MomentVideoProcessor(VideoProcessor):
 
     @abstractmethod
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """Return the height and width in pixels of each of so many frames of this size."""
+        """Return the height and width in pixels to which each frame is resized."""
 
     @abstractmethod
     def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
@@ -219,14 +219,14 @@ class MomentVideoProcessor(VideoProcessor):
 
 
 class Qwen3VideoProcessor(MomentVideoProcessor):
-    """Qwen3-VL and Qwen3.5: a moment stands behind the time at which it is seen."""
+    """The video processor of Qwen3-VL and Qwen3.5: each moment is preceded by its time."""
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
         """Open the processor described by `video_preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value is missing, or asks for pixels other than this computes.
+            ModelError: a value is missing, or asks for different pixels than this class computes.
         """
         token = config.integer("video_token_id", minimum=0)
         placeholders = Placeholders(token, mark=f"{_START}{_PAD}{_END}")
@@ -243,7 +243,7 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
         return f"<{seconds:.1f} seconds>{_START}", _END
 
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """Return the size of a frame. Bounds hold for all frames together."""
+        """Return the size of each frame. The bounds hold for all frames together."""
         own = self.sampling
         minimum, maximum = own.pixels
         each = min(_FRAME_ROWS * own.cell**2, maximum // frames)

@@ -1,4 +1,4 @@
-"""Pictures of any shape for SigLIP's encoders: Youtu-VL's and Phi-4's."""
+"""Pictures of any shape for SigLIP 2 encoders: Youtu-VL's and Phi-4's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Siglip2ImageProcessor(QwenImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         check_pixels(settings, EVEN_COLOURS, BILINEAR)
         return cls._of(settings, config, config.nested("vision_config", needed=False))
@@ -42,8 +42,8 @@ class Siglip2ImageProcessor(QwenImageProcessor):
 class YoutuImageProcessor(Siglip2ImageProcessor):
     """The image processor of Youtu-VL.
 
-    A picture is shrunk only where it would have too many patches. That is a constant of the
-    published code, which does not read the `max_num_patches` of its settings.
+    A picture is shrunk only if it has too many patches. The limit is a constant of the published
+    code, which does not read `max_num_patches`.
     """
 
     @classmethod
@@ -64,9 +64,9 @@ class YoutuImageProcessor(Siglip2ImageProcessor):
 
 
 class PhiImageProcessor(Siglip2ImageProcessor):
-    """The image processor of Phi-4-reasoning-vision: each patch becomes a row.
+    """The image processor of Phi-4-reasoning-vision: each patch becomes one row.
 
-    A picture has about as many patches as its pixels fill, within bounds.
+    A picture keeps about its own number of patches, within bounds.
     """
 
     @classmethod
@@ -100,10 +100,10 @@ class PhiImageProcessor(Siglip2ImageProcessor):
 
 
 def filling(height: int, width: int, patch: int, maximum: float) -> tuple[int, int]:
-    """Return the height and width in pixels of a picture enlarged or shrunk to at most so many
-    patches.
+    """Return the height and width in pixels of a picture scaled to about `maximum` patches, never
+    more.
 
-    Both are whole patches, rounded up. The scale is found by bisection, to one part in 100,000.
+    Both are rounded up to whole patches. The scale is found by bisection, to one part in 100,000.
     """
 
     def scaled(scale: float) -> tuple[int, int]:
@@ -126,14 +126,14 @@ _BY_MODEL: dict[str, type[Siglip2ImageProcessor]] = {
     "phi4-siglip": PhiImageProcessor,
     "youtu_vl": YoutuImageProcessor,
 }
-"""Processors by `model_type`: the settings name the same one for both."""
+"""Processors by `model_type`; the settings of both models name the same processor."""
 
 
 def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
     """Open the processor of a model whose settings name SigLIP 2's.
 
     Raises:
-        ModelError: see `Siglip2ImageProcessor.open`; or the model is none that has it.
+        ModelError: as `Siglip2ImageProcessor.open`, or the `model_type` is unknown.
     """
     kind = _BY_MODEL.get(str(config.value("model_type")))
     if kind is None:
@@ -142,9 +142,9 @@ def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
 
 
 def shrunk(height: int, width: int, cell: int, maximum: float) -> tuple[int, int]:
-    """Return the height and width in pixels of a picture of `maximum` pixels, or of one cell.
+    """Return the height and width of a picture of at most `maximum` pixels, or else of one cell.
 
-    Both are whole cells, rounded up. A picture of more is shrunk by one part in fifty at a time.
+    Both are rounded up to whole cells. The scale falls by a fiftieth until the picture fits.
     """
     scale = 1.0
     while True:

@@ -1,4 +1,4 @@
-"""Pictures as tiles: squares of the one size that CLIP, SigLIP and their like take."""
+"""Tiles: square pictures of the fixed size that CLIP, SigLIP and similar encoders take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILTERS = (
     PIL.Image.Resampling.BILINEAR,
     PIL.Image.Resampling.BICUBIC,
 )
-"""How pictures may be resized, as `resample` numbers them."""
+"""Accepted filters for resizing, as `resample` numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Tiles:
 
     Attributes:
         size: pixels on a side.
-        patch: pixels on a patch's side; what is left beside whole patches is not seen.
-        filter: how pictures are resized.
-        colours: what the model takes for a colour.
+        patch: pixels on a patch's side; pixels beyond the last whole patch are dropped.
+        filter: the filter that resizes pictures.
+        colours: the model's pixel normalisation.
     """
 
     size: int
@@ -55,8 +55,7 @@ class Tiles:
         filter: int = 3,
         tower: str = "siglip_vision_model",
     ) -> Self:
-        """Open the tiles described by a processor's settings and `config.json`; the arguments are
-        defaults.
+        """Read a processor's settings and `config.json`. The arguments are defaults.
 
         Raises:
             ModelError: a value asks for pixels other than the model is shown.
@@ -82,7 +81,7 @@ class Tiles:
         """Refuse settings whose sides under `key` differ from a tile's.
 
         Raises:
-            ModelError: naming the key.
+            ModelError: a side differs; the message names the key.
         """
         sides = settings.value(key)
         if sides is None:
@@ -97,7 +96,7 @@ class Tiles:
         return self.size // self.patch
 
     def squeezed(self, picture: PIL.Image.Image) -> PIL.Image.Image:
-        """Return all of a picture as one tile."""
+        """Resize a whole picture to one tile."""
         return self.resized(picture, self.size, self.size)
 
     def resized(self, picture: PIL.Image.Image, width: int, height: int) -> PIL.Image.Image:
@@ -105,7 +104,7 @@ class Tiles:
         return picture if same else picture.resize((width, height), self.filter)
 
     def grid(self, picture: PIL.Image.Image) -> list[PIL.Image.Image]:
-        """Return the tiles of a picture whose sides are multiples of a tile's, row by row."""
+        """Cut a picture, whose sides are multiples of a tile's, into tiles, row by row."""
         size = self.size
         return [
             picture.crop((left, top, left + size, top + size))
@@ -114,7 +113,7 @@ class Tiles:
         ]
 
     def features(self, tiles: Sequence[PIL.Image.Image]) -> bytes:
-        """`[tiles, rows, columns, patch, patch, 3]`: row by row, and so within a patch."""
+        """Return the bytes of `[tiles, rows, columns, patch, patch, 3]`."""
         count, patch = self.patches, self.patch
         seen = count * patch
         pixels = np.stack([np.asarray(tile)[:seen, :seen] for tile in tiles])
@@ -122,17 +121,17 @@ class Tiles:
         return grid.swapaxes(2, 3).tobytes()
 
     def item(self, kind: str, tiles: Sequence[PIL.Image.Image], rows: int) -> MediaItem:
-        """Return tiles as an item with `rows` rows for each tile."""
+        """Return tiles as one item, with `rows` rows for each tile."""
         shape = (len(tiles),)
         features = self.features(tiles)
         return MediaItem.of(kind, features, shape, tokens=len(tiles) * rows, bidirectional=False)
 
 
 def side_of(settings: Values, key: str, default: int) -> int:
-    """Return a number of pixels, given once or for both sides.
+    """Return a number of pixels that is given once or for both sides.
 
     Raises:
-        ModelError: the sides differ, or it is something else.
+        ModelError: the sides differ, or the value is not a number of pixels.
     """
     value = settings.value(key)
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
@@ -141,10 +140,10 @@ def side_of(settings: Values, key: str, default: int) -> int:
 
 
 def check_room(param: str, detail: Detail, rows: int) -> None:
-    """Refuses a picture that may take fewer tokens than it takes at least.
+    """Refuse a picture that needs at least `rows` tokens if `detail` allows fewer.
 
     Raises:
-        RequestError: naming both numbers.
+        RequestError: `detail` is too low; the message names both numbers.
     """
     if isinstance(detail, int) and detail < rows:
         raise refusal(param, f"max_soft_tokens is {detail}, and it takes at least {rows}")
@@ -152,12 +151,12 @@ def check_room(param: str, detail: Detail, rows: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PanAndScan:
-    """Gemma 3's cutting of long pictures. The parts follow the whole picture.
+    """Cuts long pictures into parts for Gemma 3. The parts follow the whole picture.
 
     Attributes:
-        least: pixels on a part's shorter side.
-        most: parts of a picture.
-        ratio: of the longer side to the shorter, from which on a picture is cut.
+        least: the least pixels of a part's shorter side.
+        most: the most parts of a picture.
+        ratio: the ratio of longer to shorter side from which on a picture is cut.
     """
 
     least: int
@@ -166,7 +165,7 @@ class PanAndScan:
 
     @classmethod
     def open(cls, settings: Values) -> Self | None:
-        """Read a processor's settings; None where they do not ask for parts."""
+        """Read a processor's settings. Return None if they do not ask for parts."""
         if not settings.flag("do_pan_and_scan", default=False):
             return None
         return cls(
@@ -176,7 +175,7 @@ class PanAndScan:
         )
 
     def parts(self, picture: PIL.Image.Image) -> list[PIL.Image.Image]:
-        """Cut a picture across its longer side; none where a part would be too small."""
+        """Cut a picture across its longer side. Return no parts if they would be too small."""
         width, height = picture.size
         long, short = max(width, height), min(width, height)
         if long / short < self.ratio:
@@ -194,7 +193,9 @@ class PanAndScan:
 
 
 class Gemma3ImageProcessor(ImageProcessor):
-    """Gemma 3's: a picture is one tile, whatever its shape, and perhaps one for each part of it."""
+    """The image processor of Gemma 3: a picture is one tile, perhaps followed by tiles of its
+    parts.
+    """
 
     def __init__(
         self, placeholders: Placeholders, tiles: Tiles, rows: int, scan: PanAndScan | None
@@ -209,7 +210,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         """Open the processor described by `preprocessor_config.json` and `config.json`.
 
         Raises:
-            ModelError: a value asks for pixels other than this computes.
+            ModelError: a value asks for different pixels than this class computes.
         """
         token = config.integer("image_token_index", default=262_144, minimum=0)
         rows = config.integer("mm_tokens_per_image", default=256)
@@ -226,7 +227,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         return (whole, self._part(first), *(self._part(each, before=" ") for each in others))
 
     def _part(self, picture: PIL.Image.Image, before: str = "", after: str = "") -> MediaPart:
-        """Return a picture as one tile, within the marks that the model knows and further text."""
+        """Return a picture as one tile, within the model's image tokens and further text."""
         features = self._tiles.features([self._tiles.squeezed(picture)])
         item = MediaItem.of("image", features, (1,), tokens=self._rows)
         return MediaPart(item, f"{before}\n\n{_BEGIN}", f"{_END}\n\n{after}")

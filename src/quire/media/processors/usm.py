@@ -8,8 +8,9 @@ from quire.core.values import Values
 from quire.media.processors.mel import MelSpectrogram, htk_filters
 
 SECONDS = 30.1
-"""The extractors keep 30 s of a file, and the models were trained with no more. What coders put
-around a sound is allowed beside."""
+"""The longest sound in seconds. The extractors keep 30 s, and the models were trained with no more;
+the rest allows for padding by audio codecs.
+"""
 
 NEUTRAL: dict[str, object] = {
     "dither": 0.0,
@@ -17,20 +18,20 @@ NEUTRAL: dict[str, object] = {
     "per_bin_mean": None,
     "per_bin_stddev": None,
 }
-"""Settings that neither model uses, and the values that turn them off."""
+"""Settings that neither model uses, with the values that turn them off."""
 
 
 def open_spectrogram(
     settings: Values, *, frame_ms: float, lowest: float, highest: float, overdrive: bool
 ) -> MelSpectrogram:
-    """Open the spectrogram described by an extractor's settings; the arguments are defaults.
+    """Read an extractor's settings. The arguments are defaults.
 
     Args:
-        lowest, highest: where the first filter starts and the last ends, in Hz.
-        overdrive: the transform is twice as long as a frame needs.
+        lowest, highest: start of the first filter and end of the last, in Hz.
+        overdrive: whether the transform is twice as long as a frame needs.
 
     Raises:
-        ModelError: a value is no such number.
+        ModelError: a value is not a valid number.
     """
     rate = settings.integer("sampling_rate", default=16_000)
     frame = round(rate * settings.number("frame_length_ms", default=frame_ms, minimum=0) / 1000)
