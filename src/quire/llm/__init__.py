@@ -1,4 +1,4 @@
-"""Quire from Python: the models and the engine of `quire serve`, without a server."""
+"""Quire as a Python library: models and the engine of `quire serve`, without a server."""
 
 from quire.llm.answers import Answer, Embedding, Score
 from quire.llm.async_llm import AsyncLLM, AsyncStream

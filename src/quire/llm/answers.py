@@ -16,21 +16,22 @@ FinishReason = Literal["stop", "length", "loop", "malformed_call", "abort", "err
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer to a prompt or a conversation.
+    """An answer to a prompt or a
+    conversation.
 
     Attributes:
-        text: without reasoning and calls.
-        reasoning: empty if the model did not reason.
+        text: the answer's text, without reasoning and calls.
+        reasoning: the reasoning's text; "" if the model did not reason.
         tool_calls: the complete calls; `arguments` is the text of a JSON object.
-        finish_reason: why the answer ended; "error" if it could not be made.
+        finish_reason: why the answer ended; "error" if the request failed.
         stop: the stop string that ended it, if one did.
         token_ids: all tokens of the answer, its end token included.
-        logprobs: an entry for each token outside of reasoning, if they were asked for.
+        logprobs: an entry for each token outside of reasoning, if asked for.
         usage: tokens of the prompt and the answer.
-        parsed: an instance of the pydantic class that was given as `schema`; None if the answer
-            was cut off.
-        others: the further choices where `n` is more than 1.
-        error: why there is no answer; only with `on_error="keep"`.
+        parsed: an instance of the pydantic class given as `schema`; None if the answer was
+            truncated.
+        others: the further choices, if `n` is more than 1.
+        error: why the request failed; only with `on_error="keep"`.
     """
 
     text: str = ""
@@ -51,11 +52,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The vector of one input.
+    """The vector of
+    one input.
 
     Attributes:
         values: the numbers; `numpy.array(embedding.values)` makes an array of them.
-        prompt_tokens: of the input.
+        prompt_tokens: number of tokens of the input.
     """
 
     values: tuple[float, ...]
@@ -64,11 +66,12 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well one document answers a query.
+    """How well a document answers
+    a query.
 
     Attributes:
-        index: of the document among those that were given.
-        score: from 0 to 1 by a model that judges, from -1 to 1 by one that embeds.
+        index: the document's index in the arguments.
+        score: from 0 to 1 for models that judge, from -1 to 1 for models that embed.
     """
 
     index: int
@@ -76,7 +79,7 @@ class Score:
 
 
 def made_of(folded: FoldedAnswer, token_ids: list[int], parsed: Any) -> Answer:
-    """Return the answer that folded events say."""
+    """Return the `Answer` of a folded answer."""
     end = folded.finish
     assert isinstance(end, Finished), "failures are raised"
     return Answer(

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: a model for programs that have an event loop."""
+"""`AsyncLLM`: a model for programs with an event loop."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _AHEAD = 4
-"""Requests that are prepared and queued, for each that runs."""
+"""Requests that are prepared and queued for each running one."""
 _VECTORS_TOGETHER = 256
-"""Inputs of one call that are queued at once."""
+"""The most inputs of one call that are queued at once."""
 
 
 class AsyncStream:
-    """One answer as it comes: iterate its text, or its `events`.
+    """An answer as it is generated: iterate its text, or its
+    `events`.
 
-    Close it (`aclose`, or leave `async with`) to end the answer early.
+    Call `aclose`, or leave `async with`, to end the answer early.
     """
 
     def __init__(self, run: GenerationStream, schema: type[BaseModel] | None) -> None:
@@ -66,7 +67,8 @@ class AsyncStream:
                 yield event.text
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield text, reasoning and calls of the first choice as they come, and its end.
+        """Yield the first choice's text, reasoning and calls as they are generated, then
+        its end.
 
         Raises:
             RunFailed: the engine refused the request, or failed.
@@ -81,13 +83,13 @@ class AsyncStream:
         self._ended = True
 
     async def aclose(self) -> None:
-        """End the answer, if it has not ended."""
+        """End the answer if it has not ended."""
         await self._batches.aclose()
         self._run.abort()
 
     @property
     def answer(self) -> Answer:
-        """The whole answer, once all events were read."""
+        """The whole answer, available after all events were read."""
         if not self._ended:
             raise RuntimeError("the answer is not whole yet: read the stream to its end")
         choices = [
@@ -100,19 +102,19 @@ class AsyncStream:
 
 
 class AsyncLLM:
-    """A model in an engine's process of its own, as in `quire serve`, without a server.
+    """A model in its own engine process, as in `quire serve`, but without a
+    server.
 
     Use it as `async with AsyncLLM(model) as llm`. It belongs to one event loop. All requests in
-    flight share the engine's steps, so concurrent calls and batches of any size are answered
-    together.
+    flight share the engine's steps, so concurrent calls and large batches are computed together.
 
     Args:
-        model: a folder, a GGUF file, or a hub id; None is the embedded model.
+        model: a folder, a GGUF file, or a hub id; None means the embedded model.
         settings: see `Settings`.
 
     Raises:
         TypeError: a setting is unknown.
-        RequestError: no such KV format is offered.
+        RequestError: the KV format does not exist.
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Unpack[Settings]) -> None:
@@ -120,10 +122,11 @@ class AsyncLLM:
         self._context: Context | None = None
 
     async def open(self) -> Self:
-        """Load the model.
+        """Load
+        the model.
 
         Raises:
-            ModelError: it cannot be loaded.
+            ModelError: the model cannot be loaded.
         """
         level = self._config.log_level
         client = await ProcessEngine.start(self._engine_config, level)
@@ -138,7 +141,7 @@ class AsyncLLM:
         return self
 
     async def close(self) -> None:
-        """End the engine's process; answers in flight fail. May be called again."""
+        """End the engine's process. Answers in flight fail. May be called again."""
         if (context := self._context) is not None:
             await context.service.close()
             self._context = None
@@ -156,7 +159,7 @@ class AsyncLLM:
 
     @property
     def info(self) -> ModelInfo:
-        """What is served: context length, dtype, device, memory."""
+        """The model's context length, dtype, device and memory."""
         return self._opened.service.info
 
     # A str is a Sequence[str] to the type checker, so the overloads overlap; this one comes first.
@@ -177,16 +180,17 @@ class AsyncLLM:
         on_error: OnError = "raise",
         **options: Unpack[Options],
     ) -> Answer | list[Answer]:
-        """Go on with a text, or with each of many, without a chat template.
+        """Continue a text, or each of many, without a chat
+        template.
 
         Args:
-            prompts: one text; or a list of texts and lists of token ids, of any length.
-            on_error: "raise" ends all at the first that fails; "keep" gives an `Answer` with
-                `error` for each that fails.
+            prompts: one text, or a list of texts and lists of token ids.
+            on_error: "raise" ends all requests at the first failure; "keep" returns an `Answer`
+                with `error` for each failed one.
 
         Raises:
             RequestError: an option is unknown, or a prompt cannot be answered.
-            EngineFailure: the engine cannot go on.
+            EngineFailure: the engine failed.
         """
         context = self._opened
         one = isinstance(prompts, str)
@@ -212,11 +216,12 @@ class AsyncLLM:
         on_error: OnError = "raise",
         **options: Unpack[ChatOptions],
     ) -> Answer:
-        """Answer a conversation. For many at once see `chats`.
+        """Answer a conversation. For many at once, see
+        `chats`.
 
         Raises:
             RequestError: an option is unknown, or the conversation cannot be answered.
-            EngineFailure: the engine cannot go on.
+            EngineFailure: the engine failed.
         """
         return (await self.chats([messages], on_error=on_error, **options))[0]
 
@@ -234,11 +239,11 @@ class AsyncLLM:
         )
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-        """Begin an answer to a text or to token ids, and return it as it comes."""
+        """Start an answer to a text or to token ids, and return it as a stream."""
         return await self._stream(completion(self._opened, prompt, options), options)
 
     async def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncStream:
-        """Begin an answer to a conversation, and return it as it comes."""
+        """Start an answer to a conversation, and return it as a stream."""
         return await self._stream(chat(self._opened, messages, options), options)
 
     async def embed(
@@ -250,17 +255,18 @@ class AsyncLLM:
         normalize: bool | None = None,
         prompt_name: str | None = None,
     ) -> list[Embedding]:
-        """Return a vector for each input.
+        """Return a vector for
+        each input.
 
         Args:
-            dimensions: of each vector; default: all.
-            pooling, normalize: default: what the model's files say (`modules.json`), else the mean
-                of the final hidden states, scaled to length one.
-            prompt_name: of the model's prompts, the one to put before each input, such as "query".
+            dimensions: length of each vector; default: all.
+            pooling, normalize: default: as the model's `modules.json` says, else the mean of the
+                final hidden states, scaled to length one.
+            prompt_name: name of the model's prompt to put before each input, such as "query".
 
         Raises:
-            RequestError: an input cannot be embedded, or there is no such prompt.
-            NotOffered: the model's own pooling cannot be computed.
+            RequestError: an input cannot be embedded, or the prompt does not exist.
+            NotOffered: the model's own pooling is not supported.
         """
         vectors = self._opened.service.vectors
         task = embed_task(vectors.pooling, pooling, normalized=normalize)
@@ -275,16 +281,17 @@ class AsyncLLM:
     async def score(
         self, query: str, documents: Sequence[str], *, instruction: str | None = None
     ) -> list[Score]:
-        """Return how well each document answers a query, in the documents' order.
+        """Return how well each document answers a query, in the
+        documents' order.
 
-        A model that embeds (`modules.json`) compares vectors. Any other is asked, as
-        Qwen3-Reranker is, and its probability of "yes" is the score.
+        A model that embeds (it has `modules.json`) compares vectors. Any other model is asked in
+        the manner of Qwen3-Reranker, and its probability of "yes" is the score.
 
         Args:
-            instruction: what a good document is, for a model that is asked.
+            instruction: description of a good document, for models that are asked.
 
         Raises:
-            RequestError: a text is too long, or the model can do neither.
+            RequestError: a text is too long, or the model can neither embed nor answer.
         """
         service = self._opened.service
         scores: list[Score] = []
@@ -296,7 +303,7 @@ class AsyncLLM:
             scores += [Score(start + index, score) for index, score in enumerate(found)]
         return scores
 
-    # -- what they share -----------------------------------------------------------------------
+    # -- shared parts ---------------------------------------------------------------------------
 
     @property
     def _opened(self) -> Context:
@@ -348,21 +355,22 @@ class AsyncLLM:
 
 
 def parsed(schema: type[BaseModel] | None, text: str, end: object) -> Any:
-    """Return an answer as an instance of its schema; None if it was cut off."""
+    """Return an answer as an instance of its schema; None if it was truncated."""
     if schema is None or not isinstance(end, Finished) or end.reason.is_cut_off:
         return None
     try:
         return schema.model_validate_json(text)
-    except ValidationError:  # of a rule that no grammar enforces
+    except ValidationError:  # a validation rule that the grammar does not enforce
         return None
 
 
 async def in_order(
     items: Iterable[Item], work: Callable[[Item], Awaitable[Result]], at_once: int
 ) -> list[Result]:
-    """Return the results of `work` on all items, in order, of which `at_once` are in flight.
+    """Return the results of `work` on all items, in order, with at most `at_once` in
+    flight.
 
-    The first error ends the rest, and is raised when they have ended.
+    The first error cancels the rest, and is raised after they have ended.
     """
     waiting = enumerate(items)
     results: dict[int, Result] = {}

@@ -1,4 +1,4 @@
-"""Media of messages as Python programs have them: paths, PIL images, arrays of numbers."""
+"""Converts media in messages of Python programs (paths, PIL images, arrays) to `data:` URLs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _PDF = "application/pdf"
 
 
 def with_urls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form, in which media are `data:` URLs.
+    """Return messages in OpenAI's form, with media as
+    `data:` URLs.
 
-    A part of `content` may be a text, a path, a PIL image, an array of a picture's pixels
-    `[height, width, 3]`, or a mapping: `{"type": "image", "image": ...}`, `"video"`, `"audio"`,
-    whose value is a URL, a path, a PIL image or array, or for sound `(samples, rate)` with samples
-    from -1 to 1. OpenAI's own parts pass unchanged.
+    A part of `content` may be a text, a path, a PIL image, an array of pixels `[height, width, 3]`,
+    or a mapping `{"type": "image", "image": ...}`, or likewise for "video" and "audio". The value
+    is a URL, a path, a PIL image or array, or for sound `(samples, rate)` with samples from -1 to
+    1. OpenAI's own parts are not changed.
 
     Raises:
-        RequestError: a part is nothing of these, or a file cannot be read.
+        RequestError: a part has another form, or a file cannot be read.
     """
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
@@ -65,7 +66,7 @@ def _url_part(kind: str, url: str, beside: Mapping[str, Any] | None = None) -> d
 
 
 def _url(kind: str, value: Any, param: str) -> str:
-    """Return the URL of what a part of type `kind` holds."""
+    """Return the URL for the value of a part of type `kind`."""
     match value:
         case str() if ":" in value and value.partition(":")[0] in ("http", "https", "data", "file"):
             return value
@@ -82,13 +83,13 @@ def _url(kind: str, value: Any, param: str) -> str:
 
 
 def _file(path: Path, param: str) -> dict[str, Any]:
-    """Return the part for a file, whose kind its name says."""
+    """Return the part for a file, whose kind is guessed from its name."""
     kind = (mimetypes.guess_type(path.name)[0] or "").partition("/")
     url = _read(path, param)
     if "/".join(kind[::2]) == _PDF:
         return {"type": "file", "file": {"file_data": url, "filename": path.name}}
     if kind[0] not in _KINDS:
-        raise _refused(param, f"the name {path.name!r} says no kind of media")
+        raise _refused(param, f"the name {path.name!r} does not tell the kind of media")
     return _url_part(kind[0], url)
 
 
@@ -110,13 +111,15 @@ def _image(value: Image.Image | np.ndarray[Any, Any], param: str) -> str:
 def _of_pixels(pixels: np.ndarray[Any, Any], param: str) -> Image.Image:
     if pixels.ndim not in (2, 3):
         raise _refused(param, f"pixels are [height, width, 3], not {list(pixels.shape)}")
-    if np.issubdtype(pixels.dtype, np.floating):  # from 0 to 1
+    if np.issubdtype(pixels.dtype, np.floating):  # values from 0 to 1
         pixels = np.clip(np.rint(pixels * 255), 0, 255)
     return Image.fromarray(pixels.astype(np.uint8))
 
 
 def _sound(samples: np.ndarray[Any, Any], rate: int, param: str) -> str:
-    """Return a WAV file of samples `[time]` or `[time, channels]`, floats or 16-bit integers."""
+    """Return a WAV file of samples `[time]` or `[time, channels]`, which are floats or 16-bit
+    integers.
+    """
     if samples.ndim not in (1, 2):
         raise _refused(param, f"samples are [time] or [time, channels], not {list(samples.shape)}")
     if np.issubdtype(samples.dtype, np.floating):

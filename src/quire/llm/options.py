@@ -1,6 +1,7 @@
-"""Options of a request from Python, and the `Generation` that they ask for.
+"""Options of a request from Python, and their conversion to a
+`Generation`.
 
-They are the fields of the HTTP API, validated by its schemas, so that both mean the same.
+They are the fields of the HTTP API and validated by its schemas, so both mean the same.
 """
 
 from __future__ import annotations
@@ -27,26 +28,29 @@ from quire.llm.media import with_urls
 from quire.serving.generation import Generation
 
 Prompt = str | Sequence[int]
-"""A text, which gets the tokens that begin a prompt, or token ids as they are."""
+"""A text, before which the tokenizer's start tokens are added, or token ids, which are used as they
+are.
+"""
 Messages = Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's form; for media see `quire.llm.media.with_urls`."""
+"""A conversation in OpenAI's form; for media, see `quire.llm.media.with_urls`."""
 
 
 class Options(TypedDict, total=False):
-    """How one request is answered. What is left out has the model's default.
+    """Options of one request. Options left out have the model's
+    defaults.
 
     Attributes:
-        max_tokens: default: as many as the context has room for.
+        max_tokens: the most tokens of the answer; default: the room left in the context.
         stop: texts that end the answer.
-        n: choices.
-        seed: of the sampling; an answer with a seed is the same in any batch.
-        logprobs: how many alternatives to report for each token; 0 reports the tokens alone.
-        schema: a pydantic class or JSON schema that the answer meets.
-        regex, choice, grammar: what else it may have to meet.
-        kv_bits, kv_scheme: how this request's keys and values are stored.
-        speculation: what may guess tokens of the answer: "auto", "off", "ngram" or "mtp".
+        n: number of choices.
+        seed: seed of the sampler; an answer with a seed is the same in any batch.
+        logprobs: number of alternatives to report for each token; 0 reports only the tokens.
+        schema: a pydantic class or JSON schema that the answer must satisfy.
+        regex, choice, grammar: other constraints of the answer.
+        kv_bits, kv_scheme: KV format of this request.
+        speculation: the drafter: "auto", "off", "ngram" or "mtp".
         priority: lower numbers go first; 0 is the default.
-        cache_salt: prefixes are shared among requests with the same.
+        cache_salt: prefixes are shared only among requests with the same salt.
     """
 
     max_tokens: int
@@ -91,13 +95,14 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Options of a conversation beside `Options`; all fields of `/v1/chat/completions` pass.
+    """Options of a conversation, beside `Options`; all fields of `/v1/chat/completions` are
+    accepted.
 
     Attributes:
-        tools, tool_choice, parallel_tool_calls: as OpenAI has them.
+        tools, tool_choice, parallel_tool_calls: as in OpenAI's API.
         enable_thinking, thinking_budget, reasoning_effort: whether and how long to reason.
         chat_template_kwargs: variables of the chat template.
-        continue_final_message: whether to go on with the last message.
+        continue_final_message: whether to continue the last message.
     """
 
     tools: list[dict[str, Any]]
@@ -111,7 +116,8 @@ class ChatOptions(Options, total=False):
 
 
 def completion(context: Context, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
-    """Return what `options` ask for a bare prompt.
+    """Return the `Generation` that `options` ask for, for a prompt without a chat
+    template.
 
     Raises:
         RequestError: an option is unknown or cannot be honoured.
@@ -124,10 +130,11 @@ def completion(context: Context, prompt: Prompt, options: Mapping[str, Any]) -> 
 
 
 def chat(context: Context, messages: Messages, options: Mapping[str, Any]) -> Generation:
-    """Return what `options` ask for a conversation.
+    """Return the `Generation` that `options` ask for, for a
+    conversation.
 
     Raises:
-        RequestError: as `completion`; or a message cannot be used.
+        RequestError: as for `completion`, or a message cannot be used.
     """
     body = {**_fields(options), "messages": with_urls(messages)}
     if "logprobs" in body:
@@ -139,13 +146,13 @@ def chat(context: Context, messages: Messages, options: Mapping[str, Any]) -> Ge
 
 
 def parsed_as(options: Mapping[str, Any]) -> type[BaseModel] | None:
-    """Return the class of which answers become instances, if there is one."""
+    """Return the pydantic class that `options` give as schema; None if there is none."""
     schema = options.get("schema")
     return schema if isinstance(schema, type) and issubclass(schema, BaseModel) else None
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by the names of the HTTP API."""
+    """Return options under the names of the HTTP API."""
     fields = {name: value for name, value in options.items() if value is not None}
     schema, outputs = fields.pop("schema", None), dict[str, Any]()
     if schema is not None:
@@ -162,29 +169,31 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def _parsed(schema: Any, body: dict[str, Any]) -> Any:
     if body.get("stream"):
         raise RequestError("Use stream() or stream_chat().", param="stream", code="invalid_value")
-    # Through JSON, which has no tuples and no numbers of other libraries.
+    # JSON turns tuples and other libraries' numbers into plain values.
     fields, unknown = parse(schema, json.loads(json.dumps(body, default=_plain)))
     if unknown:
-        warnings.warn(f"without effect here: {', '.join(unknown)}", stacklevel=3)
+        warnings.warn(f"options without effect: {', '.join(unknown)}", stacklevel=3)
     return fields
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or array of another library as Python's own."""
+    """Convert a number or array of another library to Python's types."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise RequestError(f"A {type(value).__name__} is no value of an option.", code="invalid_type")
+    raise RequestError(
+        f"A {type(value).__name__} cannot be the value of an option.", code="invalid_type"
+    )
 
 
 def _finished(spec: Generation, request: Request, options: Mapping[str, Any]) -> Generation:
-    """Return a generation with what differs from HTTP, and warn of what has no effect."""
+    """Set the fields that differ from HTTP's defaults, and warn of options without effect."""
     if ignored := ignored_fields(request.scope):
-        warnings.warn(f"without effect here: {', '.join(ignored)}", stacklevel=3)
+        warnings.warn(f"options without effect: {', '.join(ignored)}", stacklevel=3)
     if options.get("max_tokens") is None:
         spec = replace(spec, max_tokens=None)
     return replace(spec, token_ids=True)
 
 
 def _request() -> Request:
-    """Return a request without headers, on which schemas note what they leave out."""
+    """Return a request without headers, on which schemas record ignored fields."""
     return Request({"type": "http", "method": "POST", "path": "/", "headers": []})

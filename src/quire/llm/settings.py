@@ -1,4 +1,4 @@
-"""Settings of an `LLM`: those of `quire serve` that mean something without a server."""
+"""Settings of an `LLM`: the settings of `quire serve` that apply without a server."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ _GROUP = 64
 
 
 class Settings(TypedDict, total=False):
-    """What `LLM` takes beside the model; all are optional, and named as `quire serve` names them.
+    """Settings of `LLM`, all optional. They have the names of `quire serve`'s
+    options.
 
     Attributes:
-        dtype: "float32", "float16" or "bfloat16"; by default as `quire serve` chooses.
+        dtype: "float32", "float16" or "bfloat16"; the default depends on the device.
         adapter: folder or hub id of a LoRA adapter, merged into the weights.
-        adapters: folders or hub ids of LoRA adapters by their names; `model=NAME` of a request
-            chooses one.
-        kv_memory: bytes for KV blocks; by default a share of what is free.
-        kv_bits, kv_scheme: how keys and values are stored, as in `--kv-bits 8/4`.
-        kv_disk: folder where evicted KV blocks go.
-        kv_disk_size: bytes that they may take there.
-        max_context: tokens of prompt and answer together.
-        max_sequences: that run at once; others wait.
-        step_ms: time aimed at for a step that only reads prompts.
-        prefix_cache: whether prompts share what they begin with; default: true.
-        kernels, threads, blas: how a CPU is used.
-        batch_invariant: logits have the same bits alone and in any batch.
-        stop_on_loop: repeats of a cycle of tokens that end an answer; 0 is never.
-        speculate: what guesses tokens, several of which a step verifies.
-        dialect: how answers spell reasoning and tool calls; by default by the model.
-        sampling_defaults: whose defaults hold, the model's or OpenAI's.
-        allow_special_tokens: control tokens spelled in messages become tokens.
+        adapters: folders or hub ids of LoRA adapters by name; a request chooses one by
+            `model=NAME`.
+        kv_memory: bytes for KV blocks; by default a share of free memory.
+        kv_bits, kv_scheme: KV format, as in `--kv-bits 8/4`.
+        kv_disk: folder for evicted KV blocks.
+        kv_disk_size: the most bytes of evicted KV blocks.
+        max_context: the most tokens of prompt and answer together.
+        max_sequences: the most sequences that run at once; others wait.
+        step_ms: target time in milliseconds of a step that only reads prompts.
+        prefix_cache: whether prompts share common prefixes; default: true.
+        kernels, threads, blas: CPU kernels, threads, and library for matrix products.
+        batch_invariant: whether logits are bitwise equal alone and in any batch.
+        stop_on_loop: number of repetitions of a cycle of tokens that end an answer; 0 means never.
+        speculate: the drafter of speculative decoding.
+        dialect: notation of reasoning and tool calls; by default chosen by the model.
+        sampling_defaults: whether the model's or OpenAI's sampling defaults apply.
+        allow_special_tokens: whether control tokens spelled in messages become tokens.
         allow_media_hosts: whether http(s) URLs in messages are fetched.
-        log_level: of the engine's process; default: "warning".
+        log_level: log level of the engine's process; default: "warning".
     """
 
     dtype: Literal["float32", "float16", "bfloat16"]
@@ -84,11 +85,12 @@ _OWN = frozenset({"adapters", "kv_bits", "kv_scheme", "kv_disk", "kv_disk_size"}
 def configured(
     model: str | Path | None, settings: Mapping[str, Any]
 ) -> tuple[EngineConfig, ServerConfig]:
-    """Return the configuration of a model's engine, and of what stands before it.
+    """Return the configurations of a model's engine and of the
+    serving side.
 
     Raises:
         TypeError: a setting is unknown.
-        RequestError: no such KV format is offered.
+        RequestError: the KV format does not exist.
     """
     if unknown := settings.keys() - _ENGINE - _SERVING - _OWN:
         raise TypeError(f"LLM() has no setting {min(unknown)!r}; see quire.llm.Settings")

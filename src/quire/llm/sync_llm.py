@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -28,7 +28,7 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of `work`; cancel it if the caller is interrupted."""
+        """Run a coroutine and return its result; cancel it if the caller is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -45,9 +45,10 @@ class _Loop:
 
 
 class Stream:
-    """One answer as it comes: iterate its text, or its `events`.
+    """An answer as it is generated: iterate its text, or its
+    `events`.
 
-    Close it (`close`, or leave `with`) to end the answer early.
+    Call `close`, or leave `with`, to end the answer early.
     """
 
     def __init__(self, loop: _Loop, stream: AsyncStream) -> None:
@@ -67,7 +68,8 @@ class Stream:
                 yield event.text
 
     def events(self) -> Iterator[Event]:
-        """Yield text, reasoning and calls of the first choice as they come, and its end.
+        """Yield the first choice's text, reasoning and calls as they are generated, then
+        its end.
 
         Raises:
             RunFailed: the engine refused the request, or failed.
@@ -76,17 +78,18 @@ class Stream:
             yield event
 
     def close(self) -> None:
-        """End the answer, if it has not ended."""
+        """End the answer if it has not ended."""
         self._loop.run(self._stream.aclose())
 
     @property
     def answer(self) -> Answer:
-        """The whole answer, once all events were read."""
+        """The whole answer, available after all events were read."""
         return self._stream.answer
 
 
 class LLM:
-    """A model in an engine's process of its own, as in `quire serve`, without a server.
+    """A model in its own engine process, as in `quire serve`, but without a
+    server.
 
     ```python
     with LLM("path/to/model") as llm:
@@ -97,13 +100,13 @@ class LLM:
     share the engine's steps.
 
     Args:
-        model: a folder, a GGUF file, or a hub id; None is the embedded model.
+        model: a folder, a GGUF file, or a hub id; None means the embedded model.
         settings: see `Settings`.
 
     Raises:
         ModelError: the model cannot be loaded.
         TypeError: a setting is unknown.
-        RequestError: no such KV format is offered.
+        RequestError: the KV format does not exist.
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Unpack[Settings]) -> None:
@@ -117,7 +120,7 @@ class LLM:
             raise
 
     def close(self) -> None:
-        """End the engine's process; answers in flight fail. May be called again."""
+        """End the engine's process. Answers in flight fail. May be called again."""
         self._closed()
 
     def __enter__(self) -> Self:
@@ -128,7 +131,7 @@ class LLM:
 
     @property
     def info(self) -> ModelInfo:
-        """What is served: context length, dtype, device, memory."""
+        """The model's context length, dtype, device and memory."""
         return self._llm.info
 
     # A str is a Sequence[str] to the type checker, so the overloads overlap; this one comes first.
@@ -149,7 +152,7 @@ class LLM:
         on_error: OnError = "raise",
         **options: Unpack[Options],
     ) -> Answer | list[Answer]:
-        """Go on with a text, or with each of many; see `AsyncLLM.generate`."""
+        """Continue a text, or each of many; see `AsyncLLM.generate`."""
         return self._run(self._llm.generate(prompts, on_error=on_error, **options))
 
     def chat(
@@ -169,11 +172,11 @@ class LLM:
         return self._run(self._llm.chats(conversations, on_error=on_error, **options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """Begin an answer to a text or to token ids, and return it as it comes."""
+        """Start an answer to a text or to token ids, and return it as a stream."""
         return Stream(self._loop, self._run(self._llm.stream(prompt, **options)))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream:
-        """Begin an answer to a conversation, and return it as it comes."""
+        """Start an answer to a conversation, and return it as a stream."""
         return Stream(self._loop, self._run(self._llm.stream_chat(messages, **options)))
 
     def embed(
@@ -210,7 +213,7 @@ class LLM:
 
 
 async def anext_or_none(events: Any) -> Event | None:
-    """Return the next event; None behind the last."""
+    """Return the next event; None after the last."""
     event: Event | None = await anext(events, None)
     return event
 

@@ -11,18 +11,19 @@ import tokenizers
 from quire.text.pieces import PieceRule, rule_of
 
 PlainEncode = Callable[[str], list[int]]
-"""Encodes text in which some added tokens are spelled out instead of matched whole."""
+"""Encodes text in which some added tokens are split into pieces instead of matched whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a tokenizer that do not change. Can be pickled.
+    """Properties of a tokenizer that do not change. Can be
+    pickled.
 
     Attributes:
-        added: the tokens that are matched whole, by id.
+        added: added tokens, which are matched whole, by id.
         size: one more than the highest id.
-        rule: how a token's spelling becomes bytes; None if the decoder looks at neighbours.
-        normalizes: whether text is normalised before it is cut into tokens.
+        rule: how a token's spelling becomes bytes; None if that depends on neighbouring tokens.
+        normalizes: whether text is normalised before tokenization.
         specials_are_text: whether special tokens in a text are encoded like other text.
     """
 
@@ -34,7 +35,7 @@ class Traits:
 
 
 class Codec(Protocol):
-    """Encodes and decodes for a `Tokenizer`, which documents the methods. Any thread may use it."""
+    """The encoding and decoding behind a `Tokenizer`, which documents the methods. Thread-safe."""
 
     @property
     def traits(self) -> Traits: ...
@@ -48,25 +49,27 @@ class Codec(Protocol):
     def token_text(self, token_id: int) -> str | None: ...
 
     def without(self, texts: Collection[str], anchor: str) -> tuple[PlainEncode, Mapping[int, int]]:
-        """Return an encoder that matches none of `texts` whole.
+        """Return an encoder that matches none of
+        `texts` whole.
 
         Args:
             texts: spellings of added tokens.
-            anchor: matched whole as one token, in addition.
+            anchor: a further text that is matched whole as one token.
 
         Returns:
-            The encoder, and the real ids of added tokens by the ids that it gives them.
+            The encoder, and a map from its ids of added tokens to their real ids.
         """
         ...
 
 
 class LocalCodec:
-    """A `Codec` in this process.
+    """A `Codec` in this
+    process.
 
     Opening a large `tokenizer.json` holds the interpreter's lock for seconds, whatever the thread.
 
     Attributes:
-        backend: the library's object; not to be changed.
+        backend: the library's tokenizer; must not be changed.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -82,7 +85,7 @@ class LocalCodec:
         )
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Of the library's ways this is the one that spends no time on character offsets.
+        # The library's only encode call that does not compute character offsets.
         batch = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 

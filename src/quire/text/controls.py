@@ -1,12 +1,13 @@
-"""Text from outside spells no control token.
+"""Keeps control tokens out of text that comes from
+outside.
 
-A chat template writes control tokens as text, and so may whoever a conversation quotes: a user, a
-web page in a tool's result. Only what the template writes itself becomes a token.
+A chat template writes control tokens as text. A user, or a web page in a tool's result, can write
+the same text. Only what the template itself writes becomes a control token.
 
-`cover` puts a sentinel character into outside text wherever it spells a control token, or where the
-text that the template writes beside it might complete one. The sentinel survives what templates do
-to texts (trimming, JSON, joining). `encode` takes the sentinels out again: a control token over the
-place of one stays text, and everything else gets the ids that it always has.
+`cover` inserts a sentinel character into outside text wherever it spells a control token, or where
+text of the template beside it could complete one. The sentinel survives what templates do to texts
+(trimming, JSON, joining). `encode` removes the sentinels: a control token that had one inside stays
+text, and everything else gets its usual ids.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from quire.text.tokenizer import Tokenizer
 
 SENTINEL = "\udc00"
-"""A lone surrogate: no text that can be encoded holds one, so what clients send cannot."""
+"""A lone surrogate. Text that can be encoded holds none, so clients cannot send it."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STRUCTURE = frozenset(
@@ -33,24 +34,26 @@ _STRUCTURE = frozenset(
         *("boolean", "null"),
     )
 )
-"""Names and values that templates look up or compare with: never marked as what might stand
-between a template's brackets."""
+"""Names and values that templates look up or compare with. They are never marked as texts that a
+template's brackets could complete.
+"""
 
 _BRACKETS = 2  # characters that a template may write around a name, as in `<|name|>`
 
 
 def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
-    """Return the tokens that structure a conversation rather than spell text.
+    """Return the tokens that structure a conversation rather than
+    spell text.
 
-    Those that the tokenizer marks as special, those that the template's source writes, and those
-    that look like it (`<|...|>`). The others that are matched whole (runs of blanks, HTML tags)
-    are ordinary text.
+    These are tokens that the tokenizer marks as special, tokens that the template's source writes,
+    and tokens that look like control tokens (`<|...|>`). Other added tokens, such as runs of blanks
+    or HTML tags, are ordinary text.
     """
     found = set()
     for text, token_id in tokenizer.added_tokens.items():
         special = token_id in tokenizer.special_ids
         if special and tokenizer.codec.traits.specials_are_text:
-            continue  # the tokenizer itself takes them as text
+            continue  # the tokenizer itself encodes them as text
         looks_so = text.startswith(("<|", "<｜")) or text.endswith(("|>", "｜>"))
         if text.strip() and (special or looks_so or text in template):
             found.add(text)
@@ -58,13 +61,14 @@ def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
 
 
 class Controls:
-    """Covers outside text for a template, and encodes what the template made of it.
+    """Covers outside text for a template, and encodes the rendered
+    template.
 
     Args:
-        texts: of the control tokens that outside text must not become; and others that it must not
-            spell in a rendered template, where media takes their place.
-        reasoning: the tokens around reasoning. Where a client sends back an answer that starts with
-            reasoning, they keep their meaning: templates look for them there.
+        texts: control tokens that outside text must not become, and marks that are replaced by
+            media in a rendered template.
+        reasoning: the tokens around reasoning. In an assistant's message that starts with reasoning
+            they stay control tokens, since templates look for them there.
     """
 
     def __init__(
@@ -92,11 +96,11 @@ class Controls:
         self._plain, self._renamed = tokenizer.codec.without(texts, self._anchor)
 
     def cover(self, value: Any) -> Any:
-        """JSON from outside with sentinels where they are needed."""
+        """Return a JSON value from outside with sentinels inserted."""
         return _covered(value, self._spelled)
 
     def cover_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message with sentinels where they are needed."""
+        """Return a message with sentinels inserted."""
         covered: dict[str, Any] = self.cover(message)
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str):
@@ -106,8 +110,8 @@ class Controls:
         return covered
 
     def _reasoning_length(self, answer: str) -> int:
-        """Return the end of the reasoning that an answer starts with; without one, the end of its
-        opening.
+        """Return the length of the reasoning that an answer starts with, or of its opening marker
+        if the reasoning is not closed.
         """
         if self._reasoning is None:
             return 0
@@ -119,7 +123,9 @@ class Controls:
         return end + len(closing) if end >= 0 else start + len(opening)
 
     def without_reasoning(self, answer: str) -> str:
-        """Return an answer without the reasoning that it starts with; nothing if that is open."""
+        """Return an answer without the reasoning at its start; "" if the reasoning is not
+        closed.
+        """
         size = self._reasoning_length(answer)
         if not size:
             return answer
@@ -132,7 +138,7 @@ class Controls:
         return rendered.replace(SENTINEL, "")
 
     def encode(self, rendered: str) -> list[int]:
-        """Return the token ids of a rendered template in which clients' texts were covered."""
+        """Return the token ids of a rendered template whose outside texts were covered."""
         pieces = rendered.split(SENTINEL)
         text = "".join(pieces)
         cuts = list(accumulate(len(piece) for piece in pieces))[:-1]
@@ -145,7 +151,9 @@ class Controls:
         return self._encode_apart(text, own)
 
     def _encode_apart(self, text: str, own: list[tuple[int, int]]) -> list[int]:
-        """Return the template's control tokens, and what lies between them as text."""
+        """Encode a text piecewise: the template's control tokens by id, the text between them as
+        text.
+        """
         ids: list[int] = []
         ends = [(0, 0), *own, (len(text), len(text))]
         for (start, end), (following, last) in pairwise(ends):
@@ -161,13 +169,15 @@ class Controls:
         return ids
 
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
-        """Ids of text alone. Behind an anchor it is encoded as text behind a token is."""
+        """Encode text without control tokens. Unless it is `first`, encode it as if a token
+        precedes it.
+        """
         if not text:
             return []
         ids = self._plain_ids(text, first)
         if self._forged.isdisjoint(ids):
             return ids
-        # The vocabulary spells a control token by itself, such as `<s>` from `<` and `s>`.
+        # Ordinary tokens were merged to a control token, such as `<s>` from `<` and `s>`.
         starts = [start + 1 for start, _ in self._tokens.spans(text)]
         edges = [0, *starts, len(text)]
         pieces = [text[left:right] for left, right in pairwise(edges)]
@@ -182,12 +192,12 @@ class Controls:
 
 
 def _unknown_of(tokenizer: Tokenizer) -> int | None:
-    """Return the id of what the vocabulary has no token for, which any text may hold."""
+    """Return the id of the unknown token, which any text may produce."""
     return tokenizer.token_id(tokenizer.special_tokens.get("unk_token", ""))
 
 
 class _Spelled:
-    """Finds texts, their proper starts and ends, and what brackets would complete to one."""
+    """Finds given texts within a text, and places where neighbouring text could complete one."""
 
     def __init__(self, texts: Collection[str]) -> None:
         self._pattern = re.compile(_any_of(texts)) if texts else None
@@ -196,17 +206,19 @@ class _Spelled:
         self._lasts = frozenset(text[-1] for text in texts)
         heads = {text[:size] for text in texts for size in range(1, len(text))}
         tails = {text[size:] for text in texts for size in range(1, len(text))}
-        # Marks stay inside of what trimming takes off.
+        # A sentinel must not protect white space that the template would trim.
         self._heads = frozenset(head for head in heads if not head[-1].isspace())
         self._tails = frozenset(tail for tail in tails if not tail[0].isspace())
         self._bracketed = frozenset(_bracketed(texts)) - _STRUCTURE
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the spans of the leftmost and longest matches in `text`."""
+        """Return the spans of the leftmost, longest matches in `text`."""
         return [m.span() for m in self._pattern.finditer(text)] if self._pattern else []
 
     def marked(self, text: str) -> str:
-        """`text` with a sentinel in each of the texts, and where others might complete one."""
+        """Return `text` with a sentinel inside each match, and where neighbouring text could
+        complete one.
+        """
         if self._pattern is None or not text:
             return text
         if text in self._bracketed:
@@ -246,7 +258,7 @@ def _cut(span: tuple[int, int], cuts: list[int]) -> bool:
 
 
 def _bracketed(texts: Collection[str]) -> Iterable[str]:
-    """Yield texts that become one of `texts` between brackets of one or two characters."""
+    """Yield texts that become one of `texts` if one or two characters are added on both sides."""
     for text in texts:
         for left in range(1, _BRACKETS + 1):
             for right in range(1, _BRACKETS + 1):

@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time."""
+"""Converts token ids to text, one token at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MAX_HELD = 8  # tokens; no encoding needs more than four for one character
 
 
 class Detokenizer:
-    """Turns one sequence's tokens into text as they come.
+    """Converts one sequence's tokens into text as they
+    arrive.
 
-    A character is handed out when its last byte is there. Joined, the pieces are what decoding all
-    the tokens at once gives, save two cases: a character that is not finished when the tokens end
-    is left out, and where a byte-fallback model writes bytes that are not UTF-8, the whole
-    characters beside them stay (`tokenizers` turns the entire run of bytes into replacement
-    characters, which cannot be known while streaming).
+    A character is emitted with its last byte. The joined pieces equal the decoding of all tokens at
+    once, with two exceptions. An unfinished character at the end is dropped. And if a byte-fallback
+    model writes bytes that are not UTF-8, whole characters beside them are kept, whereas
+    `tokenizers` turns the entire run into replacement characters.
 
     Args:
-        skip_special: leave out tokens that are marked special.
-        after: the last tokens of what the text goes on from, such as a prompt to complete. Without
-            any, the text starts here, and SentencePiece-like tokenizers drop its leading space.
+        skip_special: whether to leave out special tokens.
+        after: the last tokens before the text, such as a prompt to complete. Without any, the text
+            starts here, and SentencePiece-like tokenizers drop its leading space.
     """
 
     __slots__ = ("_decoder", "_pieces", "_settled")
@@ -53,12 +53,14 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the text that is still held when no token follows."""
+        """Return the text that is still held, as no token follows."""
         return self._decoder.flush()
 
 
 class _Table:
-    """Follows a piece table through characters cut between tokens and the text's start."""
+    """Decodes by a piece table, joining characters split between tokens and trimming the text's
+    start.
+    """
 
     __slots__ = ("_first", "_pieces", "_strip_left", "_utf8")
 
@@ -70,7 +72,7 @@ class _Table:
 
     @property
     def settled(self) -> bool:
-        """Whether a next token of whole characters adds just what the table says."""
+        """Whether the next token of whole characters adds exactly its table entry."""
         started = not (self._first and self._pieces.rule.marker) and not self._strip_left
         return started and not self._utf8.getstate()[0]
 
@@ -99,10 +101,11 @@ class _Table:
 
 
 class _Window:
-    """Decodes a few tokens again and again, for decoders that look at a token's neighbours.
+    """Decodes a window of recent tokens repeatedly, for decoders that depend on neighbouring
+    tokens.
 
-    The tokens from `_start` on are decoded with and without the newest; the difference is new. The
-    ones before `_sent` have been handed out and are kept as the neighbour that matters.
+    `_ids` holds the tokens of the window. The first `_sent` of them were emitted and are kept as
+    context; the difference that the newest token makes is new text.
     """
 
     __slots__ = ("_ids", "_sent", "_skip_special", "_tokenizer")
@@ -113,7 +116,7 @@ class _Window:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._ids = list(after[-_MAX_HELD:])
-        self._sent = len(self._ids)  # of `_ids`, how many are in the text that was handed out
+        self._sent = len(self._ids)  # how many of `_ids` were emitted
 
     def add(self, token_id: int) -> str:
         self._ids.append(token_id)

@@ -1,4 +1,4 @@
-"""The one stream of events that every protocol renders, streamed or folded."""
+"""Events of an answer, which every protocol renders, streamed or folded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from quire.core.request import Failure, FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Reasoning text. `logprobs`, if asked for, holds the tokens of the reasoning, marks included.
-    Those that completed no text come with an empty text.
+    """Reasoning text. `logprobs`, if asked for, holds the reasoning's tokens, including its
+    markers.
+
+    Tokens that completed no text come with an empty text.
     """
 
     text: str
@@ -20,7 +22,9 @@ class Reasoning:
 @dataclass(frozen=True, slots=True)
 class Text:
     """Answer text. `logprobs`, if asked for, holds the tokens that completed it and those of calls
-    before it. Tokens that complete no text, or follow the last, come with an empty text.
+    before it.
+
+    Tokens that complete no text, or follow the last text, come with an empty text.
     """
 
     text: str
@@ -29,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """A call's name is known. `index` counts the calls of this answer from 0."""
+    """The start of a call, once its name is known. `index` counts the answer's calls from 0."""
 
     index: int
     id: str
@@ -38,7 +42,7 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the arguments' JSON that can no longer change."""
+    """A piece of the arguments' JSON, which is final."""
 
     index: int
     json: str
@@ -46,27 +50,30 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """The arguments are complete: joined, the pieces are exactly one JSON object."""
+    """The end of a call. The joined pieces of its arguments are exactly one JSON object."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBroken:
-    """A call that was started cannot be completed. The answer ends here: what was sent of the call
-    cannot be taken back, and nothing may follow that makes it look whole. `OutputStream` turns it
-    into the end of the answer."""
+    """A started call that cannot be completed. The answer
+    ends here.
+
+    The parts that were sent cannot be taken back, and nothing may follow that would make the call
+    look complete. `OutputStream` turns this event into the end of the answer.
+    """
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request.
+    """Token counts of one
+    request.
 
     Attributes:
-        accepted_drafts, rejected_drafts: guessed tokens of the answer that were verified, by
-            whether they were right.
+        accepted_drafts, rejected_drafts: verified drafts that were right, and wrong.
     """
 
     prompt_tokens: int
@@ -80,11 +87,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The terminal event of a request that went well.
+    """The last event of a request that
+    succeeded.
 
     Attributes:
-        stop: the stop string that ended it, if one did.
-        tool_calls: how many complete calls the answer holds.
+        stop: the stop string that ended the answer, if one did.
+        tool_calls: number of complete calls in the answer.
     """
 
     reason: FinishReason
@@ -95,7 +103,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The terminal event of a request that did not."""
+    """The last event of a request that failed."""
 
     error: Failure
     usage: Usage
@@ -103,12 +111,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """How far the reading of the prompt has come, before the first token; part of no answer.
+    """Progress of reading the prompt, before the
+    first token.
 
     Attributes:
-        done: prompt tokens whose state is there, `cached` of them from the prefix cache.
-        seconds: since the request was submitted.
-        left_s: how long the rest is likely to take; None is unknown.
+        done: prompt tokens processed so far, `cached` of them from the prefix cache.
+        seconds: time since the request was submitted.
+        left_s: estimated seconds for the rest; None if unknown.
     """
 
     done: int

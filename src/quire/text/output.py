@@ -24,26 +24,25 @@ from quire.text.events import (
 from quire.text.stops import StopMatcher
 
 _HELD = 32
-"""Tokens whose log-probabilities wait for text at most. Beyond it they are sent with an empty text.
-"""
+"""The most tokens whose log-probabilities wait for text. More are sent with an empty text."""
 
 
 class OutputStream:
-    """Turns the outputs of one request into events, the last of which is the only terminal one.
+    """Turns the outputs of one request into events, of which the last is `Finished` or
+    `Failed`.
 
-    Stop strings are looked for in the answer's text alone: not in reasoning, not in tool calls.
-    Where one matches, the one call is complete or a call that has started turns out to be none, the
-    answer ends at once, `stopped` says so, and whoever feeds this stream aborts the engine's
-    request; what the engine still says is ignored.
+    Stop strings match only in the answer's text, not in reasoning or tool calls. The answer ends
+    early at a stop string, after the only call allowed, or at a broken call. `stopped` is then set,
+    the caller aborts the engine's request, and further outputs are ignored.
 
     Args:
         detokenizer: made for this request.
         parser: the dialect's, made for this request.
         stops: the stop matcher, made for this request.
-        one_call: the answer ends with its first tool call.
-        stop_tokens: tokens whose text is part of the answer though they end it.
-        keep_ids: keep the tokens for `take_ids`.
-        silent: the prompt is read and nothing is answered; what the engine writes is passed over.
+        one_call: whether the answer ends with its first tool call.
+        stop_tokens: end tokens whose text is part of the answer.
+        keep_ids: whether to keep the tokens for `take_ids`.
+        silent: whether only the prompt is read; generated tokens are ignored.
     """
 
     __slots__ = (
@@ -100,12 +99,12 @@ class OutputStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether the answer ended by what it says, so that the engine need not go on."""
+        """Whether the answer ended early, so that the engine's request can be aborted."""
         return self._stopped
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. Tokens after what ended the answer are not counted."""
+        """Token counts so far. Tokens after the end of the answer are not counted."""
         return Usage(
             prompt_tokens=self._last.prompt_tokens,
             completion_tokens=self._completion,
@@ -117,7 +116,7 @@ class OutputStream:
         )
 
     def take_ids(self) -> list[int]:
-        """Return the tokens since the last call, if they are kept."""
+        """Return the tokens since the last call, if `keep_ids`."""
         taken, self._ids = self._ids, []
         return taken
 
@@ -174,15 +173,20 @@ class OutputStream:
             self._flush_logprobs(events, held=_HELD)
 
     def _keep(self, entry: TokenLogprobs, *, within: bool | None) -> None:
-        """Keeps a token's entry for the event that it goes with; `within` reasoning or not, or of
-        a header, where what follows it tells."""
+        """Keep a token's log-probabilities for the event that they
+        belong to.
+
+        Args:
+            within: whether the token belongs to reasoning; None within a header, until that is
+                known.
+        """
         self._header.append(entry)
         if within is not None:
             (self._reasoned if within else self._logprobs).extend(self._header)
             self._header.clear()
 
     def _flush_logprobs(self, events: list[Event], *, held: int = 1) -> None:
-        """Sends entries of tokens without text, where there are `held` of a kind or more."""
+        """Send log-probabilities of tokens without text, if at least `held` of a kind wait."""
         if len(self._reasoned) >= held:
             events.append(Reasoning("", _taken(self._reasoned)))
         if len(self._logprobs) >= held:
@@ -252,7 +256,7 @@ class OutputStream:
 
 
 def _taken(entries: list[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """Empties a list of entries and returns what was in it."""
+    """Empty a list and return its former entries."""
     taken = tuple(entries)
     entries.clear()
     return taken
@@ -260,7 +264,7 @@ def _taken(entries: list[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a folded answer. `arguments` is the text of one JSON object, or its start."""
+    """A call of a folded answer. `arguments` is the text of one JSON object, or a prefix of it."""
 
     id: str
     name: str
@@ -269,12 +273,13 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, folded from its events.
+    """A whole answer, folded from its
+    events.
 
     Attributes:
         tool_calls: the complete calls.
-        unfinished: the call that the answer ended in; only the last can be.
-        finish: the terminal event; None if the events ended without one.
+        unfinished: the call in which the answer was truncated, if any.
+        finish: the last event; None if the events ended without one.
     """
 
     text: str = ""
@@ -287,7 +292,7 @@ class Answer:
 
 
 class Fold:
-    """Folds events into an `Answer`, one by one."""
+    """Folds events into an `Answer`."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -296,7 +301,7 @@ class Fold:
         self._answer = Answer()
 
     def add(self, event: Event) -> None:
-        """Takes the next event."""
+        """Add the next event."""
         match event:
             case Text(text, logprobs):
                 self._text.append(text)
@@ -316,7 +321,7 @@ class Fold:
                 self._answer.finish = event
 
     def answer(self) -> Answer:
-        """Return the answer that the events so far make."""
+        """Return the answer made of the events so far."""
         self._answer.text = "".join(self._text)
         self._answer.reasoning = "".join(self._reasoning)
         self._answer.unfinished = None
@@ -326,7 +331,7 @@ class Fold:
 
 
 def fold(events: Iterable[Event]) -> Answer:
-    """Return the whole answer that a stream of events spells."""
+    """Fold all events of an answer."""
     folding = Fold()
     for event in events:
         folding.add(event)

@@ -1,10 +1,10 @@
-"""Chat templates of models that were published without one: what their publisher's code writes.
+"""Chat templates for models that were published without one, derived from their
+publisher's code.
 
 DeepSeek V3.2's prompts are those of encoding/encoding_dsv32.py in its repository: reasoning of
-turns before the last question is left out, that between a question's tool calls stays.
-
-Falcon-OCR answers one question about one picture. What goes around further messages is not
-published: here each is written in its place, and an answer is followed by the token that ends it.
+earlier turns is left out, reasoning between the tool calls of the last turn stays. Falcon-OCR
+answers one question about one picture. How it formats further messages is not published: here each
+is written in its place, and an answer is followed by the token that ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FALCON_OCR = (
 """
 )
 
-# The publisher's prompt where it asks for no boxes and masks.
+# The publisher's prompt for questions without boxes and masks.
 _FALCON_PERCEPTION = (
     _TEXT
     + """\
@@ -46,7 +46,7 @@ _FALCON_PERCEPTION = (
 """
 )
 
-# The first token is where a picture stands.
+# The first token is the placeholder of the picture.
 _MOONDREAM3 = (
     _TEXT
     + """\
@@ -161,7 +161,7 @@ _OWN = {
 
 
 def own_template(config: Mapping[str, Any]) -> str | None:
-    """Return the template of a model by its `config.json`; None where models publish their own."""
+    """Return the template for a model's `config.json`; None if its publisher provides one."""
     name = str(config.get("model_type"))
     if name == "multi_modality" and config.get("gen_vision_config") is not None:
         return _JANUS

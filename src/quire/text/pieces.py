@@ -1,8 +1,9 @@
-"""The text of each token, known without decoding the tokens around it.
+"""The text of each token, computed without decoding its
+neighbours.
 
-The decoders of byte-level and SentencePiece-like tokenizers work token by token: a token's spelling
-becomes bytes, the bytes are joined, and the joined bytes are UTF-8. So a table from token id to
-bytes replaces the decoder. Only the start of a text may be treated in a way of its own.
+Decoders of byte-level and SentencePiece-like tokenizers work token by token: each token's spelling
+becomes bytes, and the joined bytes are UTF-8. So a table from token id to bytes replaces the
+decoder. Only the start of a text may need special treatment.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class PieceRule:
-    """How one token's spelling becomes bytes.
+    """How a token's spelling
+    becomes bytes.
 
     Attributes:
-        byte_level: spellings are GPT-2's stand-ins for bytes.
-        byte_fallback: a spelling such as `<0x0A>` is that byte.
-        replacements: (old, new) pairs applied to the spelling in this order.
-        marker: the first token of a text loses this character wherever it has it; "" for none.
-        strip: the text loses up to `strip_count` of this character at its start.
+        byte_level: whether spellings use GPT-2's characters for bytes.
+        byte_fallback: whether a spelling such as `<0x0A>` stands for that byte.
+        replacements: (old, new) pairs, applied to the spelling in order.
+        marker: character removed from the first token of a text; "" for none.
+        strip: character of which up to `strip_count` are removed from the start of a text.
     """
 
     byte_level: bool = False
@@ -40,7 +42,7 @@ class PieceRule:
     strip_count: int = 0
 
     def to_bytes(self, spelling: str) -> bytes:
-        """Return the bytes that a token of this spelling adds."""
+        """Return the bytes of a token with this spelling."""
         if self.byte_level:
             try:
                 return bytes([BYTE_OF[character] for character in spelling])
@@ -53,7 +55,7 @@ class PieceRule:
         return spelling.encode()
 
     def to_bytes_first(self, spelling: str) -> bytes:
-        """Like `to_bytes`, for the first token of a text, before `strip`."""
+        """Return the bytes of the first token of a text, before `strip` is applied."""
         return self.to_bytes(spelling.replace(self.marker, "") if self.marker else spelling)
 
 
@@ -64,7 +66,7 @@ def rule_of(backend: tokenizers.Tokenizer) -> PieceRule | None:
     config: dict[str, Any] = json.loads(backend.decoder.__getstate__())
     steps = config["decoders"] if config["type"] == "Sequence" else [config]
     rule: PieceRule | None = PieceRule()
-    joined = False  # whether a step before has made one text of all tokens
+    joined = False  # whether an earlier step joined the tokens
     for step in steps:
         if rule is None:
             return None
@@ -84,9 +86,11 @@ def _with_strip(rule: PieceRule, step: dict[str, Any]) -> PieceRule | None:
 
 
 def _with_step(rule: PieceRule, step: dict[str, Any]) -> PieceRule | None:
-    """`rule` followed by a step that treats each token alone, or None for a step not known."""
+    """Return `rule` extended by a decoder step that works on single tokens; None if the step is
+    unknown.
+    """
     if rule.byte_level or rule.byte_fallback:
-        return None  # what follows would see the text of several tokens
+        return None  # later steps would see joined tokens
     match step:
         case {"type": "ByteLevel"}:
             return replace(rule, byte_level=True) if rule == PieceRule() else None
@@ -104,14 +108,15 @@ def _with_step(rule: PieceRule, step: dict[str, Any]) -> PieceRule | None:
 
 
 class PieceTable(dict[int, str | bytes]):
-    """Token id -> text, or bytes where the token holds only a part of a character.
+    """Map from token id to text, or to bytes if the token is only part of a
+    character.
 
-    Fills itself as tokens are looked up, so that a large vocabulary costs nothing at start-up.
-    An id that the tokenizer does not have (vocabularies are padded) adds nothing.
+    Entries are computed on first use, so that large vocabularies cost nothing at start-up. An
+    unknown id (vocabularies are padded) has the text "".
 
     Args:
-        spelling_of: a token's spelling by its id; None for an id that is not there.
-        silent: ids that add nothing, such as special tokens that are not shown.
+        spelling_of: returns a token's spelling by its id; None for an unknown id.
+        silent: ids without text, such as special tokens that are not shown.
     """
 
     def __init__(
@@ -136,6 +141,6 @@ class PieceTable(dict[int, str | bytes]):
         return piece
 
     def first(self, token_id: int) -> bytes:
-        """Return the text of the token at the start of a text."""
+        """Return the bytes of a token at the start of a text."""
         spelling = self._spelling_of(token_id)
         return b"" if spelling is None else self.rule.to_bytes_first(spelling)

@@ -1,4 +1,4 @@
-"""Stop strings, found in text that comes in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from quire.core.errors import RequestError
 
 MAX_CHARACTERS = 4096
-"""Characters of all stop strings of a request together."""
+"""The most characters of all stop strings of a request together."""
 
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """A node of the automaton: some start of a stop string, the longest that the text ends in.
+    """A state of the automaton: the longest prefix of a stop string that the text
+    ends in.
 
     Attributes:
-        depth: characters of that start, all of which are held back.
-        fallback: the longest start that this one ends in; the root's is none.
-        stop: the longest stop string that ends here.
-        next: where each character leads that goes on with a stop string.
+        depth: length of the prefix, whose characters are held back.
+        fallback: state of the longest other prefix that this prefix ends in; None for the root.
+        stop: the longest stop string that ends in this state.
+        next: following states, by the next character of a stop string.
     """
 
     depth: int
@@ -39,10 +40,11 @@ class _State:
 
 
 class StopStrings:
-    """The stop strings of a request, compiled once for all choices.
+    """The stop strings of a request, compiled once for all
+    choices.
 
     Args:
-        stops: none means that all text passes at once.
+        stops: the stop strings; without any, all text passes at once.
 
     Raises:
         RequestError: a stop string is empty, or all together are too long.
@@ -64,14 +66,16 @@ class StopStrings:
 
 
 def _automaton(stops: Sequence[str]) -> _State:
-    """Aho and Corasick's automaton (CACM 18:6, 1975): memory linear in the stop strings."""
+    """Build the automaton of Aho and Corasick (CACM 18:6, 1975). Its size is linear in the stop
+    strings.
+    """
     root = _State(0)
     for stop in stops:
         state = root
         for character in stop:
             state = state.next.setdefault(character, _State(state.depth + 1, root))
         state.stop = stop
-    # Breadth first, so that the state to fall back to, which is less deep, is complete.
+    # Breadth first, so that fallback states, which are less deep, are complete.
     queue = deque(root.next.values())
     while queue:
         state = queue.popleft()
@@ -85,14 +89,14 @@ def _automaton(stops: Sequence[str]) -> _State:
 
 
 class StopMatcher:
-    """Lets text through up to the first stop string, holding back what may be a part of one.
+    """Passes text up to the first stop string, and holds back text that may
+    start one.
 
-    The stop string whose last character comes first wins, as the answer ends the moment one is
-    complete; of several that end there, the longest. What is let through does not depend on how
-    the text was cut. Takes time linear in the text, whatever the stop strings.
+    The stop string that is complete first wins; of several that end at the same character, the
+    longest. The result does not depend on how the text was cut, and the time is linear in the text.
 
     Args:
-        include: let the stop string through as well.
+        include: whether to pass the stop string too.
     """
 
     __slots__ = ("_held", "_include", "_matched", "_root", "_state")
@@ -105,9 +109,10 @@ class StopMatcher:
         self._matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be sent now, and the stop string if one is complete.
+        """Return the text that may be sent now, and the stop string if one is
+        complete.
 
-        After a match nothing is sent any more.
+        After a match no more text is returned.
         """
         root = self._root
         if self._matched is not None:
@@ -128,6 +133,6 @@ class StopMatcher:
         return text[:safe], None
 
     def flush(self) -> str:
-        """Return the text that was held back, when no text follows."""
+        """Return the text that was held back, as no text follows."""
         held, self._held, self._state = self._held, "", self._root
         return held

@@ -1,7 +1,8 @@
-"""Chat templates: messages to the prompt's text, as `apply_chat_template` of transformers 5 does.
+"""Chat templates: render messages to the prompt's text, like `apply_chat_template` of transformers
+5.
 
-A template is a program that came with the model, so it runs in jinja's immutable sandbox, sees
-plain JSON values only, and whatever it raises is an answer to the messages that it was given.
+A template is a program that comes with the model. So it runs in jinja's immutable sandbox and sees
+only plain JSON values, and any exception that it raises becomes an error of the request.
 """
 
 from __future__ import annotations
@@ -34,29 +35,30 @@ from quire.text.template_calls import (
 )
 from quire.text.template_files import DEFAULT, TOOL_USE, template_sources
 
-# A message's reasoning has had several names. The first is the one that most templates read.
+# Keys of a message's reasoning. The first is the one that most templates read.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-# Marks the end of a message that the model is to go on with. The private-use character does not
-# come up in templates.
+# Marks the end of a message that the model is to continue. The private-use character does not
+# occur in templates.
 _CONTINUE = "\ue0f0continue"
 _PROBE = "\ue0f1probe"
 _NO_MARKS: Mapping[str, str] = {}
 _SYSTEM_ROLES = ("system", "developer")  # before the user's message
-# What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
+# Characters that ASCII JSON escapes, except for the sentinels of `quire.text.controls`.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
 
 class NotContinued(RequestError):
-    """The last message has no text to go on with, or none that the template shows."""
+    """Raised if the last message has no text to continue, or if the template does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
-    """The forms of a message's content that a template reads.
+    """The forms of a message's content that a
+    template reads.
 
     Attributes:
-        text: one string.
-        parts: a list, `{"type": "text", "text": ...}` or media each.
+        text: whether it reads a string.
+        parts: whether it reads a list of parts, each `{"type": "text", "text": ...}` or media.
     """
 
     text: bool
@@ -64,15 +66,16 @@ class ContentForms:
 
 
 class ChatTemplate:
-    """A model's chat templates, compiled.
+    """A model's compiled chat
+    templates.
 
     Args:
-        sources: template text by name. "default" serves, and "tool_use" where there are tools.
-        special_tokens: names such as `bos_token` and their text, visible to the template.
+        sources: template texts by name. "tool_use" is used for requests with tools, "default"
+            otherwise.
+        special_tokens: texts by name, such as `bos_token`, visible to the template.
 
     Attributes:
-        variables: what the templates read from outside; tells whether `enable_thinking`, say, has
-            an effect.
+        variables: names of the variables that the templates read, such as `enable_thinking`.
 
     Raises:
         ModelError: a template is not valid jinja.
@@ -101,31 +104,33 @@ class ChatTemplate:
 
     @classmethod
     def open(cls, folder: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Compile the templates of a model folder; there may be none (see `exists`).
+        """Compile the templates of a model folder. There may be none, see
+        `exists`.
 
         Raises:
-            ModelError: a file cannot be understood.
+            ModelError: a file cannot be read.
         """
         return cls(template_sources(Path(folder)), special_tokens)
 
     @property
     def exists(self) -> bool:
-        """Whether the model has a chat template at all."""
+        """Whether the model has a chat template."""
         return bool(self._sources)
 
     @property
     def source(self) -> str:
-        """The text of all templates, for choosing a dialect by what they write."""
+        """The text of all templates, from which the dialect is chosen."""
         return "\n".join(self._sources.values())
 
     def content_forms(self, role: str, *, tools: bool = False) -> ContentForms:
-        """Return the content forms that the template renders for messages of this role.
+        """Return the forms of content that the template renders for messages of
+        this role.
 
-        Templates differ: some write a message's content out, some go through its parts, some do
-        either. One that shows neither, for whatever reason, is given what there is.
+        Some templates write a message's content, some iterate over its parts, some do either. If a
+        template shows neither form, both are reported.
 
         Args:
-            tools: there are some, for which there may be another template.
+            tools: whether the request has tools, for which there may be another template.
         """
         key = role, tools
         if key not in self._forms:
@@ -135,18 +140,20 @@ class ChatTemplate:
         return self._forms[key]
 
     def _shows_text(self, role: str, content: Any, tools: bool) -> bool:
-        """Return whether a text comes out in full that is, or is in, a message's content."""
+        """Return whether the template shows the probe text that a message's content is,
+        or holds.
+        """
         messages: list[Message] = [{"role": role, "content": content}]
         if role != "user":
             messages.insert(1 if role in _SYSTEM_ROLES else 0, self._probe("user", tools))
         try:
-            # A list that is written out shows an escape.
+            # The probe contains a character that is escaped if a list is written as Python text.
             return _PROBE in self._render(messages, tools=[] if tools else None)
         except RequestError:
             return False
 
     def _probe(self, role: str, tools: bool) -> Message:
-        """Return a message that the template can read."""
+        """Return a short message that the template can read."""
         text = self.content_forms(role, tools=tools).text
         return {"role": role, "content": "?" if text else [_text_part("?")]}
 
@@ -154,7 +161,7 @@ class ChatTemplate:
         return self._render(messages, tools=tools)
 
     def _with_calls(self, message: Message, tools: bool) -> list[Message]:
-        """Return a message with its calls in the form in which the template shows them."""
+        """Return a message with its calls in the form that the template shows."""
         if not message.get("tool_calls"):
             return [message]
         key = "content" not in message, tools
@@ -166,7 +173,7 @@ class ChatTemplate:
     def _with_tools(
         self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[Message]:
-        """Return the messages with the tools in the system message, if the template reads them
+        """Return the messages, with the tools in the system message if the template reads them
         there.
         """
         if not tools:
@@ -178,9 +185,10 @@ class ChatTemplate:
         return with_tools(messages, tools, self._tools_form, content="" if text else [])
 
     def _media_text(self, kind: str, mark: str) -> str | None:
-        """Return the text that the template renders for one media item, including `mark`.
+        """Return the text that the template writes for one media item, including
+        `mark`.
 
-        None where it takes no parts, or where the media does not stay there.
+        Return None if the template takes no parts, or moves media elsewhere.
         """
         parts = [_text_part(_PROBE), {"type": kind}, _text_part(_PROBE)]
         try:
@@ -199,21 +207,21 @@ class ChatTemplate:
         marks: Mapping[str, str] = _NO_MARKS,
         **kwargs: Any,
     ) -> str:
-        """Return the prompt's text.
+        """Return the
+        prompt's text.
 
         Args:
-            messages: OpenAI-shaped messages, plain JSON values. Keys that hold None are left out.
-            tools: OpenAI-shaped tools; None for none.
-            add_generation_prompt: end with the opening of the assistant's turn.
-            continue_final: end with the text of the last message, for the model to go on with it;
-                no generation prompt then. Blanks at its end stay, which templates may trim where a
-                message is complete: they are part of what the client has.
-            marks: what stands for media in a text, by kind, where the template takes no parts.
-            kwargs: more variables for the template, e.g. `enable_thinking`.
+            messages: messages in OpenAI's form, as plain JSON values. Keys with None are left out.
+            tools: tools in OpenAI's form; None for none.
+            add_generation_prompt: whether to end with the opening of the assistant's turn.
+            continue_final: whether to end with the text of the last message, which the model
+                continues, without a generation prompt. White space at its end is kept.
+            marks: placeholders of media by kind, for templates that take no parts.
+            kwargs: further variables for the template, e.g. `enable_thinking`.
 
         Raises:
             RequestError: the template refuses the messages, or there is no template.
-            NotContinued: the last message is none to go on with.
+            NotContinued: the last message cannot be continued.
         """
         if not messages:
             raise RequestError("messages: at least one message is needed", param="messages")
@@ -229,10 +237,11 @@ class ChatTemplate:
         return self._render(conversation, **kwargs)
 
     def _render_started(self, conversation: list[Message], **kwargs: Any) -> str:
-        """Return the prompt's text up to the end of the last message's.
+        """Return the prompt's text up to the end of the last
+        message's text.
 
-        A template may read a text and leave its end out, such as reasoning that is not closed. The
-        whole text then stands where the template starts to write one.
+        A template may drop the end of a text, such as reasoning that is not closed. The whole text
+        is then inserted where the template starts to write the message's text.
         """
         *before, last = conversation
         started = _text_to_continue(last)
@@ -261,9 +270,11 @@ class ChatTemplate:
         return message
 
     def _joined(self, parts: Sequence[Mapping[str, Any]], marks: Mapping[str, str]) -> str:
-        """Texts, with what a template that takes parts writes for media between them.
+        """Join texts and media to one string, for a template that takes
+        no parts.
 
-        Where there is no such template a mark and a line's end stand for media.
+        Media is written as by the template's form with parts, if it has one for another role; else
+        as a mark and a line end.
         """
         kinds = {part["type"] for part in parts} - {"text"}
         written = {kind: self._media_text(kind, marks[kind]) for kind in kinds & marks.keys()}
@@ -283,10 +294,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Render messages unchanged.
+        """Render messages without
+        changing them.
 
         Raises:
-            RequestError: it refuses them, or there is none.
+            RequestError: the template refuses the messages, or there is no template.
         """
         template = self._choose(tools)
         variables = self._special_tokens | {"documents": None} | kwargs
@@ -324,7 +336,9 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message without its nulls, its reasoning under each name that templates read."""
+    """Return the message without null values, and with its reasoning under each key that templates
+    read.
+    """
     seen = {key: value for key, value in message.items() if value is not None}
     for name in _REASONING_NAMES:
         if name in seen:
@@ -333,7 +347,7 @@ def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_to_continue(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, or the last one of its parts'."""
+    """Return the text of a message, or of the last part that has one."""
     content = message.get("content")
     parts = [_text_part(content)] if isinstance(content, str) else content or ()
     for part in reversed(parts):
@@ -343,7 +357,7 @@ def _text_to_continue(message: Mapping[str, Any]) -> str:
 
 
 def _with_text(message: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return the message with another `_text_to_continue`."""
+    """Return the message with another text in place of `_text_to_continue`."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": text}
@@ -355,7 +369,7 @@ def _with_text(message: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it only renders."""
+    """Renders `{% generation %}`, which marks the assistant's text for training, without effect."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja's own interface)
 
@@ -366,7 +380,9 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Dict:
-    """`dict` for templates: makes dictionaries, and is not Python's class with all its methods."""
+    """The function `dict` of templates: it makes dictionaries, but exposes none of the class's
+    methods.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -376,7 +392,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """jinja's `namespace` without names that reach into Python's own."""
+    """jinja's `namespace`, refusing names that reach into Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay usable as a keyword
         names = dict(*args[1:], **kwargs)
@@ -401,7 +417,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialize like transformers. Jinja's own filter would escape HTML characters."""
+    """Serialize like transformers; jinja's own filter would escape HTML characters."""
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,8 +1,9 @@
-"""The forms in which a chat template reads a history of calls, and the tools.
+"""The forms in which a chat template reads the history's calls, and
+the tools.
 
-Templates differ: some write a call only where the content is null, some join the arguments to a
-text, some read the tools from the system message. A template is tried once with small
-conversations; the first form in which the call comes out whole is the one that it is given.
+Templates differ: some write a call only if the content is null, some concatenate the arguments as
+text, some read the tools from the system message. Each template is tried once with small
+conversations; the first form in which the call is rendered completely is used.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from quire.core.errors import RequestError
 
 Message = dict[str, Any]
 Render = Callable[[list[Message], Sequence[Mapping[str, Any]] | None], str]
-"""Renders messages as they are, with these tools; raises `RequestError` if that is refused."""
+"""Renders messages as they are, with these tools; raises `RequestError` if the template refuses."""
 
 _NAME, _KEY, _VALUE, _SAID = "probed_function", "probed_key", "probed_value", "probed text"
-_ID = "probeid01"  # nine letters or digits, as Mistral's templates ask
+_ID = "probeid01"  # nine letters or digits, as Mistral's templates require
 _ARGUMENTS = {_KEY: _VALUE}
 _TOOL = {
     "type": "function",
@@ -33,12 +34,13 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a template reads a message with calls.
+    """How a template reads a message
+    with calls.
 
     Attributes:
-        content: what stands for a content that is empty; "absent" leaves the key out.
-        text: the arguments are the text of a JSON object.
-        apart: a content that is not empty needs a message of its own, before the calls'.
+        content: how empty content is written; "absent" leaves the key out.
+        text: whether the arguments are the text of a JSON object, instead of the object.
+        apart: whether content that is not empty goes into its own message, before the calls.
     """
 
     content: Literal["absent", "null", "empty"] = "absent"
@@ -46,7 +48,7 @@ class CallForm:
     apart: bool = False
 
     def written(self, message: Message) -> list[Message]:
-        """Return the message in this form."""
+        """Return the message in this form, perhaps as two messages."""
         calls = [self._call(call) for call in message["tool_calls"]]
         if not message.get("content"):
             return [self._without_content(message, calls)]
@@ -73,12 +75,13 @@ class CallForm:
 
 
 def call_form(render: Render, user: Message, *, absent: bool, tools: bool) -> CallForm:
-    """Return the form in which a template shows a call.
+    """Return the form in which a template shows
+    a call.
 
     Args:
-        user: a message that the template takes from the user.
-        absent: the content is absent or null; else it is the empty text.
-        tools: there are some.
+        user: a user message that the template accepts.
+        absent: whether the content is absent or null, instead of the empty text.
+        tools: whether the request has tools.
     """
     shown: CallForm | None = None
     contents: tuple[Literal["absent", "null", "empty"], ...] = (
@@ -97,7 +100,9 @@ def call_form(render: Render, user: Message, *, absent: bool, tools: bool) -> Ca
 
 
 def _shows(render: Render, user: Message, form: CallForm, said: str, tools: bool) -> bool:
-    """Return whether a call is rendered with its name and its arguments, not as Python's text."""
+    """Return whether a call is rendered with its name and arguments, not as Python's
+    representation.
+    """
     call = {
         "id": _ID,
         "type": "function",
@@ -115,15 +120,17 @@ def _shows(render: Render, user: Message, form: CallForm, said: str, tools: bool
 
 
 ToolsForm = Literal["variable", "list", "text"]
-"""The place from which a template reads tools: the variable `tools`, or the system message's
-`tools` as a list or as its text."""
+"""Where a template reads tools: the variable `tools`, or `tools` of the system message, as a list
+or as text.
+"""
 
 
 def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
-    """Return the place from which a template reads tools.
+    """Return where a template
+    reads tools.
 
     Args:
-        user, system: messages that the template takes.
+        user, system: messages that the template accepts.
     """
     places: tuple[ToolsForm, ...] = ("variable", "list", "text")
     for form in places:
@@ -139,18 +146,18 @@ def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
 def with_tools(
     messages: list[Message], tools: Sequence[Mapping[str, Any]], form: ToolsForm, content: Any
 ) -> list[Message]:
-    """Return the messages with the tools in the system message, where the template reads them
-    there.
+    """Return the messages, with the tools in the system message if the template reads
+    them there.
 
     Args:
-        content: an empty content, for a system message where there is none.
+        content: empty content, for a new system message.
     """
     if form == "variable":
         return messages
     at = next((i for i, each in enumerate(messages) if each.get("role") == "system"), None)
     if at is None:
         messages, at = [{"role": "system", "content": content}, *messages], 0
-    # Phi-4-mini's model card gives the functions themselves.
+    # Phi-4-mini's model card passes the functions, without the objects around them.
     functions = [tool.get("function", tool) for tool in tools]
     given = json.dumps(functions, ensure_ascii=False) if form == "text" else list(tools)
     return [*messages[:at], {**messages[at], "tools": given}, *messages[at + 1 :]]

@@ -1,4 +1,4 @@
-"""The files of a model folder that hold its chat templates."""
+"""Reads chat templates from the files of a model folder."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TOOLS = re.compile(r"\btools\b")
 
 
 def template_sources(folder: Path) -> dict[str, str]:
-    """Read the templates of a model folder, by name; there may be none.
+    """Read the templates of a model folder, by name; there may
+    be none.
 
-    Files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take the place of
-    what others say. `chat_template.json`, a processor's, goes before `tokenizer_config.json`,
-    whose template may be that of the decoder alone (Qwen2.5-VL): it serves where there are
-    tools, if the other knows none. A model whose prompts are made by its publisher's code has
-    the template of `own_templates`.
+    Template files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) replace all
+    others. `chat_template.json`, a processor's, precedes `tokenizer_config.json`, whose template
+    may be that of the text decoder alone (Qwen2.5-VL); that one then serves requests with tools, if
+    the first does not know tools. Models without any may have a template in `own_templates`.
 
     Raises:
-        ModelError: a file cannot be understood.
+        ModelError: a file cannot be read.
     """
     sources: dict[str, str] = {}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):

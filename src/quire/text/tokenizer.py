@@ -1,9 +1,10 @@
-"""Text to token ids and back, from a model folder, with the `tokenizers` library alone.
+"""Text to token ids and back, from the files of a model folder, with the `tokenizers`
+library.
 
-Follows what `AutoTokenizer` of transformers 5 does with the same files, so that ids and texts
-agree: `tokenizer.json` is the tokenizer, start and end tokens are added as its post-processor
-says, and `tokenizer_config.json` (or, where that lists no added tokens, `special_tokens_map.json`)
-may name or add special tokens.
+It treats the files as `AutoTokenizer` of transformers 5 does, so that ids and texts agree:
+`tokenizer.json` is the tokenizer, start and end tokens are added as its post-processor says, and
+`tokenizer_config.json` (or, if that lists no added tokens, `special_tokens_map.json`) may name
+or add special tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from quire.text.codec import Codec, LocalCodec
 from quire.text.pieces import PieceTable
 
 _PIECE, _AT_A_CUT = 1 << 16, 16
-"""Characters that `count_at_least` encodes at once, and tokens by which a cut may change a count.
-The library takes some 400 bytes a token for as long as it encodes."""
+"""Characters that `count_at_least` encodes at once, and the most tokens by which a cut changes the
+count. The library takes some 400 bytes a token while it encodes.
+"""
 
 _CONFIG = "tokenizer_config.json"
 _NAMED = (
@@ -38,17 +40,18 @@ _NAMED = (
 
 
 class Tokenizer:
-    """A model's tokenizer. Immutable once open; any thread may use it.
+    """A model's tokenizer. Immutable once open; any thread may
+    use it.
 
     Attributes:
-        path: the folder.
+        path: the model folder.
         codec: encodes and decodes, here or in another process.
-        special_tokens: text of the named special tokens, e.g. `bos_token`; what templates see.
+        special_tokens: texts of named special tokens, e.g. `bos_token`, for templates.
         special_ids: ids of all tokens marked special.
         eos_ids: ids that end an answer, from `generation_config.json`, `config.json` and the
             tokenizer together.
         eos_id: id of the tokenizer's own end token; None if it has none.
-        vocab_size: one more than the highest id. A model's embedding may have more rows.
+        vocab_size: one more than the highest id; a model's embedding may have more rows.
     """
 
     def __init__(
@@ -75,10 +78,11 @@ class Tokenizer:
 
     @classmethod
     def open(cls, folder: str | Path) -> Tokenizer:
-        """Reads a model folder.
+        """Open the tokenizer of a model
+        folder.
 
         Raises:
-            ModelError: `tokenizer.json` is missing, or a file cannot be understood.
+            ModelError: `tokenizer.json` is missing, or a file cannot be read.
         """
         folder = Path(folder)
         file = folder / "tokenizer.json"
@@ -102,28 +106,30 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """Text -> id of the tokens that are matched whole, special or not."""
+        """Ids of the added tokens, special or not, by text."""
         return self._added
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of
+        a text.
 
-        Takes about a microsecond a token; other threads run meanwhile. A lone surrogate, which
-        JSON can spell but UTF-8 cannot, is read as U+FFFD.
+        Takes about a microsecond a token and releases the interpreter's lock. A lone surrogate,
+        which JSON can express but UTF-8 cannot, is read as U+FFFD.
 
         Args:
-            add_special_tokens: add what the tokenizer's post-processor adds, such as a start
-                token. Not for rendered chat templates, which hold theirs already.
+            add_special_tokens: whether to add what the tokenizer's post-processor adds, such as a
+                start token. False for rendered chat templates, which already contain it.
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return self.codec.encode(text, add_special_tokens)
 
     def count_at_least(self, text: str, enough: int) -> int:
-        """Return a number of tokens that a text has at least, in memory that does not grow with it.
+        """Return a lower bound of a text's number of tokens, in memory that does not grow with the
+        text.
 
-        Encodes piece by piece, and stops where the pieces have more than `enough` tokens. Up to
-        there the number falls short of the exact one by at most some tokens a piece.
+        The text is encoded piece by piece until the count exceeds `enough`. Each piece lowers the
+        bound by at most a few tokens.
         """
         count = 0
         for start in range(0, len(text), _PIECE):
@@ -134,19 +140,21 @@ class Tokenizer:
         return count
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of a whole sequence. For tokens that still come, use a `Detokenizer`."""
+        """Return the text of a whole sequence. To decode tokens as they arrive, use a
+        `Detokenizer`.
+        """
         return self.codec.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token by its spelling in the vocabulary, if it is there."""
+        """Return the id of a token by its spelling in the vocabulary; None if unknown."""
         return self.codec.token_id(token)
 
     def token_text(self, token_id: int) -> str | None:
-        """Return a token's spelling in the vocabulary (not its text), if it is there."""
+        """Return a token's spelling in the vocabulary (not its text); None if unknown."""
         return self.codec.token_text(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds within a text; empty for an id that is not there."""
+        """Return the bytes that a token adds within a text; empty for an unknown id."""
         if self._all is None:
             return self.decode([token_id]).encode()
         piece = self._all[token_id]
@@ -158,7 +166,7 @@ class Tokenizer:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    """`tokenizer_config.json`, completed as transformers does for files of older versions."""
+    """Return `tokenizer_config.json`, completed as transformers does for older files."""
     config = read_object(folder / _CONFIG)
     if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
         config["extra_special_tokens"] = config.pop("additional_special_tokens")
@@ -171,7 +179,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises `ModelError` for what stands in the place of a token, and is none."""
+    """Raise `ModelError` if an entry for a token is neither a text nor a token's description."""
     extra, listed = config.get("extra_special_tokens"), config.get("added_tokens_decoder", {})
     found = {
         name: token
@@ -210,11 +218,11 @@ def _add_tokens(
     config: Mapping[str, Any],
     named: Mapping[str, str | dict[str, Any]],
 ) -> None:
-    """Makes the tokenizer know the tokens that only its configuration lists."""
+    """Add the tokens that only the configuration lists to the tokenizer."""
     names = {_content(token) for token in named.values()}
     listed = config.get("added_tokens_decoder", {})
     in_order = sorted(listed.items(), key=lambda item: int(item[0]))
-    # All at once: each call looks at all added tokens, of which some models have thousands.
+    # One call for all: each call scans all added tokens, and some models have thousands.
     backend.add_tokens(
         [_added_token(entry, special=_content(entry) in names) for _, entry in in_order]
     )
@@ -228,7 +236,7 @@ def _add_tokens(
 
 
 def _added_token(entry: str | dict[str, Any], *, special: bool) -> tokenizers.AddedToken:
-    """Return an entry as the library wants it; `special` marks it so even if the entry does not."""
+    """Return the library's object for an entry; `special` marks it as special in any case."""
     if isinstance(entry, str):
         return tokenizers.AddedToken(entry, special=special)
     flags = {

@@ -1,19 +1,20 @@
-"""Cuts what Claude Code changes in its prompts with each request.
+"""Removes the parts of Claude Code's prompts that change with each
+request.
 
-Two things differ from request to request though nothing was said: a billing header at the head of
-the system prompt, and a countdown of tokens behind user messages and tool results. Either makes the
-prompts part early, so that nothing after it can be read from the prefix cache. Their shapes, as
-seen on the wire (anthropics/claude-code issues 68900 and 90342):
+Two parts differ from request to request in an unchanged conversation: a billing header at the start
+of the system prompt, and a countdown of tokens after user messages and tool results. Nothing after
+a changed part can come from the prefix cache. Their forms, as observed (anthropics/claude-code
+issues 68900 and 90342):
 
     x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=sdk-cli; cch=36ee5;
     <total_tokens>14999841 tokens left</total_tokens>
 
-The header is a system block of its own, or the first line of a system prompt sent as one text. The
-countdown is a block or message of its own, the last paragraph of a text, or a paragraph of the
-system prompt; it may be wrapped in `<system-reminder>`. Text that merely mentions them is left as
-it came, and so are assistant messages.
+The header is a separate system block, or the first line of a system prompt that is one text. The
+countdown is a separate block or message, the last paragraph of a text, or a paragraph of the system
+prompt; it may be wrapped in `<system-reminder>`. Text that merely mentions them is not changed, nor
+are assistant messages.
 
-Works on the messages of either protocol: OpenAI's, or Anthropic's with its `system` beside them.
+Handles messages of OpenAI's protocols, and Anthropic's with its separate `system`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ Content = str | Sequence[Block]
 
 
 def drop_from_system(system: Content) -> str | list[Block]:
-    """Return a system prompt, as one text or as blocks, without header and countdown.
+    """Return a system prompt, as one text or as blocks, without header and
+    countdown.
 
-    Blocks of which nothing is left are gone from the list.
+    Blocks that become empty are removed.
     """
     if isinstance(system, str):
         return _clean_system_text(system, first=True)
@@ -56,10 +58,11 @@ def drop_from_system(system: Content) -> str | list[Block]:
 
 
 def drop_from_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages without header and countdown. Unchanged messages are the same objects.
+    """Return the messages without header and countdown. Unchanged messages are the same
+    objects.
 
-    A message that was nothing but a countdown is gone, unless it is the first: it then is what the
-    user asks about.
+    A message that consists of a countdown is removed, unless it is the first, which then is the
+    user's question.
     """
     kept: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):

@@ -1,4 +1,6 @@
-"""Dialects: from a model's tokens to reasoning, text and tool calls, and the registry."""
+"""Dialects turn a model's tokens into reasoning, text and tool calls. This module is their
+registry.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ __all__ = [
     "named",
 ]
 
-# In the order in which they are asked whether they know a template: the more special first.
+# In the order in which they are tried on a template: the more specific first.
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
@@ -75,10 +77,11 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def named(name: str) -> Dialect:
-    """Return the dialect of a name.
+    """Return the dialect with
+    this name.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such dialect.
     """
     if name not in DIALECTS:
         raise ModelError(f"no dialect {name!r}; there are {', '.join(DIALECTS)}")
@@ -86,12 +89,13 @@ def named(name: str) -> Dialect:
 
 
 def choose_dialect(template: str, model_type: str, override: str | None = None) -> Dialect:
-    """Return the dialect of a model.
+    """Return the dialect of
+    a model.
 
     Args:
-        template: the source of its chat template; empty if it has none.
-        model_type: as its `config.json` says.
-        override: the name that `--dialect` gave.
+        template: source of the chat template; empty if there is none.
+        model_type: the `model_type` of `config.json`.
+        override: the name given by `--dialect`.
 
     Raises:
         ModelError: no dialect has the name `override`.

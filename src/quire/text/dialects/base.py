@@ -1,8 +1,8 @@
-"""The interface of dialects: how a family of models writes reasoning and tool calls.
+"""The interface of dialects: how a family of models writes reasoning and
+tool calls.
 
-A dialect gives three things: a parser from tokens to deltas, the tokens that open and close a
-reasoning, and a grammar that forces tool calls. Each lives in a module of its own and has one line
-in the registry of this package.
+A dialect has a parser from tokens to deltas, the markers that open and close reasoning, and a
+grammar that forces tool calls. Each dialect is one module and one line in this package's registry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.text.events import Delta
 from quire.text.tokenizer import Tokenizer
 
 THINK = ("<think>", "</think>")
-"""The markers of reasoning that most families have."""
+"""The markers of reasoning that most families use."""
 
 Schema = Mapping[str, Any]
 """A JSON schema, as a client sent it."""
@@ -34,14 +34,15 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The part of a tokenizer that dialects need.
+    """The part of a tokenizer that
+    dialects need.
 
     Attributes:
-        added: text and id of every added token, special or not. A dialect's marker that is in here
-            is recognised by its id alone; text that merely spells it stays text.
-        encode: ids of a text in which added tokens stand for themselves, without bos or eos.
-        decode: text of ids, added tokens included.
-        names: `added` the other way round.
+        added: ids of all added tokens by text. A marker among them is recognised by its id alone;
+            text that merely spells it stays text.
+        encode: encodes a text, matching added tokens, without bos or eos.
+        decode: decodes ids, including added tokens.
+        names: texts of all added tokens by id.
     """
 
     added: Mapping[str, int]
@@ -54,13 +55,13 @@ class Vocabulary:
         object.__setattr__(self, "names", names)
 
     def ids_of(self, text: str) -> tuple[int, ...]:
-        """Return the ids of one or several markers: a single id if they are one added token."""
+        """Return the ids of a text of markers: a single id if the text is one added token."""
         token_id = self.added.get(text)
         return tuple(self.encode(text)) if token_id is None else (token_id,)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return a tokenizer as dialects see it."""
+    """Return the part of a tokenizer that dialects need."""
     return Vocabulary(
         tokenizer.added_tokens,
         lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -70,10 +71,11 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A complete tool call. `arguments` is the text of one JSON object.
+    """A complete tool call. `arguments` is the text of one JSON
+    object.
 
     Attributes:
-        id: the id that the model itself gave the call, in grammars that have one.
+        id: the id that the model wrote, in dialects whose calls have ids.
     """
 
     name: str
@@ -82,44 +84,51 @@ class Call:
 
 
 class Parser(Protocol):
-    """Turns one answer's tokens into deltas. Made for one request, used once.
+    """Turns one answer's tokens into deltas. Made for one request,
+    used once.
 
-    A call starts when its name is known to be a tool's, and its arguments follow as they are
-    written, as far as they can no longer change. `ToolCallEnded` says that it is complete: one that
-    is cut off never ends. What turns out to be no call comes as text, whole, unless something of it
-    was sent: then `ToolCallBroken` ends the answer.
+    A call starts once its name is known to be a tool's. Its arguments follow as they are written,
+    as far as they cannot change any more. `ToolCallEnded` marks a complete call; a truncated call
+    has none. Text that turns out not to be a call is emitted as text, unless a part of it was sent
+    as a call: then `ToolCallBroken` ends the answer.
     """
 
     @property
     def thinking(self) -> bool | None:
-        """Whether the next ordinary token is part of reasoning; None within a header that has yet
-        to say what follows it."""
+        """Whether the next ordinary token belongs to reasoning; None within a message header that
+        has not yet said what follows.
+        """
         ...
 
     @property
     def owned(self) -> frozenset[int]:
-        """Ids of the tokens that are structure: never detokenised, see `feed`."""
+        """Ids of structural tokens, which are never detokenized; see `feed`."""
         ...
 
     def feed(self, token_id: int, piece: str) -> list[Delta]:
-        """Takes one token.
+        """Process one token. Return the deltas that it
+        completes.
 
         Args:
-            token_id: the token, or -1 for text that comes without one.
-            piece: the text that the token completed. For an owned token, text from before it
-                that the detokeniser still held.
+            token_id: the token, or -1 for text without a token.
+            piece: the text that the token completes. For an owned token, earlier text that the
+                detokenizer still held.
         """
         ...
 
     def finish(self, reason: FinishReason) -> list[Delta]:
-        """Takes the end. What is held comes out: a complete call as a call, anything else as text,
-        except that of a call cut off by anything but an end token only the start comes."""
+        """Process the end of the answer. Return the remaining
+        deltas.
+
+        Held text becomes a call if it is complete, else text. Of a call that was truncated by
+        anything but an end token only the start is emitted.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The state in which an answer starts. A request's parser is made from it."""
+    """The state in which an answer starts: the prompt and the tools. A parser is made from it."""
 
     prompt_ids: Sequence[int]
     tools: Mapping[str, Tool]
@@ -128,11 +137,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The calls that a grammar forces: one of `tools`, or several if `parallel`.
+    """The calls that a grammar must enforce: one of `tools`, or several if
+    `parallel`.
 
     Attributes:
-        tools: with schemas whose types are JSON Schema's.
-        on_unenforced: called with `tool: path: keyword` for what the grammar leaves open.
+        tools: the tools; types in their schemas are mapped to JSON Schema's.
+        on_unenforced: called with `tool: path: keyword` for each keyword that the grammar does not
+            enforce.
     """
 
     tools: Sequence[Tool]
@@ -147,13 +158,14 @@ class Forced:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Message headers of dialects that write reasoning and answers as separate messages.
+    """Message headers, for dialects that write reasoning and answer as separate
+    messages.
 
-    Their grammars hold the headers, and the reasoning before them too.
+    Grammars of these dialects include the headers, and the reasoning before them.
 
     Attributes:
-        before: the lark term that goes before a bound answer.
-        reasoning_end: what ends reasoning under a grammar, which then says what may follow.
+        before: returns the lark term that precedes a constrained answer.
+        reasoning_end: the marker that ends reasoning under a grammar.
     """
 
     before: Callable[[Vocabulary], str]
@@ -162,19 +174,22 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One grammar of reasoning and tool calls.
+    """One notation of reasoning and
+    tool calls.
 
     Attributes:
-        name: what `--dialect` calls it.
-        recognises: whether a chat template and a `model_type` speak it.
+        name: the name for `--dialect`.
+        recognises: whether a chat template or a `model_type` uses this dialect.
         build: makes the parser of one request.
-        reasoning: texts that open and close reasoning; None if the family has none.
-        forced: lark source for llguidance that lets only tool calls through; None if forcing a
-            call is not offered.
-        openers: markers that start a call; the first that is a token of its own binds strict calls.
-        strict: lark source that binds strict calls: of one stretch that starts with an opener, or
-            of the whole answer where there are no openers. None: `forced`, from each opener on.
-        frame: None where an answer has no header.
+        reasoning: the texts that open and close reasoning; None if the family does not reason.
+        forced: returns a lark grammar for llguidance that allows only tool calls; None if calls
+            cannot be forced.
+        openers: markers that start a call. Strict calls are constrained from the first of them that
+            is one token.
+        strict: returns a lark grammar of strict calls: of the text from an opener on, or of the
+            whole answer if there are no openers. None means that `forced` is used from each opener
+            on.
+        frame: message headers; None if answers have none.
     """
 
     name: str
@@ -189,17 +204,20 @@ class Dialect:
     def parser(
         self, prompt_ids: Sequence[int], tools: Sequence[Tool], vocabulary: Vocabulary
     ) -> Parser:
-        """Return a parser in the state that the prompt leaves.
+        """Return a parser in the state in which the prompt leaves the
+        answer.
 
         Args:
-            prompt_ids: the prompt. Only what follows its last turn marker is looked at, so a
-                marker that a user wrote does not open reasoning.
-            tools: what may be called. Without tools, call markers are plain text.
+            prompt_ids: the prompt. Only the part after its last turn marker matters, so a marker
+                that a user wrote does not open reasoning.
+            tools: the tools that may be called. Without any, call markers are plain text.
         """
         return self.build(Start(prompt_ids, {tool.name: tool for tool in tools}, vocabulary))
 
     def thinking(self, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Ids that open and that close reasoning, for thinking budgets; None if it has none."""
+        """Return the ids that open and that close reasoning, for thinking budgets; None if it has
+        none.
+        """
         if self.reasoning is None:
             return None
         opening, closing = self.reasoning
@@ -216,10 +234,11 @@ class Dialect:
         vocabulary: Vocabulary,
         on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str | None:
-        """Return a Lark source that binds unforced calls to the schemas of their tools.
+        """Return a lark grammar that constrains unforced calls to the schemas of
+        their tools.
 
-        It binds what starts with `opener`, or if `openers` is empty the whole answer. None if
-        nothing tells where a call starts.
+        It applies from `opener` on, or to the whole answer if `openers` is empty. Return None if no
+        token marks where a call starts.
 
         Args:
             on_unenforced: see `Forced`.
@@ -243,15 +262,16 @@ class Dialect:
         vocabulary: Vocabulary,
         on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str:
-        """Lark source for llguidance under which the answer is nothing but tool calls.
+        """Return a lark grammar for llguidance that allows nothing but
+        tool calls.
 
         Args:
-            name: the one tool to call; None lets the model choose.
+            name: the tool to call; None lets the model choose.
             parallel: whether several calls may follow each other.
             on_unenforced: see `Forced`.
 
         Raises:
-            RequestError: no such tool, or the dialect cannot force calls.
+            RequestError: there is no such tool, or the dialect cannot force calls.
         """
         if self.forced is None:
             raise RequestError(

@@ -40,7 +40,9 @@ _BEGIN = named_call(
 
 
 def _read_fenced(body: Body, tools: Tools) -> Reading:
-    """Known tools alone: the template has the model call `directly_answer` where it needs none."""
+    """Read calls of known tools. The template has the model call `directly_answer` if it needs no
+    tool.
+    """
     fence = _FENCE.match(body.text)
     at = fence.end() if fence is not None else 0
     reading = read_json_calls(Body(body.text[at:], closed=body.closed), tools)

@@ -1,4 +1,5 @@
-"""DSML: calls as DeepSeek V3.2 and V4 write them.
+"""DSML: the notation of tool calls of DeepSeek V3.2
+and V4.
 
 Source: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2, and encoding_dsv4.py of V4. Calls
 stand between `<｜DSML｜function_calls>` (V4: `tool_calls`) and its closing tag, each as
@@ -31,7 +32,9 @@ _ENDED = re.compile(rf"{_PARAMETER_END}|\n?(?={_PARAMETER}|{_INVOKE_END})")
 
 
 def _value(tool: Tool, key: str, is_text: str | None, text: str) -> Any:
-    """Return the value of an argument. Without `string`, its schema gives the type."""
+    """Parse the value of an argument. Without a `string` attribute the tool's schema gives the
+    type.
+    """
     if is_text == "true":
         return text
     if is_text == "false":
@@ -45,11 +48,12 @@ def _value(tool: Tool, key: str, is_text: str | None, text: str) -> Any:
 
 
 def _arguments(text: str, at: int, tool: Tool) -> tuple[str, int]:
-    """Return the JSON of a call's arguments, and the offset after the call.
+    """Return the JSON of a call's arguments, and the offset after
+    the call.
 
     Raises:
         Unterminated: a value has no end.
-        ValueError: it is no call.
+        ValueError: the text is not a call.
     """
     found: dict[str, Any] = {}
     while (over := _OVER.match(text, at)) is None:
@@ -91,14 +95,16 @@ def _start(text: str, tools: Tools) -> StartedCall | None:
 
 
 class _DsmlFlow:
-    """The arguments of one call; implements `flow.Flow`. Verbatim text flows, JSON comes whole."""
+    """Streams the arguments of one call, as a `flow.Flow`. Verbatim text is streamed, JSON is sent
+    whole.
+    """
 
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
         self._text = ""
         self._keys: list[str] = []
         self._is_text: str | None = None
-        self._value: list[str] | None = None  # what is read of the open value, unless it flowed
+        self._value: list[str] | None = None  # the part of the open value that was not streamed
         self._over = False
 
     def feed(self, text: str, *, marker: bool = False) -> str:
@@ -146,7 +152,7 @@ class _DsmlFlow:
 
 
 def _certain(text: str) -> int:
-    """Return how many characters of a value that has not ended cannot belong to what ends it."""
+    """Return how many characters of an unfinished value cannot belong to the tag that ends it."""
     at = text.rfind("<")
     tags = (_PARAMETER, _PARAMETER_END, _INVOKE_END)
     if at < 0 or not any(tag.startswith(text[at:]) for tag in tags):
@@ -160,23 +166,23 @@ SECTIONS = {
     )
     for block in _BLOCKS
 }
-"""Sections by the marker that opens them."""
+"""Sections by their opening marker."""
 
 
 def forced_calls(forced: Forced) -> str:
-    """Return a grammar of calls and the empty line that stands before them."""
+    """Return a grammar of calls, with the empty line before them."""
     mark = marker(MARK, forced.vocabulary)
     return _grammar(forced, f'("\\n\\n")? "<" {mark}')
 
 
 def strict_calls(forced: Forced) -> str:
-    """Return a grammar of calls from the first mark on."""
+    """Return a grammar of calls, starting at the first mark."""
     return _grammar(forced, marker(MARK, forced.vocabulary))
 
 
 def _grammar(forced: Forced, opening: str) -> str:
-    """Return a grammar of one block of calls, as either model writes it; `opening` ends with the
-    mark.
+    """Return a grammar of one block of calls, in V3.2's or V4's form; `opening` ends with
+    the mark.
     """
     mark = marker(MARK, forced.vocabulary)
     before, kind = literal('parameter name="'), literal('" string="{kind}">')

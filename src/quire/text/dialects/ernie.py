@@ -1,4 +1,5 @@
-"""ERNIE 4.5: Hermes calls as Qwen3's, answers in a tag of their own.
+"""ERNIE 4.5: Hermes calls like Qwen3's, and answers in their
+own tag.
 
 Source: the chat template of baidu/ERNIE-4.5-21B-A3B-Thinking: `<think>`, then `<response>` or
 `{"name": ..., "arguments": {...}}` between `<tool_call>` and `</tool_call>`.

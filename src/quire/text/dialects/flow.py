@@ -1,8 +1,9 @@
-"""Arguments as they are written: the part of a call's JSON that can no longer change.
+"""Streams the arguments of tool calls: the part of a call's JSON that can no longer
+change.
 
-A flow follows the text of one call. It may stop short anywhere: what it has given is the start
-of what the section's reader makes of the whole, and the rest comes with the end. What it gives
-depends on the text alone, not on how that is cut into pieces; nor does the time that it takes.
+A flow follows the text of one call. It may stop anywhere: what it has emitted is a prefix of what
+the section's reader makes of the whole text, and the rest follows at the end. Output and running
+time depend only on the text, not on how it is cut into pieces.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ Tools = Mapping[str, Tool]
 
 
 class Flow(Protocol):
-    """One call's arguments in the making."""
+    """The arguments of one call as they are written."""
 
     def feed(self, text: str, *, marker: bool = False) -> str:
-        """Takes the next text, or the spelling of a marker, and gives the next piece of JSON."""
+        """Process the next text, or the spelling of a marker. Return the next piece of JSON."""
         ...
 
 
 StartedCall = tuple[str, "str | None", Flow, int]
-"""A call's name, the id that the model gave it, its flow, and where in the text that starts."""
+"""A call's name, the id that the model gave it, its flow, and the offset where the flow's text
+starts.
+"""
 StartCall = Callable[[str, Tools], "StartedCall | None"]
 
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _NO_LOW = r"(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]|\\u[dD][c-fC-F].?[^0-9a-fA-F])"
-# What a string holds up to its end or to what is not whole yet: an escape, half of a pair of them.
+# The part of a string before its end, or before an unfinished escape or surrogate pair.
 _IN_STRING = re.compile(
     rf'(?:[^"\\]|\\[^u]|{_HIGH}{_LOW}|{_HIGH}{_NO_LOW}'
     r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F]))*",
@@ -46,15 +49,17 @@ _LONGEST_SCALAR = 4096
 
 
 WORTH_SENDING = 24
-"""Characters of arguments with which a call starts. Shorter ones come whole, with the call's end,
-so that most of what turns out to be no call can still be text."""
+"""Characters of arguments after which a call is started. Shorter arguments are sent with the call's
+end, so that most text that turns out not to be a call can still be emitted as text.
+"""
 
 
 class CallInProgress:
-    """A call that may start before its section ends. Owned by the machine of its answer.
+    """A call that may be sent before its section ends. Owned by the parser of its
+    answer.
 
     Attributes:
-        started: whether something of it was sent.
+        started: whether a part of the call was sent.
     """
 
     def __init__(self, writer: Writer, name: str, call_id: str | None, flow: Flow) -> None:
@@ -69,7 +74,7 @@ class CallInProgress:
         return self._index is not None
 
     def feed(self, text: str, *, marker: bool = False) -> None:
-        """Passes on what of the arguments can no longer change."""
+        """Send the part of the arguments that can no longer change."""
         piece = self._flow.feed(text, marker=marker)
         if not piece:
             return
@@ -86,12 +91,12 @@ class CallInProgress:
         return index
 
     def complete(self, call: Call) -> bool:
-        """Ends what has started as `call`; False if it was the start of something else."""
+        """End the started call as `call`. Return False if they differ."""
         assert self._index is not None
         sent = "".join(self._pieces)
         rest = call.arguments[len(sent) :] if call.arguments.startswith(sent) else None
         if rest is None and _says(sent, call.arguments):
-            rest = ""  # a key that comes twice, of which the last counts
+            rest = ""  # a repeated key, of which the last value counts
         elif rest is None and _says(sent + "}", call.arguments):
             rest = "}"
         if rest is None or call.name != self._name:
@@ -101,12 +106,12 @@ class CallInProgress:
         return True
 
     def break_off(self) -> None:
-        """The call that has started is none."""
+        """End the answer, as the started call turned out not to be one."""
         assert self._index is not None
         self._writer.break_call(self._index)
 
     def cut_off(self) -> None:
-        """The answer ends within the call: the part that is there is sent."""
+        """Send the part that is there, as the answer ends within the call."""
         if self._index is None:
             self._start()
 
@@ -120,9 +125,10 @@ def _says(text: str, arguments: str) -> bool:
 
 
 class JsonFlow:
-    """Streams arguments that are a JSON object, spaced as `write_json` does.
+    """Streams arguments that are a JSON object, with `write_json`'s
+    spacing.
 
-    It ends where the text is no JSON any more.
+    It stops where the text is not JSON any more.
     """
 
     def __init__(self) -> None:
@@ -224,13 +230,15 @@ class JsonFlow:
         return closer, at + 1
 
     def _separated(self, piece: str) -> str:
-        """Return the comma before a value or a key; it is certain only once that starts."""
+        """Return a piece with the comma before it. A comma is held until the next item starts."""
         comma, self._comma = self._comma, ""
         return comma + piece
 
 
 def json_call(*openings: str) -> StartCall:
-    """Return the reading of `{"name": ..., "arguments": {...}}`, the first call of its section."""
+    """Return a function that recognises `{"name": ..., "arguments": {...}}` as a section's first
+    call.
+    """
     key = "|".join(openings or ("arguments", "parameters"))
     head = re.compile(rf'\s*\[?\s*\{{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:{key})"\s*:\s*(?=\{{)')
 
@@ -244,8 +252,10 @@ def json_call(*openings: str) -> StartCall:
 
 
 def named_call(head: str) -> StartCall:
-    """Return the reading of calls that start with the regular expression `head` and continue with a
-    JSON object. The groups of `head` are the name and perhaps an `id`.
+    """Return a function that recognises calls that match `head`, followed by a JSON
+    object.
+
+    `head` is a regular expression with a group `name` and perhaps one `id`.
     """
     start_of = re.compile(rf"{head}\s*(?=\{{)")
 

@@ -1,10 +1,11 @@
-"""Gemma 4: channels for reasoning, and a special notation for calls.
+"""Gemma 4: channels for reasoning, and a special notation
+for calls.
 
 Source: the chat template of google/gemma-4-*-it. Reasoning is `<|channel>thought\\n...<channel|>`;
 a call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`, where keys are bare, strings stand
-between two `<|"|>` tokens without escapes, and everything else looks like JSON. Reported of the
-models as they run, and read as meant: parentheses for the outer braces, `=` for `:`, `call` left
-out, commas left out between arguments, a string that lacks its first `<|"|>`, or that has none
+between two `<|"|>` tokens without escapes, and everything else looks like JSON. Deviations that
+models are reported to write are accepted: parentheses for the outer braces, `=` for `:`, `call`
+left out, commas left out between arguments, a string that lacks its first `<|"|>`, or that has none
 (vllm-project/vllm issues 53642 and 53431, sgl-project/sglang pull request 39240, ollama/ollama
 issue 17882, hybridgroup/yzma pull request 243).
 """
@@ -58,14 +59,14 @@ _BARE_IN_ARRAY = re.compile(r"[^,{}\[\]]+")
 
 
 class _Keys:
-    """The keys of one object. Keys of its schema are read whatever characters they contain."""
+    """The keys of one object. Keys of its schema may contain any characters."""
 
     def __init__(self, names: Iterable[str], *, braces: bool) -> None:
         self._names = {form: name for name in names for form in (name.strip(), name)}
         longest_first = sorted(self._names, key=len, reverse=True)
         known = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._known = re.compile(rf"({known})\s*[:=]")
-        # A bare value runs on through commas, unless a next key follows the comma.
+        # A bare value continues past a comma, unless a key follows the comma.
         inner, sign = (r"{}\[\]", ":") if braces else (r"()\[\]{}", "[:=]")
         key = rf'(?:{known}|[\w.$@/-]+|"[^"]*")\s*{sign}'
         following = rf",(?!\s*(?:{key}|{re.escape(QUOTE)}))"
@@ -81,7 +82,7 @@ class _Keys:
 
 
 class _Reader:
-    """Reads the arguments of one call: recursive descent over the section's text."""
+    """Reads the arguments of one call by recursive descent over the section's text."""
 
     def __init__(self, body: Body, root: Schema) -> None:
         self.body, self.text, self.root = body, body.text, root
@@ -239,7 +240,7 @@ _LAYOUT = Layout(
 
 
 class _GemmaParser(MarkerParser):
-    """Adds the label that follows `<|channel>` and says what the channel holds."""
+    """Adds the label after `<|channel>`, which says what the channel holds."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
@@ -249,7 +250,7 @@ class _GemmaParser(MarkerParser):
             self._label, self.mode = "", Mode.HEADER
             self.on_text(started)
             self.writer.end(thinking=True)
-            self.writer.take()  # reasoning that the prompt holds is not the answer's
+            self.writer.take()  # reasoning in the prompt is not part of the answer
 
     def on_marker(self, marker: str) -> None:
         self._settle_label(ended=True)
@@ -269,7 +270,7 @@ class _GemmaParser(MarkerParser):
         super().on_end(reason)
 
     def _settle_label(self, *, ended: bool) -> None:
-        """Decides what the open channel holds, once enough of its first line is there."""
+        """Decide what the open channel holds, once enough of its first line has arrived."""
         if self._label is None:
             return
         held = self._label

@@ -1,7 +1,8 @@
-"""Gemma 4's arguments as they are written, see `flow`.
+"""Streams Gemma 4's arguments as they are written; see
+`flow`.
 
-Follows what the template would write, and stops at anything else: keys within quotes or that hold
-signs, values without quotes that are not what the schema wants. The reader then has the rest.
+It follows the template's own notation and stops at anything else: quoted keys, keys with other
+characters, and bare values that do not fit the schema. The reader then has the rest.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from quire.text.dialects.values import kinds, property_schema, resolve, typed, w
 
 _KEY = re.compile(r"\s*([^\s:=,{}()\[\]\"'<]+):")
 _SCALAR = r"(-?[0-9][0-9.eE+-]*|true|false|null)"
-# A value without quotes may hold commas; in an object it ends where a key follows one.
+# A bare value may hold commas; in an object it ends where a key follows the comma.
 _SCALARS = {
     "]": re.compile(rf"{_SCALAR}(?=\s*[,\]])"),
     "}": re.compile(rf"{_SCALAR}(?=\s*(?:\}}|,\s*[\w.$@/-]+\s*:))"),
 }
 _SIGN = re.compile(r"\s*([,{}\[\]])")
 _LONGEST = 256
-"""Characters of a key or a value without quotes that are waited for."""
+"""Characters of a key or a bare value after which the flow gives up."""
 
 
 class GemmaFlow:
@@ -136,6 +137,6 @@ class GemmaFlow:
         return closer
 
     def _separated(self, piece: str) -> str:
-        """Return the comma before a piece waits for it, as one at the end means nothing."""
+        """Return a piece with the comma before it. A comma is held until the next item starts."""
         comma, self._comma = self._comma, ""
         return comma + piece

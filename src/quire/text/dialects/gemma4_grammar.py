@@ -1,7 +1,8 @@
-"""Forced calls in Gemma 4's notation: a JSON schema becomes lark rules for llguidance.
+"""Grammars of forced calls in Gemma 4's notation: a JSON schema becomes lark rules for
+llguidance.
 
 Types, properties, enumerations, alternatives, references, bounds, patterns and formats are
-enforced. What is not, such as bounds on the number of properties, is reported, see `Forced`.
+enforced. Other keywords, such as bounds on the number of properties, are reported; see `Forced`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ KEY: /[A-Za-z_$@][A-Za-z0-9_.\/$@-]*/
 NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
 """
 _IGNORED = frozenset({"patternProperties", "minProperties", "maxProperties"})
-"""Keywords that rules of this notation leave out, and JSON's grammar does not."""
+"""Keywords that this notation does not enforce, unlike JSON's grammar."""
 _QUOTED_KEY = re.compile(r"[\s'\")}]|.*\s$|$", re.DOTALL)
-"""Keys that must be quoted: empty ones, ones with a blank at an end, and ones that start like a
-string or the object's end."""
+"""Keys that must be quoted: empty ones, keys that end in a blank, and keys that start like a string
+or like the object's end.
+"""
 
 
 class _Rules:
-    """Collects rules; one a schema, so that schemas that refer to themselves end."""
+    """Collects lark rules, one for each schema, so that recursive schemas terminate."""
 
     def __init__(
         self, tool: Tool, prefix: str, vocabulary: Vocabulary, on_unenforced: Callable[[str], None]
@@ -103,8 +105,11 @@ class _Rules:
         return name
 
     def object(self, schema: Schema) -> str:
-        """Return a lark term for an object: its properties in the order in which Gemma's template
-        writes them, sorted by name; optional ones or not.
+        """Return a lark term for an
+        object.
+
+        Properties are in the order of Gemma's template, sorted by name. Those that are not required
+        may be left out.
         """
         found = merged(schema, self._root)
         for word in _IGNORED & found.keys():
@@ -135,14 +140,17 @@ class _Rules:
         return name
 
     def _key(self, key: str) -> str:
-        """Return a key as the template writes it; as a string if it could not be read otherwise."""
+        """Return a key as the template writes it, or quoted if it could not be read otherwise."""
         if _QUOTED_KEY.match(key):
             return f"{self._quote} {literal(key)} {self._quote}" if key else f"{self._quote * 2}"
         return literal(key)
 
     def _name(self, schema: Schema) -> str:
         name = f"{self._prefix}_{len(self._names)}"
-        self._names[id(schema)] = (schema, name)  # held, so that its id is not used again
+        self._names[id(schema)] = (
+            schema,
+            name,
+        )  # the schema is kept, so that its id() is not reused
         return name
 
     def _constant(self, value: Any) -> str:
@@ -159,7 +167,7 @@ def _string_rule(vocabulary: Vocabulary) -> str:
 
 
 def forced_calls(forced: Forced) -> str:
-    """Return a grammar of one call, or of several if they are parallel, and nothing else."""
+    """Return a grammar of one call, or of several if `parallel`, and nothing else."""
     vocabulary = forced.vocabulary
     opening, closing = marker("<|tool_call>", vocabulary), marker("<tool_call|>", vocabulary)
     lines = [

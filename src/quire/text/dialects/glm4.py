@@ -30,10 +30,11 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 
 
 def keyed(separator: str = "") -> Section:
-    """Return a section of one such call.
+    """Return a section of one call in this
+    notation.
 
     Args:
-        separator: a marker that may follow the name; empty if there is none.
+        separator: a marker that may follow the name; "" for none.
     """
     name = re.compile(rf"\s*([\w.:/-]+)\s*(?:{separator}\s*)?")
     inner = {KEY, KEY_END, VALUE, VALUE_END, separator} - {""}
@@ -47,7 +48,7 @@ def keyed(separator: str = "") -> Section:
 
 
 def in_tags(vocabulary: Vocabulary) -> Arguments:
-    """How an argument is written."""
+    """Return the notation of one argument."""
     key, key_end, value, value_end = (
         marker(text, vocabulary) for text in (KEY, KEY_END, VALUE, VALUE_END)
     )

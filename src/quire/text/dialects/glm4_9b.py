@@ -1,8 +1,9 @@
-"""GLM-4 9B, GLM-4 0414 and GLM-Z1: a tool's name on a line, and JSON on the next.
+"""GLM-4 9B, GLM-4 0414 and GLM-Z1: a tool's name on a line, and JSON on
+the next.
 
 Source: the chat templates of zai-org/glm-4-9b-chat-hf and GLM-4-9B-0414. A message that calls is
-`<|assistant|>NAME`, a line break and the arguments; `<|observation|>` ends the turn. Nothing marks
-a call but its place, so that only the name of a tool that exists makes it one. GLM-Z1 and GLM-4.1V
+`<|assistant|>NAME`, a line break and the arguments; `<|observation|>` ends the turn. No marker
+starts a call, so a message is a call only if its first line names a known tool. GLM-Z1 and GLM-4.1V
 reason in `<think>`; GLM-4.1V answers in `<answer>`.
 """
 
@@ -61,7 +62,7 @@ _LAYOUT = Layout(
 
 
 class _Parser(MarkerParser):
-    """A message may follow another, and may be a call."""
+    """Handles further messages of a turn, each of which may be a call."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
@@ -73,7 +74,9 @@ class _Parser(MarkerParser):
 
 
 def _calls(forced: Forced) -> list[str]:
-    """Rules for `call`. A header is one terminal: in `_strict` other text may start like it."""
+    """Return rules for `call`. A header is one terminal, since in `_strict` other text may start
+    alike.
+    """
     return call_rules(forced.tools, lambda tool, args: f"{literal(tool.name + chr(10))} {args}")
 
 
@@ -83,7 +86,9 @@ def _forced(forced: Forced) -> str:
 
 
 def _strict(forced: Forced) -> str:
-    """Nothing marks a call, so an answer that starts like one has to be one."""
+    """Return a grammar in which an answer that starts like a call must be one, as no marker starts
+    a call.
+    """
     names = "|".join(re.escape(tool.name).replace("/", r"\/") for tool in forced.tools)
     rules = [
         "start: calls | OTHER",

@@ -1,4 +1,4 @@
-"""Lark source for llguidance: grammars under which an answer is nothing but tool calls."""
+"""Lark grammars for llguidance under which an answer consists of tool calls."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ def marker(text: str, vocabulary: Vocabulary) -> str:
 
 
 def schema_of(tool: Tool) -> str:
-    """Return the arguments' schema as a lark term. Without a type, it is an object's."""
+    """Return the schema of a tool's arguments as a lark term. It is an object's by default."""
     return json_term({"type": "object", **tool.parameters})
 
 
 def json_term(schema: Schema) -> str:
-    """Return a lark term for JSON of this schema. Keywords that can't be enforced are refused."""
+    """Return a lark term for JSON of this schema. llguidance refuses keywords that it cannot
+    enforce.
+    """
     return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
@@ -40,10 +42,12 @@ ANY_JSON = json_term({})
 
 
 def call_rules(tools: Sequence[Tool], call: Callable[[Tool, str], str]) -> list[str]:
-    """Rules `call_0`, `call_1`... for calls with arguments in JSON, one a tool, and `call` for any.
+    """Return rules `call_0`, `call_1`... for calls with JSON arguments, one per tool, and `call`
+    for any.
 
     Args:
-        call: the lark terms of a tool's call, from the tool and the name of its arguments' rule.
+        call: returns the lark terms of a tool's call, from the tool and the name of its arguments'
+            rule.
     """
     rules = [alternatives("call", len(tools))]
     for index, tool in enumerate(tools):
@@ -54,7 +58,7 @@ def call_rules(tools: Sequence[Tool], call: Callable[[Tool, str], str]) -> list[
 
 
 def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
-    """Return the `call_rules` of `{"name": ..., key: ...}`."""
+    """Return the `call_rules` of calls `{"name": ..., key: ...}`."""
 
     def call(tool: Tool, arguments: str) -> str:
         opening = literal(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
@@ -64,7 +68,9 @@ def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
 
 
 def named_rules(tools: Sequence[Tool], before: str, between: str, after: str = "") -> list[str]:
-    """Return the `call_rules` of `before NAME between ARGUMENTS after`, all lark terms."""
+    """Return the `call_rules` of calls `before NAME between ARGUMENTS after`; all parts are lark
+    terms.
+    """
     return call_rules(
         tools, lambda tool, args: f"{before} {literal(tool.name)} {between} {args} {after}"
     )
@@ -72,12 +78,14 @@ def named_rules(tools: Sequence[Tool], before: str, between: str, after: str = "
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """How one argument is written in grammars of tags: `opening` with the name for {}, `closing`.
+    """Notation of one argument in tags: `opening`, with {} for the name, the value, and
+    `closing`.
 
     Attributes:
-        opening_term, closing_term: lark terms for the two where they hold tokens and not just text.
-        ending: text with which the closing starts, before the first token of `closing_term`.
-        kinds: what stands for {kind} in the opening where the value is text, and where it is JSON.
+        opening_term, closing_term: lark terms for the two, if they contain tokens; "" if they are
+            text.
+        ending: text of the closing before the first token of `closing_term`.
+        kinds: replacements of {kind} in the opening, for values that are text and that are JSON.
     """
 
     opening: str
@@ -96,15 +104,15 @@ def argument_rules(
     *,
     terms: tuple[str, str] | None = None,
 ) -> list[str]:
-    """Return the rules `call_0`... and `call` for calls with a tag for each argument.
+    """Return the rules `call_0`... and `call` for calls with a tag for each
+    argument.
 
-    Arguments come in the schema's order. Those that are not required may be left out; strings are
-    text up to the closing tag, everything else is JSON. A schema without properties leaves names
-    and values free.
+    Arguments follow the schema's order; optional ones may be left out. Strings are text up to the
+    closing tag, other values are JSON. A schema without properties leaves names and values free.
 
     Args:
-        opening, closing: of a call, with its name for {}.
-        terms: lark terms for the two where they hold tokens and not just text.
+        opening, closing: texts around a call, with {} for its name.
+        terms: lark terms for the two, if they contain tokens.
     """
     before, after = terms or (None, literal(closing))
     rules = [alternatives("call", len(forced.tools))]
@@ -142,7 +150,7 @@ def _argument(rule: str, forced: Forced, tool: Tool, key: str, notation: Argumen
 
 
 def _any_argument(rule: str, notation: Arguments) -> list[str]:
-    """Return rules for an argument of any name; its value is text or, if marked, JSON."""
+    """Return rules for an argument of any name, whose value is text or, if so marked, JSON."""
     key = '/[^\\s<>"]+/'
     if not notation.kinds[1]:
         return _text_argument(rule, key, ANY, notation=notation)
@@ -165,7 +173,9 @@ def _json_argument(rule: str, key: str, schema: Schema, notation: Arguments) -> 
 
 
 def _text_argument(rule: str, key: str, text: str, notation: Arguments) -> list[str]:
-    """Return rules for an argument with a text value; `key` is a lark term, `text` a terminal's."""
+    """Return rules for an argument with a text value; `key` is a lark term, `text` a terminal's
+    pattern.
+    """
     opening = _opening(key, notation, notation.kinds[0])
     if not notation.closing_term:
         closing = literal(notation.closing)
@@ -177,7 +187,7 @@ def _text_argument(rule: str, key: str, text: str, notation: Arguments) -> list[
 
 
 def _opening(key: str, notation: Arguments, kind: str) -> str:
-    """Lark terms for what stands before a value; `key` is one, `kind` stands for {kind}."""
+    """Return the lark terms before a value; `key` is a lark term, `kind` replaces {kind}."""
     if notation.opening_term:
         return notation.opening_term.replace("{}", key).replace("{kind}", kind)
     before, after = notation.opening.split("{}")
@@ -185,18 +195,19 @@ def _opening(key: str, notation: Arguments, kind: str) -> str:
 
 
 def alternatives(name: str, count: int) -> str:
-    """Return a rule that is any of `name_0`, `name_1`..."""
+    """Return a rule that matches any of `name_0`, `name_1`..."""
     return f"{name}: " + " | ".join(f"{name}_{index}" for index in range(count))
 
 
 def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[str]:
-    """Return rules for terms in order, separated by `comma`; the first rule is `name_first_0`.
+    """Return rules for ordered terms separated by `comma`; the first rule is
+    `name_first_0`.
 
     Args:
-        pairs: terms, and whether each is needed; others may be left out.
+        pairs: the terms, each with whether it is required.
     """
     rules: list[str] = []
-    # `first_i` has seen no term yet and `more_i` has; each knows the terms from i on.
+    # Both cover the terms from i on: `first_i` after no term, `more_i` after at least one.
     for index, (pair, needed) in enumerate(pairs):
         first, more = f"{name}_first_{index}", f"{name}_more_{index}"
         skip = "" if needed else f" | {name}_first_{index + 1}"
@@ -207,7 +218,7 @@ def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[
 
 
 def array_of_calls(forced: Forced, before: str, after: str = "") -> str:
-    """Return a grammar of JSON calls in one array; of one, unless calls are parallel."""
+    """Return a grammar of JSON calls in one array; of a single call unless `parallel`."""
     calls = json_rules(forced.tools)
     return section_of_calls(
         forced, before, after, call=calls, within=('"["', '"]"'), between='", "'
@@ -223,7 +234,8 @@ def wrapped(
     within: str = '"\\n"',
     between: str = '"\\n"',
 ) -> str:
-    """Return a grammar of calls, each between two markers; more of them if calls are parallel.
+    """Return a grammar of calls, each between two markers; of a single call unless
+    `parallel`.
 
     Args:
         call: rules for `call`.
@@ -245,10 +257,11 @@ def section_of_calls(
     within: tuple[str, str] = ("", ""),
     between: str = "",
 ) -> str:
-    """Return a grammar of calls between two markers that stand once around all of them.
+    """Return a grammar of calls between one pair of markers around all
+    of them.
 
     Args:
-        after: empty where nothing closes the section.
+        after: the closing marker; "" if there is none.
         call: rules for `call`.
         within: lark terms before the first call and after the last.
         between: the lark term between two calls.
@@ -261,5 +274,5 @@ def section_of_calls(
 
 
 def one_call(call: Sequence[str]) -> str:
-    """Return a grammar of one call and nothing around it, from the rules for `call`."""
+    """Return a grammar of exactly one call, from the rules for `call`."""
     return "\n".join(["start: call", *call]) + "\n"

@@ -26,7 +26,7 @@ _LAYOUT = Layout(
 
 
 class _GraniteParser(MarkerParser):
-    """Takes the prose sentences for markers only where they can be ones."""
+    """Treats the prose sentences as markers only where they can be markers."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)

@@ -1,12 +1,13 @@
-"""gpt-oss: the harmony format, messages with a header and a channel.
+"""gpt-oss: the harmony format, in which each message has a header with a
+channel.
 
 Source: OpenAI's harmony response format. A message is
 `<|start|>assistant<|channel|>CHANNEL<|message|>...<|end|>`. The channel `analysis` is reasoning,
 `final` the answer, `commentary` a call if it has a recipient (`to=functions.NAME`) and a preamble
 for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call. A message to
-another recipient (`python`, `browser.search`: tools that OpenAI's own server runs) is reasoning on
-the channel `analysis` and no part of the answer on others. Where a header names several channels,
-as the models write at times, the last counts.
+another recipient, such as `python` or `browser.search`, OpenAI's own tools, is reasoning if its
+channel is `analysis`; else it is left out. If a header names several channels, as models sometimes
+write, the last one counts.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _LAYOUT = Layout(quiet=frozenset({START, CHANNEL, MESSAGE, "<|constrain|>"}) | _
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 _CHANNEL = re.compile(r"\s*(\w+)")
 _READERS = frozenset({"assistant", "user", "all"})
-"""Recipients that mean the reader of the answer."""
+"""Recipients that stand for the reader of the answer."""
 _FUNCTIONS = "functions."
 _MAX_HEADER = 256
 
 
 class _HarmonyParser(MarkerParser):
-    """Adds headers: between `<|start|>` or `<|channel|>` and `<|message|>` text is no content."""
+    """Handles message headers: text between `<|start|>` or `<|channel|>` and `<|message|>`."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
         self._header: list[str] | None = None
-        self._given = ""  # what of the header stands in the prompt
+        self._given = ""  # the part of the header that is in the prompt
         position, text = last_added(start)
         if text not in (START, CHANNEL, MESSAGE):
             return
@@ -91,7 +92,7 @@ class _HarmonyParser(MarkerParser):
         super().on_end(reason)
 
     def _abandon_header(self) -> None:
-        """The model wrote no header: what it wrote is the answer."""
+        """Treat what looked like a header as text of the answer."""
         written, self._header, self._given = "".join(self._header or ()), None, ""
         self.mode = Mode.TEXT
         if written:
@@ -122,7 +123,7 @@ class _HarmonyParser(MarkerParser):
         return None if found is None or found.group(1) in _READERS else found.group(1)
 
     def _is_tool(self, name: str) -> bool:
-        """Return whether a recipient is one of the client's tools, or would be one."""
+        """Return whether a recipient names one of the client's tools, or has the form of one."""
         return bool(self.tools) and (name.startswith(_FUNCTIONS) or name in self.tools)
 
 
@@ -137,7 +138,7 @@ def _call_section(name: str) -> Section:
 
 
 def _before(vocabulary: Vocabulary) -> str:
-    """Return a grammar of the reasoning message that may precede a call or a bound answer."""
+    """Return a grammar of the optional reasoning message before a call or a constrained answer."""
     channel, message, end, start = (
         marker(text, vocabulary) for text in (CHANNEL, MESSAGE, "<|end|>", START)
     )
@@ -162,12 +163,14 @@ def _calls(forced: Forced) -> list[str]:
 
 
 def _forced(forced: Forced) -> str:
-    """One call: `<|call|>` ends the turn, so that there are never two."""
+    """Return a grammar of a single call, since `<|call|>` ends the turn."""
     return "\n".join([f"start: {_before(forced.vocabulary)} call", *_calls(forced)]) + "\n"
 
 
 def _strict(forced: Forced) -> str:
-    """Return a whole turn: a call may be told by its header alone, so all headers are bound."""
+    """Return a grammar of a whole turn. All headers are constrained, as a header alone can make a
+    call.
+    """
     channel, message, end, start, constrain, last = (
         marker(text, forced.vocabulary)
         for text in (CHANNEL, MESSAGE, "<|end|>", START, "<|constrain|>", "<|return|>")

@@ -23,7 +23,7 @@ _LAYOUT = Layout(
 
 
 class _HunyuanParser(MarkerParser):
-    """Takes the speaker's name for structure only where the template asks for it."""
+    """Treats the speaker's name as structure only where the template asks for it."""
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)

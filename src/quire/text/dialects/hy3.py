@@ -1,4 +1,5 @@
-"""Hunyuan 3: calls of keys and values in tags, as GLM has them, between tags around all.
+"""Hunyuan 3: calls of keys and values in tags, like GLM's, within one pair of tags around all
+calls.
 
 Source: the parser "hy_v3" of vLLM, and its tests, for tencent/Hy3-preview:
 `<tool_calls>`, on lines of their own `<tool_call>NAME<tool_sep>`, `<arg_key>K</arg_key>`,

@@ -1,9 +1,10 @@
-"""Llama 3 and 4: an answer or a line that is a call from its first character, as JSON or Python.
+"""Llama 3 and 4: an answer, or a line of it, that starts as a JSON or Python call is
+a call.
 
-Source: Meta's prompt formats for Llama 3.1, 3.2 and 4. JSON calls are
-`{"name": ..., "parameters": {...}}`, several in a list or with `;` between, with or without
-`<|python_tag|>`; pythonic ones `[name(key=value, ...), ...]`. Nothing marks them, so they start an
-answer or a line, and only the name of a tool that exists makes them calls: other JSON is an answer.
+Source: Meta's prompt formats for Llama 3.1, 3.2 and 4. JSON calls are `{"name": ..., "parameters":
+{...}}`, several in a list or with `;` between, with or without `<|python_tag|>`; pythonic ones
+`[name(key=value, ...), ...]`. No marker starts them. Text at the start of an answer or a line is a
+call only if it names a known tool; other JSON is part of the answer.
 """
 
 from __future__ import annotations
@@ -82,17 +83,19 @@ def _forced(forced: Forced) -> str:
 
 
 def _strict(forced: Forced) -> str:
-    """Nothing marks a call, so an answer that starts like one has to be one."""
+    """Return a grammar in which an answer that starts like a call must be one, as no marker starts
+    a call.
+    """
     rules = ["start: calls | other", 'calls: call ("; " call)*', r"other: /\s*([^\s{\[](?s:.*))?/"]
     return "\n".join(rules + json_rules(forced.tools, "parameters")) + "\n"
 
 
 _LINES = ("\n{", "\n[")
-"""Beginnings of lines that may be a call."""
+"""Line starts that may begin a call."""
 
 
 def _on_a_line(opener: str) -> Section:
-    """Return a section that the first character of a call has opened."""
+    """Return the section of a call that starts a line; `opener` includes its first character."""
     first = opener[-1]
 
     def head(text: str, tools: Tools) -> bool | None:

@@ -1,4 +1,4 @@
-"""The parser that most dialects share: reasoning between markers, calls in sections."""
+"""The parser that most dialects share: reasoning between markers, and sections of calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from quire.text.events import Delta, Reasoning, Text
 
 Tools = Mapping[str, Tool]
 MAX_HEAD = 512
-"""Characters after which a section that may or may not be a call is taken for text."""
+"""Characters after which an undecided section is treated as text."""
 
 NO_SECTION = ""
-"""The opener of a section that starts without a marker, at the start of an answer."""
+"""The opener of sections that start without a marker, at the start of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The text of a section so far, without its opening marker.
+    """The text of a section so far, without its opening
+    marker.
 
     Attributes:
-        marks: (offset in `text`, marker) of each marker, in order. A spelling of a marker that is
-            not listed is ordinary text.
+        marks: (offset in `text`, marker) of each marker, in order. A marker's spelling elsewhere is
+            ordinary text.
         closed: whether a closing marker follows the text.
     """
 
@@ -37,7 +38,7 @@ class Body:
     closed: bool = False
 
     def find(self, marker: str, start: int = 0) -> int:
-        """Offset of the first `marker` at or after `start`, or -1."""
+        """Return the offset of the first `marker` at or after `start`, or -1."""
         for index in range(bisect_left(self.marks, (start, "")), len(self.marks)):
             if self.marks[index][1] == marker:
                 return self.marks[index][0]
@@ -46,13 +47,14 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The complete calls of a section, and where they end.
+    """The complete calls of a section, and where
+    they end.
 
     Attributes:
         calls: the complete calls at its start.
-        end: offset after the last of them, separators included; what follows is no complete call.
-        until: the text ends inside a string that cannot end before this comes, so a marker that
-            follows is part of that string; empty if it doesn't.
+        end: offset after the last complete call and its separator.
+        until: if the text ends inside a string, the text that ends the string; a marker before it
+            is part of the string. Else "".
     """
 
     calls: tuple[Call, ...] = ()
@@ -62,16 +64,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A stretch of the answer that may hold calls.
+    """A part of the answer that may
+    hold calls.
 
     Attributes:
-        read: reads the whole stretch. Total: anything that it can't read is no call.
-        head: from the first characters, whether this can be a call: True, False, or None while
-            more is needed. False gives the stretch back as text at once.
-        ends: markers that close it. So does any other marker that is not `inner`; that one is then
-            looked at in its own right. Without either, the end of the answer closes it.
-        inner: markers that are part of it.
-        start: from its first characters, the flow of its first call; None while there is none.
+        read: reads the calls of a whole section; anything it cannot read is not a call. Never
+            raises.
+        head: whether the first characters can start a call; None if more are needed. After False
+            the section is emitted as text at once.
+        ends: markers that close the section. Any other marker that is not `inner` closes it too,
+            and is then processed itself. So does the end of the answer.
+        inner: markers that are part of the section.
+        start: returns the flow of the first call from the first characters; None if it is not known
+            yet.
     """
 
     read: Callable[[Body, Tools], Reading]
@@ -82,26 +87,30 @@ class Section:
 
 
 Enclosing = tuple[frozenset[str], frozenset[str]]
-"""Markers that open a stretch of an answer, and markers that close it."""
+"""Markers that open a part of an answer, and markers that close it."""
 
 
 def enclosing(*pairs: tuple[str, str]) -> Enclosing:
-    """Any of the first markers opens, any of the second closes."""
+    """Return the opening markers and the closing markers of some pairs. Any closes what any
+    opened.
+    """
     return frozenset(opens for opens, _ in pairs), frozenset(closes for _, closes in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The markers of a dialect and what they mean; see `enclosing` for pairs of them.
+    """The markers of a dialect and their
+    meaning.
 
     Attributes:
-        reasoning: markers that open reasoning, and markers that close it.
-        sections: what each opening marker opens. `NO_SECTION` opens at the start of the answer.
-        answer: markers that stand before and after an answer: a line end beside them is theirs.
-        parts: tokens within the spelling of markers, which are then recognised as text.
-        quiet: markers that stand around sections and mean nothing by themselves. So does one that
-            closes a section and directly follows a call.
-        new_id: makes the id of a call.
+        reasoning: markers that open reasoning, and that close it.
+        sections: sections by opening marker; that of `NO_SECTION` opens at the start of the answer.
+        answer: markers before and after an answer; a line end beside them belongs to them.
+        parts: tokens that occur within the spelling of markers; these markers are then found in
+            text.
+        quiet: markers around sections, which are dropped. A marker that closes sections is dropped
+            too if it directly follows a call.
+        new_id: returns a new call id.
     """
 
     reasoning: Enclosing = (frozenset(), frozenset())
@@ -124,21 +133,22 @@ class Layout:
 
 
 class Mode(Enum):
-    """The parser's interpretation of ordinary text."""
+    """How the parser interprets ordinary text."""
 
-    START = auto()  # nothing yet, and a section may start without a marker
+    START = auto()  # no text yet: a section may start without a marker
     TEXT = auto()
     REASONING = auto()
-    UNDECIDED = auto()  # behind a call in open reasoning: reasoning if that is closed soon
+    UNDECIDED = auto()  # after a call within reasoning: reasoning, if a closing marker follows
     SECTION = auto()
-    HEADER = auto()  # a subclass reads what the text after it will be
-    ASIDE = auto()  # a message to somebody else, which is no part of the answer
+    HEADER = auto()  # text of a header, which a subclass interprets
+    ASIDE = auto()  # a message to another recipient, which is left out
 
 
 def last_added(start: Start) -> tuple[int, str]:
-    """Position and text of the prompt's last added token; (-1, "") if it has none.
+    """Return position and text of the prompt's last added token; (-1, "") if it
+    has none.
 
-    What stands before it is another turn's, so this alone tells how the prompt leaves the model.
+    Earlier tokens belong to earlier turns, so this token alone tells how the answer starts.
     """
     names = start.vocabulary.names
     for position in range(len(start.prompt_ids) - 1, -1, -1):
@@ -149,11 +159,12 @@ def last_added(start: Start) -> tuple[int, str]:
 
 
 def started_reasoning(start: Start, marks: Enclosing) -> str | None:
-    """Return the text of the reasoning that the prompt leaves open, or None if it opens none.
+    """Return the text of reasoning that the prompt leaves open; None if it
+    opens none.
 
-    A mark that is an added token counts by its id. One of ordinary tokens counts by its spelling
-    behind the last added token, which starts the assistant's turn. Where no token starts a turn,
-    the prompt's text may be a user's, so it has to end with the mark.
+    A marker that is an added token counts by its id. A marker of ordinary tokens counts by its
+    spelling after the last added token, which starts the assistant's turn. If no token starts
+    turns, the prompt must end with the marker, since other text may be a user's.
     """
     opens, closes = marks
     if not opens:
@@ -175,7 +186,9 @@ def started_reasoning(start: Start, marks: Enclosing) -> str | None:
 
 
 class MarkerParser:
-    """A `Parser` driven by a `Layout`. Dialects with states of their own override `on_*`."""
+    """A `Parser` configured by a `Layout`. Dialects with further states override the `on_`
+    methods.
+    """
 
     def __init__(self, layout: Layout, start: Start) -> None:
         self.layout = layout
@@ -249,7 +262,7 @@ class MarkerParser:
             self.on_text(held)
 
     def on_text(self, text: str) -> None:
-        """Takes a run of ordinary text."""
+        """Process ordinary text."""
         if self.mode is Mode.TEXT:
             self.writer.text(text)
         elif self.mode is Mode.REASONING:
@@ -269,7 +282,7 @@ class MarkerParser:
             self._hold(bare)
 
     def on_marker(self, marker: str) -> None:
-        """Takes a marker."""
+        """Process a marker."""
         opens, closes = self.layout.reasoning
         calls = marker in self.layout.sections and bool(self.tools)
         if self.mode is Mode.UNDECIDED and (calls or marker in opens or marker in closes):
@@ -294,7 +307,7 @@ class MarkerParser:
             self.on_text(marker)
 
     def on_end(self, reason: FinishReason) -> None:
-        """Takes the end of the answer."""
+        """Process the end of the answer."""
         if self.mode is Mode.UNDECIDED:
             self._decide(Mode.TEXT)
         if self.mode is Mode.SECTION:
@@ -307,7 +320,7 @@ class MarkerParser:
                 self._flowing.cut_off()
 
     def _decide(self, mode: Mode) -> None:
-        """Tells what the text is that has come behind a call in open reasoning."""
+        """Decide whether text after a call within reasoning is reasoning or answer."""
         held, self._undecided, self.mode = self._undecided, "", mode
         if held:
             self.on_text(held)
@@ -320,7 +333,7 @@ class MarkerParser:
         )
 
     def open(self, opener: str, section: Section) -> None:
-        """Starts to hold a section. `opener` is the text that it gets back if it is no call."""
+        """Start a section. `opener` is emitted before its text if it turns out not to be a call."""
         self._back = Mode.REASONING if self.mode is Mode.REASONING else Mode.TEXT
         self.mode = Mode.SECTION
         self._opener = self._marker = opener
@@ -347,7 +360,7 @@ class MarkerParser:
             self._flow("", marker=False)
 
     def _flow(self, text: str, *, marker: bool) -> None:
-        """Passes on what of the first call can no longer change."""
+        """Send the part of the first call that can no longer change."""
         if self._flowing is not None:
             self._flowing.feed(text, marker=marker)
         elif self._may_start and self._section.start is not None:
@@ -378,8 +391,8 @@ class MarkerParser:
         self._hold(marker, marker=True)
 
     def _still_in_string(self) -> bool:
-        """Return whether the string that the last reading ended in goes on: saves reading all
-        again.
+        """Return whether the string in which the last reading ended continues. This avoids reading
+        all again.
         """
         overlap = max(0, self._read_pieces - len(self._until))
         fresh = "".join(self._pieces[overlap:])
@@ -404,6 +417,6 @@ class MarkerParser:
             self.on_text(rest + marker)
 
     def _give_back(self, marker: str) -> None:
-        """The section was no call: its text goes where it would have gone without the opener."""
+        """Emit the section as text or reasoning, as it was not a call."""
         self.mode = self._back
         self.on_text(self._opener + "".join(self._pieces) + marker)

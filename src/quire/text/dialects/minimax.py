@@ -1,4 +1,5 @@
-"""MiniMax M2: XML calls in a section, reasoning that the prompt opens.
+"""MiniMax M2: XML calls in a section, and reasoning that the
+prompt opens.
 
 Source: docs/tool_calling_guide.md of MiniMaxAI/MiniMax-M2.
 """

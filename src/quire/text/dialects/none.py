@@ -1,4 +1,4 @@
-"""No dialect: everything that the model writes is the answer."""
+"""No dialect: all text is the answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Arguments of Python-style calls as they are written, see `flow`: strings flow, other values come
-whole."""
+"""Streams arguments of Python-style calls; see `flow`. Strings are streamed, other values are sent
+whole.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from quire.text.dialects.values import property_names, write_inner, write_json
 _LONGEST_KEY = 256
 _LONGEST_SCALAR = 4096
 
-# A string up to a quote or to an escape that is not whole: escapes that Python and JSON agree on.
+# A string up to a quote or an unfinished escape, with escapes that mean the same in JSON.
 _PLAIN = {
     quote: re.compile(
         rf"(?:[^\\{quote}]|\\[^xuUN0-7]|\\x[0-9a-fA-F]{{2}}|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})*",
@@ -37,9 +38,10 @@ _CLOSED = {"[": "]", "(": ")", "{": "}"}
 
 
 class PythonFlow:
-    """Streams the arguments of one call of `tool`, from the first argument on.
+    """Streams the arguments of one call of `tool`, from the first
+    argument on.
 
-    Ends where it is not sure which quote ends a string.
+    It stops where it is uncertain which quote ends a string.
     """
 
     def __init__(self, tool: Tool) -> None:
@@ -69,7 +71,7 @@ class PythonFlow:
         return taken
 
     def _argument(self) -> str | None:
-        """Return a key, up to the first sign of its value."""
+        """Read a key up to the start of its value."""
         self._text = self._text.lstrip()
         key = KEY_BEGUN.match(self._text)
         if key is None or key.end() == len(self._text):
@@ -113,7 +115,7 @@ class PythonFlow:
         return self._opening + value
 
     def _open_string(self, sign: str) -> str | None:
-        """One quote or three."""
+        """Open a string with one quote or three."""
         if len(self._text) < 3 and self._text in (sign, sign * 2):
             return None
         self._quote = sign * 3 if self._text.startswith(sign * 3) else sign
@@ -125,8 +127,8 @@ class PythonFlow:
         return self._opening + '"'
 
     def _in_value(self, text: str) -> str:
-        """Return the part of a string that can be sent. It is empty within a value that is sent
-        whole.
+        """Return the part of a string to send now; "" within a list or object, which is
+        sent whole.
         """
         if self._signs:
             self._kept.append(text)
@@ -162,7 +164,7 @@ class PythonFlow:
         return None
 
     def _goes_on_in_quotes(self) -> bool:
-        """Return whether a fourth quote follows three: the first is part of the string."""
+        """Return whether four quotes follow each other; then the first belongs to the string."""
         return len(self._quote) == 3 and self._text.startswith(self._quote[0] * 4)
 
     def _close_string(self) -> str:
@@ -175,7 +177,7 @@ class PythonFlow:
         return '"'
 
     def _nested(self) -> str | None:
-        """Goes on in a list or an object, up to a quote or a bracket."""
+        """Read on in a list or an object, up to a quote or a bracket."""
         sign = self._text[0]
         if sign in "'\"":
             return self._open_string(sign)
@@ -197,7 +199,7 @@ class PythonFlow:
 
 
 def start_python(text: str, tools: Tools) -> StartedCall | None:
-    """Return the flow of the call that `text` starts with, see `flow.Start`."""
+    """Return the flow of the call at the start of `text`; None if there is none."""
     bare = text.lstrip().removeprefix("[")
     opening = CALL.match(bare)
     if opening is None or opening.group(1) not in tools:
@@ -211,4 +213,4 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 PYTHON = Section(_read, python_head, start=start_python)
-"""A section of such calls, without what closes it."""
+"""A section of Python-style calls without closing markers."""

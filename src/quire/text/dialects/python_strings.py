@@ -1,9 +1,10 @@
-"""Finds the end of a string in a Python-style call whose quotes are not escaped.
+"""Finds the end of a string in a Python-style call whose inner quotes are not
+escaped.
 
-A quote ends a string only where the call goes on behind it: with another argument, with the call's
-end and nothing that a string would hold, or within a list or an object with its next sign. Quotes
-inside come in pairs as a rule (`print("hi")`), so that one behind an odd number of them ends
-the string only for sure where a parameter of the tool follows.
+A quote ends a string only if the call continues after it: with another argument, with the call's
+end, or, within a list or an object, with its next sign. Inner quotes usually come in pairs
+(`print("hi")`). So after an odd number of them a quote surely ends the string only if a parameter
+of the tool follows.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ class Verdict(Enum):
     ENDS = auto()
     INNER = auto()
     AMBIGUOUS = auto()
-    OPEN = auto()  # more text tells
+    OPEN = auto()  # more text is needed to decide
 
 
 def judge(
     text: str, at: int, place: Place, *, inner: int, known: Collection[str], whole: bool
 ) -> Verdict:
-    """Return whether the quote before `at` ends its string.
+    """Decide whether the quote before `at` ends its
+    string.
 
     Args:
-        inner: how many quotes of its kind are in the string so far.
-        known: the parameters of the tool.
-        whole: whether `text` is all that there is.
+        inner: number of such quotes in the string so far.
+        known: names of the tool's parameters.
+        whole: whether `text` is complete.
     """
     if place is not Place.ARGUMENTS:
         follows = _INSIDE[place].match(text, at) is not None

@@ -1,8 +1,8 @@
-"""Calls as Python writes them: `name(key=value, ...)`, with constants for values.
+"""Python-style calls: `name(key=value, ...)`, with constants as
+values.
 
-Read as meant: names of tools and arguments hold dots and dashes too, `true`, `false` and `null`
-stand for Python's words, and a string may hold line ends, and its own quote where no separator
-follows it, since templates write strings of the history without escapes.
+Deviations are accepted: dots and dashes in names, `true`, `false` and `null`, and strings with line
+ends or their own quote inside, since templates write the history's strings without escapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALL_BEGUN = re.compile(r"\s*([^\W\d][\w.:/-]*)?\s*(\(?)")
 KEY_BEGUN = re.compile(rf"\s*({KEY})\s*=(?!=)\s*")
 SCALAR = re.compile(r"[^\s,:=()\[\]{}'\"]+")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?")
-# Of four quotes in a row, the last three end a string in three.
+# Of four quotes in a row, the last three end a triple-quoted string.
 _TO_QUOTE = {
     quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}" + after, re.DOTALL)
     for quote, after in (("'''", "(?!')"), ('"""', '(?!")'), ("'", ""), ('"', ""))
@@ -43,10 +43,11 @@ _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 
 
 def read_python_calls(text: str, tools: Tools, *, bracketed: bool = False) -> Reading:
-    """Read calls in sequence or in a list, separated by commas, semicolons or blanks.
+    """Read calls in sequence or in a list, separated by commas, semicolons or
+    blanks.
 
     Args:
-        bracketed: nothing is read but a whole list.
+        bracketed: whether only a whole list is read.
     """
     calls: list[Call] = []
     at = skip_space(text, 0)
@@ -73,7 +74,7 @@ def read_python_calls(text: str, tools: Tools, *, bracketed: bool = False) -> Re
 
 
 def _read_call(text: str, opening: re.Match[str], tools: Tools) -> tuple[Call, int]:
-    """Return the call at `opening` and the offset after it. Raises as `_Reader.arguments`."""
+    """Return the call at `opening` and the offset after it. Raise like `_Reader.arguments`."""
     name = opening.group(1)
     schema = tools[name].parameters if name in tools else {}
     known = frozenset(property_names(schema, schema))
@@ -88,10 +89,11 @@ def _read_call(text: str, opening: re.Match[str], tools: Tools) -> tuple[Call, i
 
 
 def read_python_value(text: str, known: Collection[str]) -> Any:
-    """Return the constant that a text is.
+    """Return the constant that a text
+    spells.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a constant.
     """
     value, end = _Reader(text, known, in_pairs=True).value(0, 0, Place.ARGUMENTS)
     if end < len(text):
@@ -100,22 +102,24 @@ def read_python_value(text: str, known: Collection[str]) -> Any:
 
 
 class _Reader:
-    """Reads the arguments of one call.
+    """Reads the arguments of
+    one call.
 
     Args:
-        known: the parameters of the tool.
-        in_pairs: whether quotes inside of strings are taken to come in pairs, see `python_strings`.
+        known: names of the tool's parameters.
+        in_pairs: whether quotes inside strings are assumed to come in pairs, see `python_strings`.
     """
 
     def __init__(self, text: str, known: Collection[str], *, in_pairs: bool) -> None:
         self._text, self._known, self._in_pairs = text, known, in_pairs
 
     def arguments(self, at: int) -> tuple[dict[str, Any], int]:
-        """Return the arguments at `at` and the offset after the call.
+        """Return the arguments at `at` and the offset after
+        the call.
 
         Raises:
             Unterminated: the text ends inside a string.
-            ValueError: they are no constants with keywords.
+            ValueError: the text is not a list of keyword arguments with constants.
         """
         text = self._text
         arguments: dict[str, Any] = {}
@@ -135,7 +139,7 @@ class _Reader:
         return arguments, at + 1
 
     def _separator(self, at: int, closer: str) -> int:
-        """Offset of what follows a value: after a comma, or the closer itself."""
+        """Return the offset after a value's comma, or of the closer."""
         at = skip_space(self._text, at)
         if self._text.startswith(",", at):
             return skip_space(self._text, at + 1)
@@ -144,7 +148,7 @@ class _Reader:
         raise ValueError(f"neither a comma nor {closer}")
 
     def value(self, at: int, depth: int, place: Place) -> tuple[Any, int]:
-        """Return the constant at `at` and the offset after it. Raises as `arguments`."""
+        """Return the constant at `at` and the offset after it. Raise like `arguments`."""
         if depth > _MAX_DEPTH:
             raise ValueError("nested too deeply")
         at = skip_space(self._text, at)
@@ -202,7 +206,7 @@ class _Reader:
 
 
 def unescaped(content: str) -> str:
-    """Return the text between two quotes with its escapes read; unchanged if one is invalid."""
+    """Return the text between two quotes with escapes decoded; unchanged if one is invalid."""
 
     def escaped(found: re.Match[str]) -> str:
         sign = found.group()
@@ -217,7 +221,9 @@ def unescaped(content: str) -> str:
 
 
 def python_head(text: str, tools: Tools) -> bool | None:
-    """Return a head check: a name and a parenthesis, perhaps after a bracket."""
+    """Return whether a section starts like a call: a name and a parenthesis, perhaps after a
+    bracket.
+    """
     found = CALL_BEGUN.fullmatch(text.lstrip().removeprefix("["))
     if found is not None and not found.group(2):
         return None
@@ -225,11 +231,12 @@ def python_head(text: str, tools: Tools) -> bool | None:
 
 
 def python_rules(forced: Forced) -> list[str]:
-    """Return the rules `call_0`... and `call` for calls with JSON values.
+    """Return the rules `call_0`... and `call` for Python-style calls with JSON
+    values.
 
-    Arguments come in the schema's order. Those that are not required may be left out. A schema
-    without properties leaves names and values free; one with names that no keyword can be is
-    written as one object behind `**`.
+    Arguments follow the schema's order; optional ones may be left out. A schema without properties
+    leaves names and values free. If a property's name cannot be a keyword, the arguments are one
+    object after `**`.
     """
     rules = [alternatives("call", len(forced.tools))]
     for index, tool in enumerate(forced.tools):

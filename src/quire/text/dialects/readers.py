@@ -1,4 +1,4 @@
-"""Readers of sections that several dialects share: JSON calls, and calls of XML tags."""
+"""Section readers that several dialects share: JSON calls, and calls in XML tags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.text.dialects.values import (
 
 
 def head_of(*openings: str) -> Callable[[str, Tools], bool | None]:
-    """Return a head check: after white space, the section has to start with one of `openings`."""
+    """Return a head check: after white space, a section must start with one of `openings`."""
 
     def head(text: str, tools: Tools) -> bool | None:
         text = text.lstrip()
@@ -36,7 +36,7 @@ def head_of(*openings: str) -> Callable[[str, Tools], bool | None]:
 
 
 def header_head(separator: str) -> Callable[[str, Tools], bool | None]:
-    """Return a head check: one line, then `separator`."""
+    """Return a head check: a section must start with one line, then `separator`."""
 
     def head(text: str, tools: Tools) -> bool | None:
         header, found, _ = text.partition(separator)
@@ -54,12 +54,13 @@ _STRAY = re.compile(r"[\s}\]]*")
 def read_json_calls(
     body: Body, tools: Tools, *, of: Callable[[Any], Call] = call_from_object
 ) -> Reading:
-    """Read calls that are JSON objects, in sequence or in an array, separated by `;` or `,`.
+    """Read calls that are JSON objects, in sequence or in an array, separated by `;`
+    or `,`.
 
-    Closing brackets too many at the end, which small models write, belong to the last.
+    Surplus closing brackets at the end, which small models write, count as part of the last call.
 
     Args:
-        of: the call that an object says; raises ValueError if it says none.
+        of: converts an object to a call; raises ValueError if it is not one.
     """
     text = body.text
     calls: list[Call] = []
@@ -85,15 +86,15 @@ def read_json_calls(
 
 
 def json_section(*ends: str) -> Section:
-    """Return a section of `{"name": ..., "arguments": {...}}`, of one or of an array."""
+    """Return a section of one `{"name": ..., "arguments": {...}}`, or of an array of them."""
     return Section(read_json_calls, array_head, ends=frozenset(ends), start=json_call())
 
 
 def chosen(
     choose: Callable[[str], Section | None], *ends: str, inner: frozenset[str] = frozenset()
 ) -> Section:
-    """Return a section that is one of several, by how its text starts; None while that cannot be
-    told.
+    """Return a section that behaves as one of several, chosen by how its text starts. `choose`
+    returns None while that is undecided.
     """
 
     def read(body: Body, tools: Tools) -> Reading:
@@ -112,7 +113,7 @@ def chosen(
 
 
 def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -> Reading:
-    """Return a call with this name and the JSON object at `at` as its arguments."""
+    """Return a call with this name, whose arguments are the JSON object at `at`."""
     try:
         value, end = read_json(text, skip_space(text, at))
         return Reading((Call(name, arguments_json(value), call_id),), end)
@@ -126,25 +127,26 @@ _CLOSED = "</parameter>"
 
 
 class LineEnds(Enum):
-    """Line ends around a value that belong to the notation."""
+    """Line ends around a value that belong to the notation, not to the value."""
 
     BOTH = auto()  # one on each side
-    PAIRED = auto()  # one behind the opening tag, and with it one before the closing tag
+    PAIRED = auto()  # one after the opening tag; if present, one before the closing tag too
     NONE = auto()
 
 
 class XmlNotation:
-    """Calls as two levels of tags: a function, and in it one tag for each argument.
+    """Calls in two levels of tags: a call, and within it one tag for each
+    argument.
 
     Qwen3-Coder writes `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, MiniMax
-    `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`. Neither escapes its
-    values, so an argument's closing tag counts only where another argument or the call's end
-    follows. Qwen3.5 and its successors write a closing tag twice at times, see `whole`, or leave
-    one out, see `values`.
+    `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`. Values are not
+    escaped, so an argument's closing tag counts only if another argument or the call's end follows.
+    Qwen3.5 and its successors sometimes write a closing tag twice, see `whole`, or omit one, see
+    `values`.
 
     Args:
         call: the tag of a call.
-        names: what stands between a tag and its name, e.g. "=" or " name=".
+        names: the text between a tag and the name, e.g. "=" or " name=".
     """
 
     def __init__(self, call: str, names: str, line_ends: LineEnds = LineEnds.BOTH) -> None:
@@ -165,7 +167,7 @@ class XmlNotation:
         self._tags = Tags(opening, self._opened, _CLOSED, call_closing=closing, values=self.values)
 
     def section(self, *ends: str) -> Section:
-        """Return a section of such calls."""
+        """Return a section of calls in this notation."""
 
         def read(body: Body, tools: Tools) -> Reading:
             return self.read(body.text, tools, lenient=True)
@@ -173,7 +175,7 @@ class XmlNotation:
         return Section(read, head_of(self._opening), ends=frozenset(ends), start=self.start)
 
     def start(self, text: str, tools: Tools) -> StartedCall | None:
-        """Return the flow of the call that `text` starts with, see `flow.Start`."""
+        """Return the flow of the call at the start of `text`; None if there is none."""
         opening = self._call.match(text)
         tool = tools.get(_unquoted(opening.group(1))) if opening is not None else None
         if opening is None or tool is None:
@@ -181,11 +183,14 @@ class XmlNotation:
         return tool.name, None, TagFlow(tool, self._tags), opening.end()
 
     def values(self, tool: Tool, key: str, led: bool, raw: str) -> list[tuple[str, str]]:
-        """Return the arguments that the text between two tags holds: `key`, and more if the tag
-        that closes it was left out. What opens those stands on a line and names a parameter.
+        """Return the arguments in the text between two tags: `key`, and further ones after omitted
+        closing tags.
+
+        The tag of a further argument must be at the start of a line and name a parameter of the
+        tool.
 
         Args:
-            led: whether a line end that belongs to the notation stood before `raw`.
+            led: whether a line end that belongs to the notation preceded `raw`.
         """
         found: list[tuple[str, str]] = []
         at = 0
@@ -202,8 +207,8 @@ class XmlNotation:
         return [*found, (key, value)]
 
     def whole(self, value: str) -> str:
-        """Return a value without what closes it once more; one that quotes calls opens what it
-        closes.
+        """Return a value without surplus closing tags at its end. Closing tags of calls that the
+        value quotes are kept.
         """
         extra = value.count(_CLOSED) - len(self._opened.findall(value))
         end = at = len(value)
@@ -217,10 +222,11 @@ class XmlNotation:
         return value[:end]
 
     def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
-        """Return the calls that `text` starts with, typed by the tools' schemas.
+        """Return the calls at the start of `text`, typed by the tools'
+        schemas.
 
         Args:
-            lenient: where a value has no closing tag, let the next tag end it.
+            lenient: whether the next tag ends a value without a closing tag.
         """
         calls: list[Call] = []
         at = 0

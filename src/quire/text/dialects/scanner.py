@@ -1,4 +1,4 @@
-"""Finds markers in text, for vocabularies in which they have no token of their own."""
+"""Finds markers in text, for vocabularies in which they are not single tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 
 class MarkerScanner:
-    """Splits a stream of text into runs and markers, however it is cut.
+    """Splits a stream of text into runs and markers. The result does not depend on how it
+    is cut.
 
-    Text that may be the start of a marker is held until it is certain. No marker may be the
-    start of another.
+    Text that may start a marker is held until that is decided. No marker may be a prefix of
+    another.
     """
 
     __slots__ = ("_firsts", "_held", "_longest", "_pattern", "_prefixes")
@@ -28,7 +29,7 @@ class MarkerScanner:
         return not self._held and self._firsts.isdisjoint(piece)
 
     def feed(self, piece: str) -> list[tuple[str, bool]]:
-        """Runs of text (False) and markers (True) that are certain now, in order; none is empty."""
+        """Return the decided runs of text (False) and markers (True), in order, none empty."""
         if self._pattern is None:
             return [(piece, False)] if piece else []
         text = self._held + piece
@@ -46,13 +47,15 @@ class MarkerScanner:
         return parts
 
     def _start_of(self, text: str, at: int) -> int:
-        """Offset of the longest end of `text[at:]` that starts a marker, or the text's length."""
+        """Return the offset of the longest suffix of `text[at:]` that may start a marker, or the
+        text's length.
+        """
         for start in range(max(at, len(text) - self._longest), len(text)):
             if text[start] in self._firsts and text[start:] in self._prefixes:
                 return start
         return len(text)
 
     def flush(self) -> str:
-        """Return the held text. It is no marker, since other text follows."""
+        """Return the held text, which cannot become a marker any more."""
         held, self._held = self._held, ""
         return held

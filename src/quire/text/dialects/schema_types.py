@@ -1,4 +1,4 @@
-"""Types that tools' schemas name although JSON Schema has no such type."""
+"""Maps type names in tools' schemas that JSON Schema does not have, such as `list[str]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEANT = {
     **dict.fromkeys(("str", "text"), "string"),
     "bool": "boolean",
 }
-"""Types that other languages have, by the JSON types that they mean."""
+"""JSON types by type names of other languages."""
 _PARAMETERS = re.compile(r"[\[<(].*", re.DOTALL)
 _MAX_DEPTH = 128
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -24,15 +24,15 @@ _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 
 
 def meant_type(name: str) -> str | None:
-    """Return the JSON type that a schema's `type` means, `list[str]` an array; None if none is
-    known.
+    """Return the JSON type that a `type` stands for, such as array for `list[str]`; None if
+    unknown.
     """
     name = _PARAMETERS.sub("", name).strip().lower()
     return name if name in JSON_TYPES else _MEANT.get(name)
 
 
 def with_meant_types(schema: Any, depth: int = 0) -> Any:
-    """Return a schema with JSON Schema's types. Unknown types are left out."""
+    """Return a schema with types mapped to JSON Schema's. Unknown types are left out."""
     if isinstance(schema, list):
         return [with_meant_types(each, depth + 1) for each in schema]
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
@@ -50,7 +50,7 @@ def with_meant_types(schema: Any, depth: int = 0) -> Any:
 
 
 def _meant_types(said: Any) -> Any:
-    """Return the JSON types that a schema's `type` means; None if it is unknown."""
+    """Map the value of `type` to JSON types; None if one is unknown."""
     if isinstance(said, str):
         return meant_type(said)
     if not isinstance(said, list):

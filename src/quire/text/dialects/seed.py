@@ -1,4 +1,5 @@
-"""Seed-OSS: XML calls like those of Qwen3-Coder, with other marks.
+"""Seed-OSS: XML calls like Qwen3-Coder's, with other
+markers.
 
 Source: the chat template of ByteDance-Seed/Seed-OSS-36B-Instruct.
 """

@@ -1,7 +1,8 @@
-"""Lark terminals for strings that a schema constrains and a notation writes without quotes.
+"""Lark terminals for strings that a schema constrains and a dialect writes without
+quotes.
 
-In JSON llguidance does this itself; here the text stands between a dialect's own marks. Patterns
-search, as ECMA-262 has it, so each is turned into one that matches the whole string.
+For JSON strings llguidance does this itself. A schema's pattern may match anywhere in a string
+(ECMA-262), so it is turned into an expression that matches the whole string.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from quire.text.dialects.base import Schema
 from quire.text.dialects.values import resolve
 
 ANY = "/(?s:.*)/"
-"""The terminal of a string that nothing is asked of."""
+"""The terminal of an unconstrained string."""
 _MAX_DEPTH = 8
 
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -33,7 +34,7 @@ _GROUP = "[0-9A-Fa-f]{1,4}"
 
 
 def _ipv6() -> str:
-    """Eight groups, or fewer around one `::` (RFC 4291, without the dotted form)."""
+    """Return a pattern of IPv6 addresses: eight groups, or fewer around one `::` (RFC 4291)."""
     forms = [f"({_GROUP}:){{7}}{_GROUP}", f"::({_GROUP}(:{_GROUP}){{0,6}})?"]
     for left in range(1, 8):
         right = f"({_GROUP}(:{_GROUP}){{0,{6 - left}}})?" if left < 7 else ""
@@ -53,14 +54,17 @@ _FORMATS = {
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+",
     "uuid": "[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
 }
-"""RFC 3339 (dates, durations), 5321 (mailboxes without quotes), 1123, 4291, 3986, 9562."""
+"""Patterns by format: RFC 3339 (dates, durations), 5321 (mailboxes without quotes), 1123, 4291,
+3986, 9562.
+"""
 
 
 def text_of(schema: Schema, root: Schema, lost: Callable[[str], None], depth: int = 0) -> str:
-    """Return a lark expression for the text of a string that meets a schema.
+    """Return a lark expression for the text of strings that satisfy a
+    schema.
 
     Args:
-        lost: told of each keyword that it does not hold the string to.
+        lost: called with each keyword that is not enforced.
     """
     schema = resolve(schema, root)
     if "const" in schema:
@@ -94,15 +98,16 @@ def _literals(choices: list[Any]) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """Return a regular expression as lark writes it: no bare slash, no line end."""
+    """Return a regular expression in lark's syntax, with slashes and line ends escaped."""
     slashes = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern, flags=re.DOTALL)
     return f"/{slashes}/".replace("\n", r"\n").replace("\r", r"\r")
 
 
 def anchored_pattern(pattern: str) -> str | None:
-    """Return the expression that matches a whole string in which `pattern` is found.
+    """Return an expression for the whole strings in which `pattern`
+    is found.
 
-    None for anchors elsewhere than at the ends of the outermost alternatives.
+    Return None if the pattern has anchors other than at the ends of its outermost alternatives.
     """
     branches: list[str] = []
     for branch in _branches(pattern):
@@ -115,7 +120,7 @@ def anchored_pattern(pattern: str) -> str | None:
 
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""An escape, a class of characters, or one character."""
+"""An escape, a character class, or one character."""
 
 
 def _tokens(pattern: str) -> list[str]:
@@ -127,7 +132,7 @@ def _ends(branch: str) -> bool:
 
 
 def _branches(pattern: str) -> list[str]:
-    """Return the alternatives of the outermost level."""
+    """Split a pattern into its outermost alternatives."""
     found, depth = [""], 0
     for token in _tokens(pattern):
         depth += (token == "(") - (token == ")")

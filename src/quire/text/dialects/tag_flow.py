@@ -1,6 +1,7 @@
-"""Arguments in tags as they are written, see `flow`: strings flow, other values come whole.
+"""Streams arguments in tags; see `flow`. Strings are streamed, other values are
+sent whole.
 
-The closing brace comes with the end, which the reader knows.
+The closing brace is sent with the end of the call, which only the reader knows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LONGEST_NAME = 256
 
 
 class Arguments:
-    """Writes arguments in order: a name, and a value that may arrive in pieces."""
+    """Writes arguments as JSON, in order. A string value may arrive in pieces."""
 
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
@@ -33,7 +34,7 @@ class Arguments:
         self.is_text = False
 
     def start(self, key: str) -> str:
-        """Starts an argument. Whether its value is text that flows is in `is_text`."""
+        """Start an argument. `is_text` then says whether its value is text that can be streamed."""
         parameters = self._tool.parameters
         allowed = kinds(property_schema(parameters, key, parameters), parameters)
         self._key, self.is_text = key, allowed == {"string"}
@@ -42,7 +43,7 @@ class Arguments:
         return f"{before}{write_json(key)}: " + ('"' if self.is_text else "")
 
     def end(self, value: str) -> str:
-        """Ends it with its whole value, of a text with the rest of it."""
+        """End the argument with its whole value, or, for text, with the rest of it."""
         if self.is_text:
             return write_inner(value) + '"'
         return write_json(typed_argument(self._tool, self._key, value))
@@ -50,15 +51,17 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of a call's arguments, none of which is escaped in a value.
+    """The tags of a call's arguments. They are not escaped in
+    values.
 
     Attributes:
-        opening: starts the tag that opens an argument, up to its name.
-        opened: matches such a tag; its groups are the name, and the line end that belongs to it.
-        closing: the tag that closes a value, where another argument or the call's end follows.
+        opening: start of the tag that opens an argument, up to its name.
+        opened: pattern of an opening tag; its groups are the name, and the line end that belongs to
+            the tag.
+        closing: the tag that closes a value if another argument or the call's end follows.
         call_closing: the tag that ends the call.
-        values: the arguments that a raw value holds, of which only the first needs no tag. Takes
-            the tool, the first's name, whether a line end of its tag stood before, the value.
+        values: splits a raw value into arguments, see `XmlNotation.values`. Takes the tool, the
+            first argument's name, whether a line end preceded the value, and the value.
     """
 
     opening: str
@@ -72,25 +75,26 @@ class _Tag(Enum):
     """The role of a `<` within a value."""
 
     NONE = auto()
-    QUOTED = auto()  # a tag, which is part of the value or ends one that was not closed
+    QUOTED = auto()  # a tag within the value, or one that ends an unclosed value
     END = auto()
 
 
 class TagFlow:
-    """Streams the arguments of one call of `tool`. Each character is examined once.
+    """Streams the arguments of one call of `tool`. Each character is
+    examined once.
 
-    A value is sent up to the first tag in it, and on from there when it is whole.
+    A value is streamed up to the first tag in it; the rest follows when the value is complete.
     """
 
     def __init__(self, tool: Tool, tags: Tags) -> None:
         self._tool, self._tags = tool, tags
         self._arguments = Arguments(tool)
         self._text = ""
-        self._at = 0  # what is known to hold no end of the value, in `_text`
-        self._spaces = 0  # up to where white space follows a closing tag, in `_text`
+        self._at = 0  # offset in `_text` before which no value ends
+        self._spaces = 0  # offset in `_text` up to which white space follows a closing tag
         self._key: str | None = None
         self._led = False
-        self._quoted = False  # the value holds a tag
+        self._quoted = False  # whether the value contains a tag
         self._kept: list[str] = []  # of the value, not sent
         self._over = False
 
@@ -104,7 +108,7 @@ class TagFlow:
         return "".join(written)
 
     def _step(self, written: list[str]) -> bool:
-        """Goes on as far as one tag; False if more text is needed."""
+        """Process text up to the next tag. Return False if more text is needed."""
         return self._open(written) if self._key is None else self._value(written)
 
     def _open(self, written: list[str]) -> bool:
@@ -115,7 +119,7 @@ class TagFlow:
             self._over = bool(text) and (not starts or len(text) > _LONGEST_NAME)
             return False
         if found.end() == len(text):
-            return False  # a line end may belong to it
+            return False  # a line end that follows may belong to the tag
         self._key, self._led = found.group(1).strip().strip("\"'"), bool(found.group(2))
         self._text, self._at, self._quoted, self._kept = text[found.end() :], 0, False, []
         written.append(self._arguments.start(self._key))
@@ -141,7 +145,9 @@ class TagFlow:
         return False
 
     def _keep(self, end: int, written: list[str]) -> None:
-        """Sends or keeps the value up to `end`, but not a line end that may be its last."""
+        """Send or keep the value up to `end`, but hold a line end, which may belong to the closing
+        tag.
+        """
         if end and self._text[end - 1] == "\n":
             end -= 1
         part, self._text = self._text[:end], self._text[end:]
@@ -165,7 +171,9 @@ class TagFlow:
         return None if any(tag.startswith(rest) for tag in known) else _Tag.NONE
 
     def _follows(self, at: int) -> bool | None:
-        """Return whether another argument or the call's end follows, after white space."""
+        """Return whether another argument or the call's end follows after white space; None if
+        undecided.
+        """
         text, tags = self._text, self._tags
         at = self._spaces = skip_space(text, max(at, self._spaces))
         known = (tags.opening, tags.call_closing)
@@ -184,7 +192,7 @@ class TagFlow:
         return None
 
     def _close(self, at: int, written: list[str]) -> None:
-        """Ends the value before the tag at `at`."""
+        """End the value before the tag at `at`."""
         assert self._key is not None
         raw = "".join(self._kept) + self._text[:at]
         (_, value), *more = self._tags.values(self._tool, self._key, self._led, raw)
@@ -196,10 +204,11 @@ class TagFlow:
 
 
 class KeyedFlow:
-    """Streams the arguments of one call of `tool`, whose names and values stand between markers.
+    """Streams the arguments of one call of `tool` whose names and values are enclosed in
+    markers.
 
     Args:
-        key_end: the marker behind a name. The flow starts behind the one before the first name.
+        key_end: the marker after a name. The flow starts after the marker before the first name.
         key, value, value_end: the other markers.
     """
 
@@ -226,7 +235,7 @@ class KeyedFlow:
         return ""
 
     def _border(self, kept: str) -> str:
-        """Takes the marker that was wanted."""
+        """Process the expected marker."""
         self._kept = []
         following = {
             self._key: self._key_end,

@@ -1,4 +1,4 @@
-"""Arguments: read leniently as models write them, written strictly as JSON."""
+"""Values of arguments: parsed leniently, as models write them, and written as strict JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_PYTHON = 1 << 16
 
 
 class Unterminated(ValueError):
-    """The text ends inside a string; `until` is what the rest must hold to end it."""
+    """Raised if the text ends inside a string. `until` is the text that would end the string."""
 
     def __init__(self, until: str) -> None:
         super().__init__(f"a string without {until!r}")
@@ -35,10 +35,11 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """One JSON value that starts at `start`, and the offset after it.
+    """Parse the JSON value at `start`. Return it with the offset
+    after it.
 
-    Raw control characters in strings are taken, since models write them, and so is a backslash
-    that starts no escape, for itself; NaN and Infinity aren't.
+    Raw control characters in strings are accepted, since models write them, and backslashes that
+    start no escape stand for themselves. NaN and Infinity are refused.
 
     Raises:
         Unterminated: the text ends inside a string.
@@ -56,15 +57,15 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     return _read_with_backslashes(text, start)
 
 
-# A backslash with what makes an escape of it, or may make one where the text ends, or alone.
+# A backslash with its escape, with a possible escape at the text's end, or alone.
 _BACKSLASH = re.compile(
     r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|u?[0-9a-fA-F]{0,3}\Z|(?=(.)))', re.DOTALL
 )
 
 
 def _read_with_backslashes(text: str, start: int) -> tuple[Any, int]:
-    """Parse JSON like `read_json`, but escape backslashes that start no escape."""
-    doubled: list[int] = []  # where, in the text that is read
+    """Parse JSON like `read_json`, taking backslashes that start no escape literally."""
+    doubled: list[int] = []  # offsets in the changed text
 
     def escape(found: re.Match[str]) -> str:
         if found.group(1) is None:
@@ -85,14 +86,15 @@ def _read_with_backslashes(text: str, start: int) -> tuple[Any, int]:
 
 
 def skip_space(text: str, at: int) -> int:
-    """Offset of the first character at or after `at` that is not white space."""
+    """Return the offset of the first character at or after `at` that is not white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
 def write_json(value: Any) -> str:
-    """Compact enough for people, strict enough for any parser, and always encodable as UTF-8.
+    """Return a value as strict JSON that can always be encoded
+    as UTF-8.
 
     Raises:
         ValueError: a number is infinite, or the value is nested too deeply.
@@ -110,10 +112,11 @@ def write_inner(text: str) -> str:
 
 
 def arguments_json(value: Any) -> str:
-    """Return the text of an arguments object, from the object or from a string that holds one.
+    """Return the JSON text of an arguments object, given as the object or as a
+    string of it.
 
     Raises:
-        ValueError: it is no object.
+        ValueError: the value is not an object.
     """
     if value is None:
         value = {}
@@ -125,11 +128,14 @@ def arguments_json(value: Any) -> str:
 
 
 def call_from_object(value: Any) -> Call:
-    """Return a call from `{"name": ..., "arguments": ...}`; "parameters", "function" or "tool_name"
-    for the name, and a "function" around it pass.
+    """Return the call of a `{"name": ..., "arguments": ...}`
+    object.
+
+    "parameters" for the arguments, "function" or "tool_name" for the name, and an enclosing
+    "function" object are accepted too.
 
     Raises:
-        ValueError: it is no such object.
+        ValueError: the object is not a call.
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
@@ -147,7 +153,7 @@ def call_from_object(value: Any) -> Call:
 
 
 def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
-    """Return the schema of property `key`, references followed; `{}` if there is none."""
+    """Return the schema of property `key`, with references followed; `{}` if there is none."""
     objects = _alternatives(schema, root)
     for each in objects:
         properties = each.get("properties")
@@ -157,13 +163,13 @@ def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
 
 
 def property_names(schema: Schema, root: Schema) -> list[str]:
-    """Return the properties that an object's schema names, in one alternative or another."""
+    """Return all properties that an object's schema names in any of its alternatives."""
     found = [each.get("properties") for each in _alternatives(schema, root)]
     return [key for properties in found if isinstance(properties, Mapping) for key in properties]
 
 
 def _alternatives(schema: Schema, root: Schema) -> list[Schema]:
-    """Return a schema and what it is composed of, references followed; itself first."""
+    """Return a schema and all schemas that it is composed of, with references followed."""
     found: list[Schema] = []
     waiting, seen = [resolve(schema, root)], set[int]()
     while waiting:
@@ -180,7 +186,7 @@ def _alternatives(schema: Schema, root: Schema) -> list[Schema]:
 
 
 def resolve(schema: Any, root: Schema) -> Schema:
-    """`schema` with `$ref` into `root` followed; `{}` for what is no schema or points nowhere."""
+    """Follow `$ref`s of `schema` into `root`. Return `{}` if there is no schema."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -195,8 +201,11 @@ def resolve(schema: Any, root: Schema) -> Schema:
 
 
 def merged(schema: Schema, root: Schema) -> Schema:
-    """`schema` with the parts of its `allOf` in it; of keywords that several have, properties and
-    required names are joined and of others the last is taken."""
+    """Return `schema` with the parts of its `allOf` merged
+    into it.
+
+    Properties and required names are joined; of other repeated keywords the last one counts.
+    """
     parts = schema.get("allOf")
     if not isinstance(parts, list):
         return schema
@@ -212,9 +221,7 @@ def merged(schema: Schema, root: Schema) -> Schema:
 
 
 def kinds(schema: Schema, root: Schema) -> frozenset[str]:
-    """Return the JSON types that a schema allows; empty if it doesn't say, or says one that is
-    unknown.
-    """
+    """Return the JSON types that a schema allows; empty if it names none, or an unknown one."""
     said = _said_kinds(schema, root)
     found = {kind for kind in map(meant_type, said) if kind is not None}
     return frozenset(found if all(map(meant_type, said)) else ())
@@ -250,12 +257,12 @@ def kind_of(value: Any) -> str:
 
 
 def typed(text: str, schema: Schema, root: Schema) -> Any:
-    """Return the value that an untyped text stands for, as far as the schema says what it should
-    be.
+    """Return the value of an untyped text, as far as the schema determines
+    its type.
 
-    A schema that allows nothing but strings keeps the text. One that allows other types too, or
-    doesn't say, takes the text for JSON if it is JSON of an allowed type, and for a string if not:
-    a value that does not fit is passed on for the tool to refuse, not dropped.
+    If the schema allows only strings, the text is the value. Else the text is parsed as JSON, and
+    kept as a string if it is not JSON of an allowed type: the tool may refuse it, but it is not
+    dropped.
     """
     allowed = kinds(schema, root)
     if allowed == {"string"}:
@@ -284,10 +291,11 @@ def _whole_json(text: str) -> Any:
 
 
 def _json_or_python(text: str) -> Any:
-    """Return the value of a whole text; lists and objects may be written as Python writes them.
+    """Parse a whole text as JSON; lists and objects may be in Python's
+    notation.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     try:
         return _whole_json(text)
@@ -313,12 +321,12 @@ def _is_json(value: Any) -> bool:
 
 
 def typed_argument(tool: Tool, key: str, text: str) -> Any:
-    """Return the value of argument `key` of `tool`, see `typed`."""
+    """Return the typed value of argument `key` of `tool`; see `typed`."""
     return typed(text, property_schema(tool.parameters, key, tool.parameters), tool.parameters)
 
 
 def is_of_kinds(value: Any, allowed: frozenset[str]) -> bool:
-    """Return whether a value is of one of the JSON types `allowed`; any is if there are none."""
+    """Return whether a value has one of the JSON types `allowed`; True if none are given."""
     kind = kind_of(value)
     if not allowed or kind in allowed or (kind == "integer" and "number" in allowed):
         return True

@@ -1,4 +1,4 @@
-"""Collects the deltas of one answer, and decides what happens to white space at its borders."""
+"""Collects the deltas of one answer, and drops white space around reasoning and calls."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from quire.text.events import (
 )
 
 MAX_HELD_SPACE = 256
-"""Characters of white space held back at most, so that a loop of newlines stays linear."""
+"""The most characters of white space that are held back, so that a loop of newlines takes linear
+time.
+"""
 
 
 def new_call_id() -> str:
-    """Return an id of the form that OpenAI's API gives."""
+    """Return a call id in the form of OpenAI's API."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class Writer:
-    """Owns the deltas that wait to be taken, and the numbering of calls.
+    """Owns the deltas not yet taken, and numbers
+    the calls.
 
-    White space at the end of what was written is held until more of the same kind follows. So the
-    newlines that a template puts around reasoning or a call are in neither the reasoning nor the
-    answer, while those inside stay as they came. Only white space is ever dropped.
+    White space at the end is held until more text of the same kind follows. So newlines around
+    reasoning or a call are dropped, while those inside are kept. Only white space is ever dropped.
 
     Attributes:
-        calls: how many calls there are.
-        after_call: no text of the answer has come since the last of them.
+        calls: number of calls so far.
+        after_call: whether no text of the answer followed the last call.
     """
 
     __slots__ = (
@@ -57,7 +59,7 @@ class Writer:
         self._reasoning_space = ""
         self._wrote = False
         self._wrote_reasoning = False
-        self._joint = ""  # between reasoning that ended and more of it
+        self._joint = ""  # white space between ended reasoning and further reasoning
         self._bordered = False
         self.calls = 0
         self.after_call = False
@@ -69,17 +71,17 @@ class Writer:
 
     @property
     def text_flows(self) -> bool:
-        """Whether text that does not end in white space may go past this writer."""
+        """Whether text that does not end in white space can bypass this writer."""
         return self._wrote and not self._space and not self.after_call
 
     @property
     def reasoning_flows(self) -> bool:
-        """Whether reasoning text that does not end in white space may go past this writer."""
+        """Whether reasoning that does not end in white space can bypass this writer."""
         held = self._reasoning_space or self._joint
         return self._wrote_reasoning and not held and not self.after_call
 
     def text(self, piece: str) -> None:
-        """Adds text of the answer."""
+        """Add text of the answer."""
         piece = self._space + piece
         if self._bordered and not self._wrote:
             piece = piece.lstrip("\n")
@@ -90,7 +92,7 @@ class Writer:
             self._deltas.append(Text(body))
 
     def reason(self, piece: str) -> None:
-        """Adds text of reasoning."""
+        """Add text of reasoning."""
         if self._joint and piece:
             piece = piece if piece[0].isspace() else self._joint + piece
             self._joint = ""
@@ -104,17 +106,17 @@ class Writer:
             self._deltas.append(Reasoning(body))
 
     def border(self) -> None:
-        """A marker of reasoning or a call stood here."""
+        """Note that a marker of reasoning or of a call was here."""
         self._bordered = True
         if self._wrote_reasoning and not self._joint:
             self._joint, self._reasoning_space = self._reasoning_space or "\n", ""
 
     def drop_space(self) -> None:
-        """The answer is over: the white space that is held was not its own."""
+        """Drop held white space, which was not part of the finished answer."""
         self._space = ""
 
     def start_call(self, name: str, call_id: str | None) -> int:
-        """Starts a call, and gives its number."""
+        """Start a call and return its index."""
         self.border()
         index = self.calls
         self.calls += 1
@@ -122,27 +124,27 @@ class Writer:
         return index
 
     def arguments(self, index: int, piece: str) -> None:
-        """Adds to the arguments of a call that has started."""
+        """Add to the arguments of a started call."""
         if piece:
             self._deltas.append(ToolCallArguments(index, piece))
 
     def end_call(self, index: int) -> None:
-        """The call is complete."""
+        """End a complete call."""
         self.after_call = True
         self._deltas.append(ToolCallEnded(index))
 
     def break_call(self, index: int) -> None:
-        """The call that has started is none: the answer ends with it."""
+        """End the answer, as the started call turned out not to be one."""
         self._deltas.append(ToolCallBroken(index))
 
     def call(self, call: Call) -> None:
-        """Adds a complete call."""
+        """Add a complete call."""
         index = self.start_call(call.name, call.id)
         self.arguments(index, call.arguments)
         self.end_call(index)
 
     def end(self, *, thinking: bool) -> None:
-        """Lets go of held white space, where it belongs to something that was cut off or ended."""
+        """Emit held white space if it belongs to truncated text or reasoning."""
         if thinking and self._reasoning_space:
             self._deltas.append(Reasoning(self._reasoning_space))
         elif self._space and not self.calls and (self._wrote or not self._bordered):
@@ -150,14 +152,14 @@ class Writer:
         self._space = self._reasoning_space = ""
 
     def take(self) -> list[Delta]:
-        """Hands over what was collected since the last call."""
+        """Return the deltas collected since the last call."""
         deltas = self._deltas
         self._deltas = []
         return deltas
 
 
 def _without_space(piece: str) -> tuple[str, str]:
-    """Return a text up to the white space at its end, and as much of that as is held."""
+    """Split a text into the text to write and the white space to hold."""
     size = len(piece.rstrip())
     size = max(size, len(piece) - MAX_HELD_SPACE)
     return piece[:size], piece[size:]
