@@ -7,6 +7,7 @@ from cpu_work import SHORT, Rates, Work, main
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import open_device
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.models.weights.loader import open_model
 
@@ -28,7 +29,7 @@ def measure(work: Work) -> Rates:
     device = open_device(work.blas, work.kernels, work.threads)
     loaded = open_model(work.model)
     config = EngineConfig(work.model, kv_memory=1 << 30, prefix_cache=False, blas=work.blas)
-    engine = Engine(loaded, config)
+    engine = assemble(loaded, config)
     rates = Rates(weight_bytes=loaded.parameter_bytes, computes=work.blas)
     if (kernels := device.kernels) is not None:
         rates.computes = f"{kernels.instructions}, {kernels.threads} threads"

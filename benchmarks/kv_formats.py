@@ -23,6 +23,7 @@ from quire.core.kv_choice import parse_format
 from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.models.weights.loader import LoadedModel, open_model
 
@@ -69,7 +70,7 @@ def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: 
         prefix_cache=False,
         step_ms=500,
     )
-    engine = Engine(loaded, config)
+    engine = assemble(loaded, config)
     vocabulary = engine.info.vocab_size - 3
     for number in range(batch):
         prompt = tuple(3 + (i * 7 + number) % vocabulary for i in range(context))

@@ -18,6 +18,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.models.weights.loader import open_model
 
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     open_device("auto")
-    engine = Engine(open_model(args.model), EngineConfig(args.model))
+    engine = assemble(open_model(args.model), EngineConfig(args.model))
     rng = random.Random(0)
     top = min(3000, engine.info.vocab_size)
     prompt = tuple(rng.randrange(300, top) for _ in range(args.tokens))

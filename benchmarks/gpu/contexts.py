@@ -129,7 +129,7 @@ def main(folder: str, out: Path, formats: list[str]) -> None:
     skipped = () if "all-layers" in formats else None
     formats = [each for each in formats if each != "all-layers"]
     engine = open_engine(EngineConfig(folder, kv_memory=40 << 30, kv_skip_layers=skipped))
-    whole = engine._runner._graphs
+    whole = getattr(engine._executor, "graphs", None)
     recorded = None if whole is None else Recorded(whole)
     rows: list[dict[str, Any]] = []
     for format in formats or ["plain"]:

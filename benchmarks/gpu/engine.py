@@ -25,15 +25,15 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.operations import Operations
-from quire.engine import runner
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
+from quire.executor import eager, factory
 
 
 def without_kernels() -> None:
     """From here on MLX's own operations serve, and no step is recorded."""
-    runner.open_backends = lambda: Backends([ReferenceBackend()])  # type: ignore[assignment]
-    runner.open_cuda_graphs = lambda *_, **__: None  # type: ignore[attr-defined]
+    eager.open_backends = lambda: Backends([ReferenceBackend()])  # type: ignore[assignment]
+    factory.open_cuda_graphs = lambda *_, **__: None  # type: ignore[attr-defined]
     current_device().operations = Operations()
 
 

@@ -24,6 +24,7 @@ from quire.device.gpu_kernels import kernel_text
 from quire.engine.factory import open_engine
 from quire.executor.graphs import recorder
 from quire.executor.graphs import runner as graphs
+from quire.executor.graphs.executor import GraphExecutor
 
 LAUNCHES, STEPS = 6, 20
 _SOURCES = ("quire.executor.graphs", "quire.attention.paged", "quire.device.cuda")
@@ -91,9 +92,10 @@ def main(folder: str, out: Path, formats: list[str]) -> None:
     noted = Noted()
     graphs.launches = noted  # type: ignore[attr-defined]
     engine = open_engine(EngineConfig(folder, kv_memory=40 << 30))
-    if engine._runner._graphs is None:
+    executor = engine._executor
+    if not isinstance(executor, GraphExecutor):
         raise SystemExit("no step of this model is recorded here")
-    recorded = Recorded(engine._runner._graphs)
+    recorded = Recorded(executor.graphs)
     found: list[dict[str, Any]] = []
     for format in formats or ["plain"]:
         noted.graphs.clear()

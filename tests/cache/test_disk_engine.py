@@ -21,12 +21,12 @@ from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.assembly import assemble
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.serving.engine_client import ProcessEngine
 from tests.support.everyday import everyday
 from tests.support.opened import Open, opener
-from tests.support.parity import Company, Generated, alone, assert_same, prompts
+from tests.support.parity import Company, Generated, alone, assert_same, executor_of, prompts
 from tests.support.tiny_models import tiny_model
 from tests.support.waiting import HANG_S
 
@@ -145,7 +145,7 @@ def test_evicted_and_read_back(
 ) -> None:
     loaded = opened(family)
     settings = replace(config(tmp_path, format), disk=None)
-    memory = 2 * Engine(loaded, settings).worst_case_bytes(format, 400)
+    memory = 2 * assemble(loaded, settings).worst_case_bytes(format, 400)
     settings = config(tmp_path, format, memory)
     crowd = [
         replace(request, id=f"crowd{number}", max_tokens=4)
@@ -250,7 +250,7 @@ def test_an_abort_while_reading(opened: Callable[[str], LoadedModel], tmp_path: 
 def test_a_limit_too_small_is_refused(opened: Callable[[str], LoadedModel], tmp_path: Path) -> None:
     settings = replace(config(tmp_path), disk=DiskConfig(str(tmp_path), 1000))
     with pytest.raises(ModelError, match="kv-disk-size"):
-        Engine(opened("llama"), settings)
+        assemble(opened("llama"), settings)
 
 
 def test_contents_of_another_shape_do_not_fit(
@@ -259,7 +259,7 @@ def test_contents_of_another_shape_do_not_fit(
     """Whatever wrote them: a page is only taken if it is laid out as ours are."""
     engine = company(opened("gemma4"), config(tmp_path))
     engine.run([LONG])
-    pools = engine.engine._runner.pools
+    pools = executor_of(engine.engine).pools
     pool = PoolKey(0, PLAIN)
     heads, dim = 2, 16
     right = np.zeros((heads, 64, dim), np.float32)

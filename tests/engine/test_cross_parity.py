@@ -25,6 +25,7 @@ from tests.support.parity import (
     alone,
     assert_same,
     count_encodes,
+    executor_of,
     prompts,
     with_media,
 )
@@ -192,7 +193,7 @@ def test_a_picture_is_encoded_once_and_its_keys_are_kept(
     company = Company(loaded, replace(config, max_step_tokens=9))
     questions = [showing(text, ((7, picture(1, 2, 2)),)) for text in prompts((30, 31, 32), 5)]
     company.run(questions[:2])
-    company.engine._runner.media.clear()  # rows that were encoded are gone, keys are not
+    executor_of(company.engine).media.clear()  # rows that were encoded are gone, keys are not
     company.run([questions[2]])
     assert asked == [(2, 2)]
 

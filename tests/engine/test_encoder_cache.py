@@ -12,7 +12,8 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
-from quire.engine.encoder_cache import EncoderCache
+from quire.engine.request_media import RequestMedia
+from quire.executor.encoder_cache import EncoderCache
 from quire.models.base import MediaEncoder
 from quire.scheduler.plan import EncoderWork
 from tests.engine.rows import scheduled
@@ -111,7 +112,7 @@ def test_items_of_different_kinds_differ() -> None:
     ],
 )
 def test_what_no_encoder_takes_is_refused(item: MediaItem, said: str) -> None:
-    encoders = EncoderCache({"audio": Waves()})
+    media = RequestMedia({"audio": Waves()})
     with pytest.raises(RequestError, match=said):
-        encoders.check(Request("a", (1,) * 9, media=(PlacedMedia(1, item),)))
-    encoders.check(Request("a", (1,) * 9, media=(PlacedMedia(1, sound(4)),)))
+        media.check(Request("a", (1,) * 9, media=(PlacedMedia(1, item),)))
+    media.check(Request("a", (1,) * 9, media=(PlacedMedia(1, sound(4)),)))

@@ -21,7 +21,7 @@ from quire.scheduler.plan import StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from tests.support.opened import opener
-from tests.support.parity import Company, Generated, prompts
+from tests.support.parity import Company, Generated, executor_of, prompts
 
 PIECES = 20
 AT_ONCE = 2
@@ -79,7 +79,7 @@ class Watched:
 
     def held(self) -> int:
         """Items of which the runner has anything."""
-        cache = self.engine._runner.media
+        cache = executor_of(self.engine).media
         return len(cache._made) + len(cache._started)
 
 
@@ -210,7 +210,7 @@ def test_a_failed_step_between_pieces_leaves_nothing(
         raise RuntimeError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(served.engine._runner.media, "advance", failing)
+        broken.setattr(executor_of(served.engine).media, "advance", failing)
         served.step_until(ended(served.company, "seen"))
     assert served.company.answers["seen"].ends[0].finish is FinishReason.ERROR
     assert served.held() == 0

@@ -12,9 +12,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure
 from quire.core.request import FinishReason, GrammarSpec, Request, SamplingParams
 from quire.demo import MODEL_DIR
-from quire.engine.runner import LaunchedStep
+from quire.executor.step import LaunchedStep
 from quire.models.weights.loader import LoadedModel, open_model
-from tests.support.parity import Company, Generated, alone, assert_same, prompts
+from tests.support.parity import Company, Generated, alone, assert_same, executor_of, prompts
 from tests.support.tiny_models import tiny_model
 
 
@@ -37,8 +37,8 @@ def expected(loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
 
 def break_steps(company: Company, count: int) -> None:
     """The next `count` launches raise, as MLX does when the device refuses a kernel."""
-    runner = company.engine._runner
-    start, left = runner._start, [count]
+    executor = executor_of(company.engine)
+    start, left = executor._start, [count]
 
     def refuse(step: LaunchedStep) -> None:
         if left[0] > 0:
@@ -46,7 +46,7 @@ def break_steps(company: Company, count: int) -> None:
             raise RuntimeError("the device refuses")
         start(step)
 
-    runner._start = refuse  # type: ignore[method-assign]
+    executor._start = refuse  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_step_that_fails_between_two_steps_fails_alone(
         raise RuntimeError("the device refuses")
 
     with monkeypatch.context() as patched:
-        patched.setattr(company.engine._runner, "flush", refuse)
+        patched.setattr(company.engine._executor, "flush", refuse)
         company.engine.flush()
     company.run(wanted[1:])
     assert [end.finish for end in company.answers["r0"].ends] == [FinishReason.ERROR]

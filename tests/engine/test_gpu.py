@@ -17,7 +17,7 @@ from quire.attention.registry import open_backends
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import Request
-from quire.engine import runner
+from quire.executor import eager
 from quire.models.vision.gemma4 import (
     Gemma4VisionArguments,
     Gemma4VisionEncoder,
@@ -82,10 +82,10 @@ def test_codes_are_read_in_company_as_by_the_reference(
         kv_skip_layers=(),
     )
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "open_backends", lambda: Backends([ReferenceBackend()]))
+        patched.setattr(eager, "open_backends", lambda: Backends([ReferenceBackend()]))
         expected = alone(loaded, config, wanted)
     backends = _Noting(open_backends().all)
-    monkeypatch.setattr(runner, "open_backends", lambda: backends)
+    monkeypatch.setattr(eager, "open_backends", lambda: backends)
     got = SCENARIOS["batch of unequal lengths"](loaded, config, wanted)
     assert backends.portable >= {1}, "no kernel read the codes"
     same = 0

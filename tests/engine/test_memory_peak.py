@@ -11,7 +11,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.assembly import assemble
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.tiny_models import llama_config, write_model
 
@@ -33,7 +33,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def test_the_peak_is_weights_and_budget_and_a_tenth(
     formats: tuple[KVFormat, ...], loaded: LoadedModel
 ) -> None:
-    engine = Engine(
+    engine = assemble(
         loaded,
         EngineConfig(
             str(loaded.path),

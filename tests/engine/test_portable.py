@@ -14,7 +14,7 @@ from quire.attention.paged.target import METAL
 from quire.attention.reference import ReferenceBackend
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
-from quire.engine import runner
+from quire.executor import eager
 from quire.models.weights.loader import open_model
 from tests.support.emulated_metal import emulate, why_not
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
@@ -54,7 +54,7 @@ def test_answers_are_the_references(
     backend = _Noting(replace(METAL, compile=emulate), [mx.float32])
     backend.served = set()
     backends = Backends([backend, ReferenceBackend()])
-    monkeypatch.setattr(runner, "open_backends", lambda: backends)
+    monkeypatch.setattr(eager, "open_backends", lambda: backends)
     got = SCENARIOS["in chunks of 33"](loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])
     assert {case.format.name for case in backend.served} == {format}

@@ -10,7 +10,7 @@ from quire.cache.specs import group_layers
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request
-from quire.engine.engine import Engine
+from quire.engine.assembly import assemble
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.tiny_models import gemma4_config, write_model
 
@@ -44,8 +44,8 @@ def test_a_request_finishes_within_its_worst_case(
         kv_skip_layers=layers,
     )
     stored = KVFormat("page", 4, 4, skip_layers=layers)
-    budget = Engine(loaded, config).worst_case_bytes(stored, 256)
-    engine = Engine(loaded, replace(config, kv_memory=budget + spare))
+    budget = assemble(loaded, config).worst_case_bytes(stored, 256)
+    engine = assemble(loaded, replace(config, kv_memory=budget + spare))
     engine.add(Request("exact", PROMPT, max_tokens=20))
     engine.add(Request("behind it", PROMPT[:5], max_tokens=3))
     ended = {}

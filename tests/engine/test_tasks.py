@@ -16,7 +16,7 @@ from quire.models.weights.loader import LoadedModel
 from tests.models.solo import SoloStep, solo_logits
 from tests.support.everyday import everyday
 from tests.support.opened import Open
-from tests.support.parity import Company, prompts
+from tests.support.parity import Company, executor_of, prompts
 
 # Full attention; a recurrent state; layers that only wanted rows pass.
 FAMILIES = ("llama", "qwen3_5", "gemma4_ple")
@@ -100,7 +100,7 @@ def test_after_pre_emption_and_abort(opened: Open, name: str) -> None:
     company.engine.abort("gone")
     check(loaded, ends(company, wanted), wanted)
     assert [end.finish for end in company.answers["gone"].ends] == [FinishReason.ABORT]
-    assert company.engine._runner._vectors.sums == [], "sums of requests that ended are kept"
+    assert executor_of(company.engine)._vectors.sums == [], "sums of requests that ended are kept"
 
 
 def test_labels_that_are_no_tokens_are_refused(opened: Open) -> None:

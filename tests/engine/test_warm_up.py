@@ -11,7 +11,7 @@ from quire.core.config import EngineConfig
 from quire.device.device import current_device
 from quire.device.verified import VerifiedKernels
 from quire.engine import warm_up as module
-from quire.engine.engine import Engine
+from quire.engine.assembly import assemble
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
@@ -57,7 +57,7 @@ def test_chunks_and_streams_of_every_size_are_run(
     beside = {plan.decode_rows for plan in plans if plan.prompt_rows > 64}
     assert beside >= {1, 2, 4, 5}  # of six sequences one reads its prompt
     check_burst(plans, 100)
-    engine = Engine(loaded, config)
+    engine = assemble(loaded, config)
     assert engine.stats().steps == 0
     assert engine.stats().prompt_tokens == 0
 

@@ -13,7 +13,7 @@ from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request, SamplingParams, Score, ThinkingBudget
 from quire.demo import MODEL_DIR
-from quire.engine.engine import Engine
+from quire.engine.assembly import assemble
 from quire.engine.factory import open_engine
 from tests.support.parity import Company
 
@@ -78,8 +78,8 @@ def test_a_format_that_blocks_cannot_have_is_refused(company: Company, size: int
     config = EngineConfig(str(MODEL_DIR), kv_memory=32 << 20, block_size=size)
     format = KVFormat("page", 4, 4)
     with pytest.raises(ModelError, match=f"page-4 is not possible in blocks of {size} tokens"):
-        Engine(loaded, replace(config, kv_format=format))
-    engine = Engine(loaded, config)
+        assemble(loaded, replace(config, kv_format=format))
+    engine = assemble(loaded, config)
     engine.add(asked("coded", kv_format=format))
     (output,) = engine.step()
     assert output.error is not None

@@ -14,11 +14,13 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.request import FinishReason, Output, Request, SamplingParams
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.models.base import named_layers
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS
+from tests.support.parity import executor_of
 from tests.support.tiny_models import (
     gemma4_config,
     llama_config,
@@ -95,7 +97,7 @@ def engine_of(loaded: LoadedModel, folder: str, **adapters: str) -> tuple[Engine
             seen.setdefault(row.id, {})[row.position] = values
 
     config = EngineConfig(folder, adapters=tuple(adapters.items()), kv_memory=64 << 20)
-    return Engine(loaded, config, observe), seen
+    return assemble(loaded, config, observe), seen
 
 
 def run(engine: Engine, *requests: Request) -> dict[str, list[int]]:
@@ -257,7 +259,7 @@ def test_adapters_of_mlx_lm_and_packed_matrices(tmp_path: Path) -> None:
 
 def test_adapters_come_and_go(served: Any) -> None:
     engine, seen, loaded, paths = served
-    adapters = engine._runner.adapters
+    adapters = executor_of(engine).adapters
     adapters.add("late", loaded.read_adapter(paths[0]))
     run(engine, asked("before", 1, "a0"), asked("late", 1, "late"))
     assert np.allclose(seen["before"][21], seen["late"][21], atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.device.device import current_device
-from quire.engine.runner import Runner
+from quire.executor.eager import EagerExecutor
 from quire.executor.inputs import StepInputs
 from quire.models.weights.loader import open_model
 from tests.models.test_family_parity import with_published_names
@@ -55,18 +55,18 @@ def test_they_stay_narrow_beside_kernels_for_float32(
 def computed_types(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[mx.Dtype]:
     """The types of what is attended to and of a step's last rows, with weights in bfloat16."""
     types: set[mx.Dtype] = set()
-    attend, finish = StepInputs.attend, Runner._finish
+    attend, finish = StepInputs.attend, EagerExecutor._finish
 
     def attends(self: StepInputs, layer: int, *given: Any, **named: Any) -> mx.array:
         types.update(each.dtype for each in given if isinstance(each, mx.array))
         return attend(self, layer, *given, **named)
 
-    def finishes(self: Runner, step: Any, ending: Any, computed: Any, *rest: Any) -> None:
-        types.add(computed.rows.dtype)
-        finish(self, step, ending, computed, *rest)
+    def finishes(self: EagerExecutor, ending: Any, computed: Any, *rest: Any) -> Any:
+        types.add(computed.hidden.dtype)
+        return finish(self, ending, computed, *rest)
 
     monkeypatch.setattr(StepInputs, "attend", attends)
-    monkeypatch.setattr(Runner, "_finish", finishes)
+    monkeypatch.setattr(EagerExecutor, "_finish", finishes)
     loaded = open_model(str(written(name, folder)), dtype="bfloat16")
     Company(loaded, EngineConfig(str(folder), kv_memory=64 << 20)).run(prompts([5], 2))
     return types

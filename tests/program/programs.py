@@ -21,7 +21,7 @@ from quire.program.tracing import Variant
 from quire.program.values import Program
 from tests.models.test_family_parity import with_published_names
 from tests.support.families import CONFIGS as DESCRIBED
-from tests.support.parity import Company, Generated, prompts
+from tests.support.parity import Company, Generated, executor_of, prompts
 from tests.support.tiny_models import CONFIGS as TINY
 from tests.support.tiny_models import write_model
 
@@ -100,7 +100,7 @@ def worst_difference(
     def answers(model: ProgramModel | None) -> Mapping[str, Generated]:
         company = Company(loaded, config)
         if model is not None:
-            company.engine._runner.model = model  # type: ignore[assignment]  # stands in for it
+            executor_of(company.engine).model = model  # type: ignore[assignment]  # stands in for it
         return company.run(prompts((1, 40, 9), 6), every=2)
 
     expected, stand_in = answers(None), ProgramModel(loaded.model, passes)

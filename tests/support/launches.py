@@ -20,8 +20,9 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device import device
-from quire.engine.engine import Engine
-from quire.engine.runner import LaunchedStep, Runner
+from quire.engine.assembly import assemble
+from quire.executor.eager import EagerExecutor
+from quire.executor.step import LaunchedStep
 from quire.models.base import named_parameters
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
@@ -123,12 +124,12 @@ def launches(config: dict[str, Any], streams: int = 8) -> Counter[str]:
     """
     found: list[Counter[str]] = []
 
-    def noted(self: Runner, step: LaunchedStep) -> None:
+    def noted(self: EagerExecutor, step: LaunchedStep) -> None:
         if len(step.plan.sequences) == streams:
             found.append(primitives(step.to_eval))
         start(self, step)
 
-    start = Runner._start
+    start = EagerExecutor._start
     with as_metal(), pytest.MonkeyPatch.context() as patch:
         mx.random.seed(0)
         model = build(config)
@@ -147,14 +148,14 @@ def launches(config: dict[str, Any], streams: int = 8) -> Counter[str]:
             "float32",
             read_adapter=lambda place: LowRank({}, place),
         )
-        engine = Engine(loaded, EngineConfig("", kv_memory=64 << 20, speculate="off"))
+        engine = assemble(loaded, EngineConfig("", kv_memory=64 << 20, speculate="off"))
         for number in range(streams):
             prompt = tuple(range(3 + number, 12 + number))
             sampling = SamplingParams(temperature=0)
             engine.add(Request(f"r{number}", prompt, sampling, max_tokens=40))
         for _ in range(12):
             engine.step()
-        patch.setattr(Runner, "_start", noted)
+        patch.setattr(EagerExecutor, "_start", noted)
         with one_primitive_each():
             engine.step()
     return found[-1]

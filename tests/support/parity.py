@@ -17,8 +17,10 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
-from quire.engine.runner import SampledRow
+from quire.executor.eager import EagerExecutor
+from quire.executor.step import SampledRow
 from quire.models.draft_head import Guesser
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import DraftLengths
@@ -42,6 +44,12 @@ class Generated:
     ends: list[Output] = field(default_factory=list)
 
 
+def executor_of(engine: Engine) -> EagerExecutor:
+    """The executor of an engine, whose parts a test looks at."""
+    assert isinstance(engine._executor, EagerExecutor)
+    return engine._executor
+
+
 class Company:
     """An engine, and what each request got from it."""
 
@@ -55,7 +63,7 @@ class Company:
     ) -> None:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
-        self.engine = Engine(
+        self.engine = assemble(
             loaded, untimed, self._observe, drafters, draft_lengths, guesser=guesser
         )
         self.answers: dict[str, Generated] = {}
@@ -273,7 +281,7 @@ def preempted(
     """A budget that holds the longest request and half as much again: the younger ones give way."""
     longest = max(len(request.prompt) + request.max_tokens for request in wanted)
     stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
-    budget = int(1.5 * Engine(loaded, config).worst_case_bytes(stored, longest))
+    budget = int(1.5 * assemble(loaded, config).worst_case_bytes(stored, longest))
     company = Company(loaded, replace(config, kv_memory=budget, max_context=longest))
     company.run(wanted)
     assert company.engine.stats().preemptions > 0, "the budget was no pressure"

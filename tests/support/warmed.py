@@ -22,6 +22,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams, Score, Task, ThinkingBudget
 from quire.engine import warm_up as warming
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
@@ -129,7 +130,7 @@ def main(family: str, format: str, sequences: str = "8", start: str = "first") -
         engines: dict[EngineConfig, Engine] = {}
         for name, config, requests in parts:
             if config not in engines:
-                engines[config] = Engine(loaded, config)
+                engines[config] = assemble(loaded, config)
             serve(engines[config], requests)
             for kernel in needed - warm:
                 print(f"{name}: {kernel}")

@@ -13,7 +13,7 @@ from quire.core.errors import QuireError
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo.skills import SkillAnswer, SkillItem, judge, load
-from quire.engine.engine import Engine
+from quire.engine.assembly import assemble
 from quire.models.weights.loader import LoadedModel
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import choose_dialect
@@ -44,7 +44,7 @@ def generate(
         kv_skip_layers=format.skip_layers,
         prefix_cache=False,
     )
-    engine = Engine(loaded, config)
+    engine = assemble(loaded, config)
     for number, prompt in enumerate(prompts):
         engine.add(
             Request(

@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-
-import mlx.core as mx
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.disk_prefetch import DiskPrefetch
-from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
-from quire.cache.disk_transfer import matches_pool
 from quire.cache.formats.skips import skipped_layers
 from quire.cache.formats.table import kv_table
 from quire.cache.index import full_keys
+from quire.cache.specs import KVLayout
 from quire.core.block_keys import SHORT, BlockNames
-from quire.core.config import DiskConfig, EngineConfig
-from quire.core.errors import EngineFailure, ModelError, RequestError
+from quire.core.config import EngineConfig
+from quire.core.errors import EngineFailure, RequestError
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
@@ -31,17 +27,18 @@ from quire.device.dtypes import DTYPES
 from quire.engine.adapters import RequestAdapters
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
-from quire.engine.invariance import check_format, limited
+from quire.engine.invariance import check_format
 from quire.engine.memory import check_context, kv_budget, wanted_context
-from quire.engine.runner import LaunchedStep, Runner, SampledRow
+from quire.engine.request_media import RequestMedia
 from quire.engine.validate import check_default, check_request
-from quire.models.draft_head import Guesser
+from quire.executor.executor import Executor
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import DraftLengths, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Drafter
+from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
 from quire.scheduler.scheduler import Scheduler
@@ -53,8 +50,6 @@ log = logging.getLogger("quire.engine")
 
 
 _FAULTS_IN_A_ROW = 3
-_DISK_OPEN_S = 1.0
-"""Most seconds that start-up waits for the disk tier's folder, which usually takes milliseconds."""
 _IDLE_S = 0.005
 """Sleep in seconds of an idle step that waits for a grammar or the disk."""
 
@@ -62,65 +57,61 @@ _IDLE_S = 0.005
 class Engine:
     """Serves requests with one model. Not thread-safe: only the thread that owns MLX calls it.
 
+    `assemble` in `engine.assembly` creates one with its parts.
+
     Args:
         loaded: the model.
         config: limits and defaults.
-        observe: see `Runner`.
+        executor: runs the model's steps.
+        disk: the disk tier, if any.
         drafters: draft tokens for requests that allow it.
         draft_lengths: chooses how many drafts to verify; None uses measured step times.
         step_times: measured at warm-up; updated by every step.
-        guesser: the model's draft head, whose tokens a `HeadDrafter` proposes.
-        make_runner: creates the runner, with the arguments of `Runner`.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         config: EngineConfig,
-        observe: Callable[[list[SampledRow], mx.array], None] | None = None,
+        executor: Executor,
+        disk: DiskTier | None = None,
         drafters: Sequence[Drafter] = (),
         draft_lengths: DraftLengths | None = None,
         step_times: MeasuredSteps | None = None,
-        guesser: Guesser | None = None,
-        make_runner: Callable[..., Runner] = Runner,
     ) -> None:
         self.step_times = step_times or MeasuredSteps()
-        self.config = config = limited(config)
+        self.config = config
         self._loaded = loaded
-        self._runner = make_runner(
-            loaded.model,
-            config.block_size,
-            DTYPES[loaded.dtype],
-            observe,
-            loaded.fingerprint,
-            batch_invariant=config.batch_invariant,
-        )
-        self.rehearse = self._runner.rehearse
-        """`Runner.rehearse`; call it only while there is no work."""
+        self._executor = executor
+        self.prepare = executor.prepare
+        """`Executor.prepare`; call it only while there is no work."""
+        self._media = RequestMedia(loaded.model.encoders)
+        self._groups = KVLayout.of(loaded.model.layout).groups
         self._drafters = frozenset(each.name for each in drafters)
-        self.adapters = RequestAdapters(self._runner.adapters, loaded, config)
+        self.adapters = RequestAdapters(executor.adapters, loaded, config)
         self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
-        self._runner.guesser = guesser
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
-        budget = kv_budget(config, loaded.parameter_bytes + self._runner.adapters.nbytes)
+        budget = kv_budget(config, loaded.parameter_bytes + executor.adapters.nbytes)
         self._names = _block_names(loaded, config)
         context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(
             SchedulerConfig(config.block_size, config.max_sequences, context, config.prefix_cache),
-            self._runner.groups,
-            BlockManager(budget, self._runner.pools.block_bytes),
+            self._groups,
+            BlockManager(budget, executor.block_bytes),
             PrefillBudget(
                 config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
             ),
             self._names.root,
-            max_graph_rows=self._runner.max_graph_rows,
+            max_graph_rows=executor.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, loaded.model.vocab_size),
         )
         self.users_of = self._scheduler.users_of
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
-        check_format(config, self._names.format(None), self._runner.graphs_serve)
-        self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
+        check_format(config, self._names.format(None), executor.serves)
+        self._disk = disk
+        if disk is not None:
+            self._use_disk(disk)
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._names.format(None)), context)
         limited_runs = config.stop_on_loop != 0
@@ -128,8 +119,8 @@ class Engine:
             loaded.path, loaded.model.vocab_size, loaded.eos_ids, limited=limited_runs
         )
         self._grammars = GrammarQueue(self.constraints.make)
-        self._running: LaunchedStep | None = None
-        """The running step, whose tokens are not read yet."""
+        self._running: StepPlan | None = None
+        """The plan of the running step, whose tokens are not read yet."""
         self._faults = 0
         self._beside: list[Output] = []
         """Outputs that the next step adds to its own: accepted, refused and dropped requests."""
@@ -145,7 +136,7 @@ class Engine:
 
     def _admit(self, request: Request, make: MakeConstraint) -> None:
         try:
-            model, media = self._loaded.model, self._runner.media
+            model, media = self._loaded.model, self._media
             check_request(
                 request, config=self.config, model=model, media=media, formats=self._offered
             )
@@ -197,7 +188,7 @@ class Engine:
         """Return the expected time of the running step; infinity if there is none or unknown."""
         if self._running is None:
             return math.inf
-        plan = self._running.plan
+        plan = self._running
         cost = self._scheduler.encodings.cost
         pieces = [
             each.count * (cost.seconds(each.item.kind, each.rows) or math.inf)
@@ -219,7 +210,7 @@ class Engine:
             EngineFailure: as `step`.
         """
         try:
-            self._runner.flush()
+            self._executor.flush()
         except Exception as error:  # as in `step`
             self._beside += self._fail_step(error)
 
@@ -237,21 +228,24 @@ class Engine:
         return beside + outputs
 
     def _step(self) -> list[Output]:
-        self._runner.flush()
+        self._executor.flush()
         for request, make in self._grammars.take():
             self._admit(request, make)
         read_at = self._read_early()
         plan, drafting = self._scheduler.schedule(), self._scheduler.drafting
-        guess = drafting.worth_guessing(self._head, self._scheduler.running) if self._head else 0
-        before, self._running = self._running, self._runner.launch(plan, guess)
+        if plan is not None and self._head is not None:
+            guess = drafting.worth_guessing(self._head, self._scheduler.running)
+            plan = replace(plan, guess=guess)
+        before, self._running = self._running, plan
+        started_at = self._executor.launch(plan)
         if read_at is not None and plan is not None:
-            self._worthwhile.observe_wait(self._runner.started_at - read_at)
+            self._worthwhile.observe_wait(started_at - read_at)
         if before is None:
             self._wait_for_others()
             return self._scheduler.take_outputs()
         outputs = self._take_in(before)
         if plan is not None and plan.awaits_masks:
-            self._runner.draw(self._scheduler.masks(plan))
+            self._executor.draw(self._scheduler.masks(plan))
         return outputs
 
     def _read_early(self) -> float | None:
@@ -265,19 +259,18 @@ class Engine:
         if before is None or not scheduler.drafting.wants_tokens(scheduler.running):
             return None
         self._running = None
-        self._runner.launch(None)
+        self._executor.launch(None)
         done_at = time.perf_counter()
         self._beside += self._take_in(before)
         return done_at
 
-    def _take_in(self, step: LaunchedStep) -> list[Output]:
+    def _take_in(self, plan: StepPlan) -> list[Output]:
         """Process the tokens of a finished step."""
-        result = self._runner.collect(step)
-        _observe_duration(self._scheduler, step)
-        outputs = self._scheduler.update(step.plan, result)
+        result = self._executor.collect()
+        _observe_duration(self._scheduler, plan, result)
+        outputs = self._scheduler.update(plan, result)
         if self._head is not None:
-            guesses = None if step.guesses is None else np.array(step.guesses)
-            self._head.observe(guesses, step.drawn_from)
+            self._head.observe(plan, result)
         self._faults = 0
         return outputs
 
@@ -299,38 +292,30 @@ class Engine:
             raise EngineFailure(f"{self._faults} steps failed in a row") from error
         log.exception("a step failed; all its requests end with an error")
         self._scheduler.start_over(Failure("The engine failed on this step; its log says why."))
-        self._runner.clear()
+        self._executor.clear()
         return self._scheduler.take_outputs()
 
     # -- the disk tier -------------------------------------------------------------------------
 
-    def _open_disk(self, config: DiskConfig) -> DiskTier:
-        if config.max_bytes < MIN_BYTES:
-            raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
-        disk = DiskTier(config, self._loaded.fingerprint, str(self._loaded.path))
-        disk.wait_open(_DISK_OPEN_S)
-        if disk.failure is not None:
-            disk.close()
-            raise ModelError(f"kv-disk {config.path}: {disk.failure}")
-        scheduler, pools = self._scheduler, self._runner.pools
+    def _use_disk(self, disk: DiskTier) -> None:
+        """Let blocks that leave memory go to the disk tier and come back from it."""
+        scheduler = self._scheduler
         scheduler.manager.disk_accepts = disk.accepts
-        self._runner.spill = disk.spill
         scheduler.sharing.prefetch = DiskPrefetch(
             scheduler.sharing.index,
             scheduler.manager,
             disk,
-            lambda pool, page: matches_pool(pools, pool, page),
+            self._executor.fits,
             scheduler.prefill_budget.prompt_seconds,
         )
-        return disk
 
     def close(self) -> None:
         """Drop waiting grammars, and give the disk tier some time to write cached blocks."""
         self._grammars.close()
         if self._disk is not None:
-            self._runner.wait()
             self._scheduler.manager.spill_kept()
-            self._runner.carry_out(self._scheduler.manager.take_changes())
+            self._executor.launch(StepPlan(changes=self._scheduler.manager.take_changes()))
+            self._executor.launch(None)
             self._disk.close()
 
     # -- facts ---------------------------------------------------------------------------------
@@ -352,10 +337,10 @@ class Engine:
             kv_formats=tuple(each.name for each in self._offered),
             blocks=self._names,
             kv_table=kv_table(
-                self._runner.groups,
+                self._groups,
                 self._names.format(None),
                 self.config.block_size,
-                self._runner.pools.dtype,
+                DTYPES[self._loaded.dtype],
                 self._scheduler.limits.max_context,
             ),
         )
@@ -397,18 +382,17 @@ class Engine:
         return b"".join(key[:SHORT] for key in full_keys(self._scheduler.sharing.index))
 
 
-def _observe_duration(scheduler: Scheduler, step: LaunchedStep) -> None:
+def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) -> None:
     """Record a finished step's duration in the tables used for planning."""
-    plan, budget = step.plan, scheduler.prefill_budget
+    budget, seconds = scheduler.prefill_budget, result.seconds
     shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
-    if step.guess and not any(each.sampled > 1 for each in plan.sequences):
+    if plan.guess and not any(each.sampled > 1 for each in plan.sequences):
         return  # it guessed for drafts to come, and does not show what a step takes without them
     if plan.encoding:
         rest = budget.known_seconds(*shape)
-        seconds = max(step.seconds - rest, step.seconds * 0.1)
-        scheduler.encodings.cost.observe(plan.encoding, seconds)
+        scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))
     elif plan.sequences:
-        budget.observe(*shape, step.seconds, recorded=step.graphed)
+        budget.observe(*shape, seconds, recorded=result.graphed)
 
 
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:

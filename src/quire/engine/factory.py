@@ -13,6 +13,7 @@ from quire.core.speculation import HEAD
 from quire.device.device import current_device, open_device
 from quire.device.ranks import WHOLE
 from quire.engine import ranks
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
@@ -56,7 +57,7 @@ def open_engine(
         engine = _measured(loaded, config, on_progress)
     else:
         drafters = lookup_drafters()
-        engine = Engine(loaded, config, drafters=drafters, make_runner=followers.runner)
+        engine = assemble(loaded, config, drafters=drafters, open_executor=followers.open_executor)
     engine.constraints.open()
     info = engine.info
     log.info(
@@ -87,4 +88,4 @@ def _measured(
     elif config.speculate == HEAD:
         raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
     times = measure_steps(loaded, config)
-    return Engine(loaded, config, drafters=drafters, step_times=times, guesser=guesser)
+    return assemble(loaded, config, drafters=drafters, step_times=times, guesser=guesser)

@@ -18,11 +18,10 @@ from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
 from quire.core.stop_signals import leave_stopping_to_the_parent
 from quire.device.device import open_device
-from quire.device.dtypes import DTYPES
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 from quire.device.ranks import join
-from quire.engine.ranks import HERE, Call, Follow, SplitRunner
+from quire.engine.ranks import HERE, Call, Follow, SplitExecutor
 from quire.models.weights.loader import open_model
 
 log = logging.getLogger("quire.ranks")
@@ -59,11 +58,11 @@ def main() -> int:
         time.sleep(_FIRST_SAY_S)  # the leading process fails alike, and says why to the server
         log.error("process %d of the split model: %s", opening.part.rank, error)
         return 1
-    runner = SplitRunner(loaded.model, config.block_size, DTYPES[loaded.dtype])
+    executor = SplitExecutor(loaded, config)
     while True:
         call = calls.get()
         try:
-            getattr(runner, call.method)(*call.arguments)
+            getattr(executor, call.method)(*call.arguments)
         except Exception:  # whatever it was, this rank can no longer follow
             log.exception("process %d of the split model failed", opening.part.rank)
             return 1

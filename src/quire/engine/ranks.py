@@ -1,7 +1,7 @@
 """The processes of a split model: one leads, and sends the others each step's plan.
 
-The leading process has the engine, which makes each plan once. A follower has a runner with its
-part of the model and of the KV cache. It repeats the calls of the leading runner in order, and
+The leading process has the engine, which makes each plan once. A follower has an executor with its
+part of the model and of the KV cache. It repeats the calls of the leading executor in order, and
 samples the same tokens from the same logits, so no token is sent. If a process dies, all end.
 """
 
@@ -23,7 +23,9 @@ from quire.core.errors import ModelError
 from quire.core.frames import Frames, encode
 from quire.device.device import current_device
 from quire.device.ranks import Part, join
-from quire.engine.runner import LaunchedStep, Runner
+from quire.executor.eager import EagerExecutor
+from quire.executor.factory import open_pools
+from quire.models.weights.loader import LoadedModel
 from quire.scheduler.plan import StepPlan
 
 log = logging.getLogger("quire.ranks")
@@ -43,7 +45,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the leading runner, which followers repeat."""
+    """A call of the leading executor, which followers repeat."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -75,35 +77,42 @@ class Followers:
         join(self.part, addresses)
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Make the followers' runners repeat a call."""
+        """Make the followers' executors repeat a call."""
         frame = encode(Call(method, arguments))
         for pipe in self._pipes:
             pipe.sendall(frame)
 
-    def runner(self, *arguments: Any, **keywords: Any) -> LeadingRunner:
-        """Return the runner of the leading process."""
-        return LeadingRunner(self, *arguments, **keywords)
+    def open_executor(
+        self, loaded: LoadedModel, config: EngineConfig, **parts: Any
+    ) -> LeadingExecutor:
+        """Return the executor of the leading process; see `executor.factory.open_executor`."""
+        return LeadingExecutor(self, loaded, config, **parts)
 
 
-class SplitRunner(Runner):
-    """A runner of a part of a model. It launches steps whole, because the other ranks wait for its
-    sums.
+class SplitExecutor(EagerExecutor):
+    """An executor of a part of a model. It launches steps whole, because the other ranks wait for
+    its sums.
     """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, **parts: Any) -> None:
+        super().__init__(loaded.model, open_pools(loaded, config), **parts)
 
     def _holds_back(self) -> bool:
         return False
 
 
-class LeadingRunner(SplitRunner):
-    """A runner whose calls followers repeat."""
+class LeadingExecutor(SplitExecutor):
+    """An executor whose calls followers repeat."""
 
-    def __init__(self, followers: Followers, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(
+        self, followers: Followers, loaded: LoadedModel, config: EngineConfig, **parts: Any
+    ) -> None:
+        super().__init__(loaded, config, **parts)
         self._followers = followers
 
-    def launch(self, plan: StepPlan | None, guess: int = 0) -> LaunchedStep | None:
-        self._followers.tell("launch", plan, guess)
-        return super().launch(plan, guess)
+    def launch(self, plan: StepPlan | None) -> float:
+        self._followers.tell("launch", plan)
+        return super().launch(plan)
 
     def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
         self._followers.tell("draw", masks)

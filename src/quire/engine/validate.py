@@ -13,8 +13,8 @@ from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, Score, ScorePrompt
 from quire.core.sampling_params import check_sampling
-from quire.engine.encoder_cache import EncoderCache
 from quire.engine.invariance import check_invariant
+from quire.engine.request_media import RequestMedia
 from quire.models.base import LanguageModel
 
 
@@ -23,7 +23,7 @@ def check_request(
     *,
     config: EngineConfig,
     model: LanguageModel,
-    media: EncoderCache,
+    media: RequestMedia,
     formats: Sequence[KVFormat],
 ) -> None:
     """Raise `RequestError`, naming the field, if the engine cannot compute a request.

@@ -19,6 +19,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
@@ -73,7 +74,7 @@ def warm_up(
         on_progress(number, len(rounds))
         _serve(engine, each)
     if not again:
-        engine.rehearse()
+        engine.prepare()
     on_progress(len(rounds), len(rounds))
     if not again:
         verified_kernels().add(verification)
@@ -144,7 +145,9 @@ def _own_engine(
         disk=None,
         speculate="auto",
     )
-    return Engine(loaded, own, drafters=drafters, draft_lengths=EveryDraft(), step_times=step_times)
+    return assemble(
+        loaded, own, drafters=drafters, draft_lengths=EveryDraft(), step_times=step_times
+    )
 
 
 def _serve(engine: Engine, served: _Round) -> None:

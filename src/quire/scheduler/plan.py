@@ -183,6 +183,7 @@ class StepPlan:
         ended: numbers of sequences that ended since the previous plan.
         forgotten: items whose features, complete or not, are dropped.
         encoding: the encoders' work, done before the rows that may need it.
+        guess: number of tokens that the draft head guesses after each sampled one.
     """
 
     sequences: tuple[ScheduledSequence, ...] = ()
@@ -191,6 +192,7 @@ class StepPlan:
     ended: tuple[int, ...] = ()
     forgotten: tuple[MediaKey, ...] = ()
     encoding: tuple[EncoderWork, ...] = ()
+    guess: int = 0
 
     @property
     def awaits_masks(self) -> bool:
@@ -232,8 +234,14 @@ class StepResult:
     Attributes:
         vectors: results of sequences whose task is a vector.
         features: bytes of the completed features, by item.
+        guesses: for each sampled row, the tokens that the draft head guessed to follow.
+        seconds: how long the step ran.
+        graphed: whether its layers ran as a recorded graph.
     """
 
     tokens: Mapping[int, SampledTokens] = field(default_factory=dict)
     vectors: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     features: Mapping[MediaKey, int] = field(default_factory=dict)
+    guesses: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    seconds: float = field(default=0.0, compare=False)
+    graphed: bool = field(default=False, compare=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
 
 from quire.core.speculation import HEAD
 from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.plan import StepPlan, StepResult
 
 
 class HeadDrafter:
@@ -20,20 +18,12 @@ class HeadDrafter:
     """Tokens that a head guesses in a row; further ones are seldom right."""
 
     def __init__(self) -> None:
-        self._guesses: npt.NDArray[np.int32] | None = None
-        self._rows: Mapping[int, tuple[int, int]] = {}
+        self._guesses: dict[int, tuple[int, tuple[tuple[int, ...], ...]]] = {}
 
-    def observe(
-        self, guesses: npt.NDArray[np.int32] | None, rows: Mapping[int, tuple[int, int]]
-    ) -> None:
-        """Store the guesses of a finished step.
-
-        Args:
-            guesses: `[R, count]` for the sampled rows; None if the step made none.
-            rows: for each sequence number, its first row and the position of the token sampled
-                there.
-        """
-        self._guesses, self._rows = guesses, rows
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """Store the guesses of a finished step."""
+        firsts = {each.number: each.end - each.sampled + 1 for each in plan.sequences}
+        self._guesses = {n: (firsts[n], guesses) for n, guesses in result.guesses.items()}
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
@@ -42,8 +32,8 @@ class HeadDrafter:
         pass
 
     def _draft(self, query: DraftQuery) -> Draft | None:
-        if self._guesses is None or query.number not in self._rows:
+        if query.number not in self._guesses:
             return None
-        first, position = self._rows[query.number]
-        guessed = self._guesses[first + len(query.tokens) - 1 - position]
-        return Draft(tuple(guessed[: query.limit].tolist()), self.name)
+        position, guesses = self._guesses[query.number]
+        guessed = guesses[len(query.tokens) - 1 - position]
+        return Draft(guessed[: query.limit], self.name)

@@ -11,8 +11,9 @@ import numpy as np
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request, SamplingParams
+from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
-from quire.engine.runner import SampledRow
+from quire.executor.step import SampledRow
 from quire.models.weights.loader import LoadedModel
 
 TOLERANCE = 1e-4
@@ -55,7 +56,7 @@ class Bench:
             step_ms=1e6,
             stall_factor=1e6,
         )
-        return Engine(self.loaded, config, observe)
+        return assemble(self.loaded, config, observe)
 
     def bytes_for(self, format: KVFormat, tokens: int) -> int:
         """Of KV memory, for one sequence of so many tokens."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine import runner
+from quire.executor import factory
 from quire.executor.graphs.runner import CUDAGraphs, open_cuda_graphs
 from quire.scheduler.prefill_budget import PrefillBudget
 from tests.executor.graphs.recorded import Compared
@@ -24,7 +24,7 @@ def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
             found.append(whole)
         return whole
 
-    monkeypatch.setattr(runner, "open_cuda_graphs", noted)
+    monkeypatch.setattr(factory, "open_cuda_graphs", noted)
     yield found
     found.clear()
 

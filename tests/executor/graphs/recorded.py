@@ -18,7 +18,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.operations import Operations
-from quire.engine import runner
+from quire.executor import eager, factory
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel
@@ -153,8 +153,8 @@ class Compared:
     ) -> None:
         """Tokens and logits against the reference, `further` times as far as plain ones."""
         patch = self.monkeypatch.setattr
-        patch(runner, "open_cuda_graphs", lambda *arguments, batch_invariant: None)
-        patch(runner, "open_backends", lambda: Backends([ReferenceBackend()]))
+        patch(factory, "open_cuda_graphs", lambda *arguments, batch_invariant: None)
+        patch(eager, "open_backends", lambda: Backends([ReferenceBackend()]))
         patch(current_device(), "operations", self.operations)
         for request in asked:
             tokens, prompt, answer = answers[request.id].tokens, request.prompt, answers[request.id]

@@ -80,6 +80,7 @@ class GraphCache:
 
     Attributes:
         heads: attention head shapes of the layers that keep keys, by layer.
+        hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
     """
 
     def __init__(
@@ -100,9 +101,9 @@ class GraphCache:
         hidden = programs.body.values[programs.body.outputs[0]]
         width = hidden.shape[-1]
         assert isinstance(width, int), "the hidden size is fixed"
-        self._hidden = mx.zeros((WIDE_ROWS, width), dtype=hidden.dtype)
+        self.hidden = mx.zeros((WIDE_ROWS, width), dtype=hidden.dtype)
         self._logits: mx.array | None = None
-        mx.eval(self._hidden)
+        mx.eval(self.hidden)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
         """By format and rows."""
@@ -138,7 +139,7 @@ class GraphCache:
     def output(self, max_rows: int) -> tuple[mx.array, bool]:
         """Return the output buffer of graphs of `max_rows` rows, and whether it holds logits."""
         if self._logits is None or max_rows > MAX_ROWS:
-            return self._hidden, False
+            return self.hidden, False
         return self._logits, True
 
     def graph(self, max_rows: int, format: KVFormat) -> Graph | None:
@@ -205,7 +206,7 @@ class GraphCache:
             UnsupportedNode: there is no kernel for a part of the body.
         """
         inputs = recorder.inputs
-        hidden = Buffer(recorder.address(self._hidden), self._hidden.nbytes)
+        hidden = Buffer(recorder.address(self.hidden), self.hidden.nbytes)
         given = {
             "tokens.0": Place(inputs.tokens, None),
             "positions.0": Place(inputs.positions, None),
@@ -237,7 +238,7 @@ class GraphCache:
         self._logits = mx.zeros((MAX_ROWS, outputs))
         mx.eval(self._logits)
         recorder = self._recorder(MAX_ROWS)
-        hidden = Buffer(recorder.address(self._hidden), self._hidden.nbytes)
+        hidden = Buffer(recorder.address(self.hidden), self.hidden.nbytes)
         try:
             self._record_head(recorder, Recording(recorder, {}, self._layout, {}), hidden)
         except UnsupportedNode as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -31,6 +30,7 @@ from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pools import kind_of
 from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
+from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.program.passes import recordable
 from quire.program.trace import NotLinear, StepPrograms, trace
@@ -80,18 +80,6 @@ def open_cuda_graphs(
             raise ModelError(f"batch-invariant: {error}") from error
         log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", error)
         return None
-
-
-class Computed(NamedTuple):
-    """A step's normalised hidden states `[T, hidden]`, or its logits `[T, vocab]`.
-
-    Attributes:
-        graphed: whether a graph computed them. The next step then overwrites their memory.
-    """
-
-    rows: mx.array
-    logits: bool
-    graphed: bool
 
 
 class CUDAGraphs:
@@ -158,24 +146,33 @@ class CUDAGraphs:
         if verified is False:
             return None
         if verified is None:
-            return Computed(self._verified(inputs, max_rows, run_eagerly), False, False)
+            return Computed(self._verified(inputs, max_rows, run_eagerly))
+        return self._computed(inputs, max_rows)
+
+    def _computed(self, inputs: StepInputs, max_rows: int) -> Computed | None:
         rows = self._launched(inputs, max_rows)
-        return None if rows is None else Computed(rows, self._cache.output(max_rows)[1], True)
+        if rows is None:
+            return None
+        if not self._cache.output(max_rows)[1]:
+            return Computed(rows, graphed=True)
+        # The graph of the logits writes the hidden states that they are made from, too.
+        hidden = mx.depends(self._cache.hidden[: len(rows)], rows)
+        return Computed(hidden, rows, graphed=True)
 
     def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
         format, max_rows = inputs.sequences[0].format, _max_rows(inputs.sequences)
         # A prompt's rows are not verified: the model may go on with the last of them alone.
         if inputs.wanted is None and self._known(format, max_rows) is None:
             self._verified(inputs, max_rows, run_eagerly)
-        rows = None
+        computed = None
         if self._known(format, max_rows) is not False and self._within_blocks(inputs.sequences):
-            rows = self._launched(inputs, max_rows)
-            if rows is None:  # something is still to be done to the pools
+            computed = self._computed(inputs, max_rows)
+            if computed is None:  # something is still to be done to the pools
                 mx.eval(*self._pools.arrays(range(len(self._layout.group))))
-                rows = self._launched(inputs, max_rows)
-        if rows is None:
+                computed = self._computed(inputs, max_rows)
+        if computed is None:
             raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be computed")
-        return Computed(rows, logits=True, graphed=True)
+        return computed
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:
         """Return the cached verification result for graphs of `max_rows` rows, from this run or an

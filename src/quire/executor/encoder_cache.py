@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
 
-from quire.core.errors import RequestError
-from quire.core.media import MediaItem, MediaKey, Pieces, PlacedMedia
-from quire.core.request import Request
+from quire.core.media import MediaItem, MediaKey
 from quire.models.base import Encoding, MediaEncoder, MediaRows, finished
 from quire.scheduler.plan import EncoderWork, ScheduledSequence
 
@@ -20,7 +16,7 @@ Encoded = tuple[mx.array, ...]
 
 
 class EncoderCache:
-    """Encoded rows of media, computed and dropped as plans say. Owned by the runner's thread.
+    """Encoded rows of media, computed and dropped as plans say. Owned by the executor.
 
     Args:
         encoders: the model's encoders, by kind; empty for a text model.
@@ -28,38 +24,8 @@ class EncoderCache:
 
     def __init__(self, encoders: Mapping[str, MediaEncoder]) -> None:
         self._encoders = encoders
-        self._items: WeakValueDictionary[MediaKey, MediaItem] = WeakValueDictionary()
         self._made: dict[MediaKey, Encoded] = {}
         self._started: dict[MediaKey, Encoding] = {}
-
-    def check(self, request: Request) -> None:
-        """Raise `RequestError` if this model's encoders do not take a request's media."""
-        end = 0
-        for placed in request.media:
-            item = placed.item
-            encoder = self._encoders.get(item.kind)
-            if encoder is None:
-                raise RequestError(f"media: the model takes no {item.kind}", param="media")
-            size, rows = encoder.feature_bytes(item.shape), encoder.rows(item.shape)
-            if len(item.features) != size or item.tokens != rows:
-                raise RequestError(
-                    f"media: {item.kind} of shape {item.shape} holds {size} bytes and becomes "
-                    f"{rows} tokens, not {len(item.features)} and {item.tokens}",
-                    param="media",
-                )
-            if placed.start < end or placed.end > len(request.prompt):
-                raise RequestError("media: places overlap or leave the prompt", param="media")
-            end = placed.end
-
-    def intern(self, request: Request) -> Request:
-        """Return the request with items shared with other requests that have equal ones."""
-        if not request.media:
-            return request
-        media = (
-            PlacedMedia(each.start, self._items.setdefault(each.item.key, each.item))
-            for each in request.media
-        )
-        return replace(request, media=tuple(media))
 
     def rows(self, sequences: Sequence[ScheduledSequence]) -> MediaRows | None:
         """Return the rows of a step that are media; None if there are none.
@@ -99,11 +65,6 @@ class EncoderCache:
         return mx.concatenate(parts) if parts else None
 
     # -- encoding ------------------------------------------------------------------------------
-
-    def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
-        """Return how the encoding of each of a request's items is cut into pieces."""
-        items = (placed.item for placed in request.media)
-        return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}
 
     def forget(self, keys: Iterable[MediaKey]) -> None:
         """Forget features, complete or not."""

@@ -1,10 +1,10 @@
-"""Plans that a test writes by hand, pickles, and gives to a runner: no scheduler, no sequence."""
+"""Plans that a test writes by hand, pickles, and gives to an executor."""
 
 from __future__ import annotations
 
 import pickle
 from array import array
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from quire.cache.blocks import PoolKey, Resize
+from quire.cache.pools import Pools
 from quire.constraints.masks import TokenMask, mask_of
+from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
-from quire.engine.runner import Runner
-from quire.executor.graphs.runner import Computed
+from quire.executor.eager import EagerExecutor
+from quire.executor.factory import open_pools
 from quire.executor.inputs import StepInputs
+from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling.rows import RowSampling
@@ -34,6 +37,7 @@ from tests.models.solo import solo_greedy
 from tests.support.tiny_models import tiny_model
 
 PAGE = 16
+CONFIG = EngineConfig("", block_size=PAGE)
 GREEDY = SamplingParams(temperature=0)
 PROMPT = tuple(range(5, 45))
 KEY = PoolKey(0, KVFormat())
@@ -52,8 +56,8 @@ def answer(loaded: LoadedModel) -> list[int]:
 
 
 @pytest.fixture
-def runner(loaded: LoadedModel) -> Runner:
-    return Runner(loaded.model, PAGE, mx.float32)
+def executor(loaded: LoadedModel) -> EagerExecutor:
+    return EagerExecutor(loaded.model, open_pools(loaded, CONFIG))
 
 
 def rows(
@@ -80,71 +84,74 @@ def rows(
     )
 
 
-def carry_out(runner: Runner, plan: StepPlan) -> StepResult:
+def carry_out(executor: EagerExecutor, plan: StepPlan) -> StepResult:
     """One step, as another process would get it."""
-    step = runner.launch(pickle.loads(pickle.dumps(plan)))
-    runner.flush()
-    runner.launch(None)
-    assert step is not None
-    return runner.collect(step)
+    executor.launch(pickle.loads(pickle.dumps(plan)))
+    executor.flush()
+    executor.launch(None)
+    return executor.collect()
 
 
 def resized(*sequences: ScheduledSequence) -> StepPlan:
     return StepPlan(sequences, changes=(Resize(KEY, 8),))
 
 
-def test_a_prompt_in_two_chunks_and_then_its_answer(runner: Runner, answer: list[int]) -> None:
-    assert carry_out(runner, resized(rows(PROMPT[:25], sampled=0))).tokens == {}
-    result = carry_out(runner, StepPlan((rows(PROMPT[25:], 25),)))
+def test_a_prompt_in_two_chunks_and_then_its_answer(
+    executor: EagerExecutor, answer: list[int]
+) -> None:
+    assert carry_out(executor, resized(rows(PROMPT[:25], sampled=0))).tokens == {}
+    result = carry_out(executor, StepPlan((rows(PROMPT[25:], 25),)))
     assert result == StepResult({1: SampledTokens((answer[0],))})
-    result = carry_out(runner, StepPlan((rows((answer[0],), 40),)))
+    result = carry_out(executor, StepPlan((rows((answer[0],), 40),)))
     assert result.tokens[1].tokens == (answer[1],)
 
 
-def test_a_token_that_no_host_has_read_is_the_next_input(runner: Runner, answer: list[int]) -> None:
-    runner.launch(resized(rows(PROMPT)))
-    step = runner.launch(StepPlan((rows((), 40, unread=1),)))
-    runner.flush()
-    runner.launch(None)
-    assert step is not None
-    assert runner.collect(step).tokens[1].tokens == (answer[1],)
+def test_a_token_that_no_host_has_read_is_the_next_input(
+    executor: EagerExecutor, answer: list[int]
+) -> None:
+    executor.launch(resized(rows(PROMPT)))
+    executor.launch(StepPlan((rows((), 40, unread=1),)))
+    executor.flush()
+    executor.launch(None)
+    assert executor.collect().tokens[1].tokens == (answer[1],)
 
 
 @pytest.mark.parametrize("long_s", [0.0, 1e9], ids=["first layer only", "whole"])
 def test_a_mask_may_come_when_the_step_has_begun(
-    runner: Runner, answer: list[int], long_s: float, monkeypatch: pytest.MonkeyPatch
+    executor: EagerExecutor, answer: list[int], long_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.engine.runner._LONG_S", long_s)
+    monkeypatch.setattr("quire.executor.eager._LONG_S", long_s)
     other = next(token for token in range(9) if token != answer[1])
     forced: dict[int, TokenMask | None] = {1: mask_of((other,), 9)}
     for masks, wanted in ((forced, other), ({1: None}, answer[1]), ({}, answer[1])):
-        runner.launch(resized(rows(PROMPT)))
+        executor.launch(resized(rows(PROMPT)))
         plan = StepPlan((replace(rows((), 40, unread=1), awaits_mask=True),))
-        step = runner.launch(pickle.loads(pickle.dumps(plan)))
-        assert runner._flushed == (long_s > 0)
-        runner.draw(masks)
-        runner.flush()
-        runner.launch(None)
-        assert step is not None
-        assert runner.collect(step).tokens[1].tokens == (wanted,)
+        executor.launch(pickle.loads(pickle.dumps(plan)))
+        assert executor._flushed == (long_s > 0)
+        executor.draw(masks)
+        executor.flush()
+        executor.launch(None)
+        assert executor.collect().tokens[1].tokens == (wanted,)
 
 
-def test_rows_that_are_drafts_are_all_sampled(runner: Runner, answer: list[int]) -> None:
-    carry_out(runner, resized(rows(PROMPT)))
+def test_rows_that_are_drafts_are_all_sampled(executor: EagerExecutor, answer: list[int]) -> None:
+    carry_out(executor, resized(rows(PROMPT)))
     drafts = (answer[1], answer[2], (answer[3] + 1) % 250)
-    result = carry_out(runner, StepPlan((rows((answer[0], *drafts), 40, sampled=4),)))
+    result = carry_out(executor, StepPlan((rows((answer[0], *drafts), 40, sampled=4),)))
     assert result.tokens[1].tokens[:3] == tuple(answer[1:4])
     # Cut back to what was right, the sequence goes on as if the wrong draft had never been.
-    result = carry_out(runner, StepPlan((rows((answer[3],), 43),)))
+    result = carry_out(executor, StepPlan((rows((answer[3],), 43),)))
     assert result.tokens[1].tokens == (answer[4],)
 
 
-def test_blocks_are_copied_before_they_are_written(runner: Runner, answer: list[int]) -> None:
-    carry_out(runner, resized(rows(PROMPT)))
+def test_blocks_are_copied_before_they_are_written(
+    executor: EagerExecutor, answer: list[int]
+) -> None:
+    carry_out(executor, resized(rows(PROMPT)))
     copies = tuple(BlockCopy(KEY, source, target) for source, target in ((4, 0), (1, 2), (3, 5)))
     other = rows((77,), 39, blocks=(0, 2, 5))
-    carry_out(runner, StepPlan((other,), copies=copies))
-    result = carry_out(runner, StepPlan((rows((answer[0],), 40),)))
+    carry_out(executor, StepPlan((other,), copies=copies))
+    result = carry_out(executor, StepPlan((rows((answer[0],), 40),)))
     assert result.tokens[1].tokens == (answer[1],)
 
 
@@ -161,27 +168,45 @@ def test_a_snapshot_pickles_its_own_blocks_only() -> None:
     assert np.array(loaded_plan.sequences[0].positions).tolist() == list(range(40))
 
 
-class _Whole:
-    """Stands for recorded steps: logits of all rows at once."""
+class _Whole(EagerExecutor):
+    """Computes logits of all rows at once, as a graph does."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+    def __init__(self, model: LanguageModel, pools: Pools) -> None:
+        super().__init__(model, pools)
         self.computed_rows: list[mx.array] = []
 
-    def compute(self, inputs: StepInputs, reference: object) -> Computed:
+    def _run(self, inputs: StepInputs) -> Computed:
         inputs.wanted, wanted = None, inputs.wanted
-        self.computed_rows.append(self._model.logits(self._model(inputs)))
+        self.computed_rows.append(self.model.logits(self.model(inputs)))
         inputs.wanted = wanted
-        return Computed(self.computed_rows[-1], logits=True, graphed=True)
+        return Computed(None, self.computed_rows[-1], graphed=True)
 
 
 def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_samples(
-    runner: Runner, answer: list[int], monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, answer: list[int]
 ) -> None:
-    whole = _Whole(runner.model)
-    monkeypatch.setattr(runner, "_graphs", whole)
-    step = runner.launch(resized(rows(PROMPT[:25], sampled=0)))
-    assert step is not None
-    assert any(root is whole.computed_rows[0] for root in step.to_eval)
-    result = carry_out(runner, StepPlan((rows(PROMPT[25:], 25),)))
+    executor = _Whole(loaded.model, open_pools(loaded, CONFIG))
+    executor.launch(resized(rows(PROMPT[:25], sampled=0)))
+    assert executor._running is not None
+    assert any(root is executor.computed_rows[0] for root in executor._running.to_eval)
+    result = carry_out(executor, StepPlan((rows(PROMPT[25:], 25),)))
     assert result == StepResult({1: SampledTokens((answer[0],))})
+    assert result.graphed
+
+
+def test_a_launched_step_is_frozen_and_its_owner_replaces_it(
+    executor: EagerExecutor, answer: list[int]
+) -> None:
+    executor.launch(resized(replace(rows(PROMPT), awaits_mask=True)))
+    step = executor._running
+    assert step is not None
+    with pytest.raises(FrozenInstanceError):
+        step.to_eval = ()  # type: ignore[misc]
+    executor.draw({})
+    assert step.rows.drawn is None
+    executor.launch(None)
+    result = executor.collect()
+    assert result.tokens[1].tokens == (answer[0],)
+    assert result.seconds > 0
+    with pytest.raises(AssertionError, match="no step is done"):
+        executor.collect()

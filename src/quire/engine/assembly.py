@@ -1,0 +1,67 @@
+"""Assembles an engine from its parts: the disk tier, an executor, the scheduler's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.cache.disk_store import MIN_BYTES
+from quire.cache.disk_tier import DiskTier
+from quire.core.config import DiskConfig, EngineConfig
+from quire.core.errors import ModelError
+from quire.engine.engine import Engine
+from quire.engine.invariance import limited
+from quire.executor.eager import Observe
+from quire.executor.executor import Executor
+from quire.executor.factory import open_executor
+from quire.models.draft_head import Guesser
+from quire.models.weights.loader import LoadedModel
+from quire.scheduler.draft_lengths import DraftLengths
+from quire.scheduler.drafts import Drafter
+from quire.scheduler.prefill_budget import MeasuredSteps
+
+_DISK_OPEN_S = 1.0
+"""Most seconds that start-up waits for the disk tier's folder, which usually takes milliseconds."""
+
+
+def assemble(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    observe: Observe | None = None,
+    drafters: Sequence[Drafter] = (),
+    draft_lengths: DraftLengths | None = None,
+    step_times: MeasuredSteps | None = None,
+    guesser: Guesser | None = None,
+    open_executor: Callable[..., Executor] = open_executor,
+) -> Engine:
+    """Return an engine that serves a model.
+
+    Args:
+        observe: takes each step's logits; for tests.
+        drafters, draft_lengths, step_times: see `Engine`.
+        guesser: the model's draft head, whose tokens a `HeadDrafter` proposes.
+        open_executor: creates the executor, with the arguments of `executor.factory`'s.
+
+    Raises:
+        ModelError: a setting is impossible here, or memory does not suffice.
+    """
+    config = limited(config)
+    disk = _open_disk(config.disk, loaded) if config.disk and config.prefix_cache else None
+    spill = None if disk is None else disk.spill
+    try:
+        executor = open_executor(loaded, config, guesser=guesser, spill=spill, observe=observe)
+        return Engine(loaded, config, executor, disk, drafters, draft_lengths, step_times)
+    except BaseException:
+        if disk is not None:
+            disk.close()
+        raise
+
+
+def _open_disk(config: DiskConfig, loaded: LoadedModel) -> DiskTier:
+    if config.max_bytes < MIN_BYTES:
+        raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
+    disk = DiskTier(config, loaded.fingerprint, str(loaded.path))
+    disk.wait_open(_DISK_OPEN_S)
+    if disk.failure is not None:
+        disk.close()
+        raise ModelError(f"kv-disk {config.path}: {disk.failure}")
+    return disk

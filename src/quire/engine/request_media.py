@@ -1,0 +1,58 @@
+"""The media of requests: checked against the model's encoders before the engine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+from quire.core.errors import RequestError
+from quire.core.media import MediaItem, MediaKey, Pieces, PlacedMedia
+from quire.core.request import Request
+from quire.models.base import MediaEncoder
+
+
+class RequestMedia:
+    """The media items of an engine's requests.
+
+    Args:
+        encoders: the model's encoders, by kind; empty for a text model.
+    """
+
+    def __init__(self, encoders: Mapping[str, MediaEncoder]) -> None:
+        self._encoders = encoders
+        self._items: WeakValueDictionary[MediaKey, MediaItem] = WeakValueDictionary()
+
+    def check(self, request: Request) -> None:
+        """Raise `RequestError` if this model's encoders do not take a request's media."""
+        end = 0
+        for placed in request.media:
+            item = placed.item
+            encoder = self._encoders.get(item.kind)
+            if encoder is None:
+                raise RequestError(f"media: the model takes no {item.kind}", param="media")
+            size, rows = encoder.feature_bytes(item.shape), encoder.rows(item.shape)
+            if len(item.features) != size or item.tokens != rows:
+                raise RequestError(
+                    f"media: {item.kind} of shape {item.shape} holds {size} bytes and becomes "
+                    f"{rows} tokens, not {len(item.features)} and {item.tokens}",
+                    param="media",
+                )
+            if placed.start < end or placed.end > len(request.prompt):
+                raise RequestError("media: places overlap or leave the prompt", param="media")
+            end = placed.end
+
+    def intern(self, request: Request) -> Request:
+        """Return the request with items shared with other requests that have equal ones."""
+        if not request.media:
+            return request
+        media = (
+            PlacedMedia(each.start, self._items.setdefault(each.item.key, each.item))
+            for each in request.media
+        )
+        return replace(request, media=tuple(media))
+
+    def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
+        """Return how the encoding of each of a request's items is cut into pieces."""
+        items = (placed.item for placed in request.media)
+        return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}

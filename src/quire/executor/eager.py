@@ -1,0 +1,296 @@
+"""Runs steps through the model's own code, on any device: the reference for other executors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import mlx.core as mx
+
+from quire.attention.registry import open_backends
+from quire.attention.step import Attention
+from quire.cache.blocks import PoolKey, Resize
+from quire.cache.disk_transfer import SpillTo, carry_out, matches_pool
+from quire.cache.host_block import HostBlock
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
+from quire.constraints.masks import TokenMask
+from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
+from quire.executor.adapters import Adapters
+from quire.executor.encoder_cache import EncoderCache
+from quire.executor.inputs import StepInputs
+from quire.executor.stages import VectorStage
+from quire.executor.step import (
+    Computed,
+    Drawn,
+    LaunchedStep,
+    SampledRow,
+    StepRows,
+    Unsampled,
+    sampled_rows,
+)
+from quire.models.base import CrossRows, LanguageModel
+from quire.models.draft_head import Guesser
+from quire.sampling.rows import RowSampling
+from quire.sampling.sampler import sample
+from quire.scheduler.plan import ScheduledSequence, StepPlan, StepResult
+
+_FIRST_LAYER = (0,)
+_LONG_S = 1e-3
+"""Longest launch time in seconds that finished tokens may wait for."""
+
+Observe = Callable[[list[SampledRow], mx.array], None]
+"""Takes each step's logits `[R, vocab]` and their rows; for tests."""
+
+
+class EagerExecutor:
+    """Runs steps through MLX. Implements `Executor`.
+
+    MLX writes into an array in place only when no pending computation still reads it. So a step is
+    launched when the previous one is done; otherwise the pools would be copied. A CUDA graph writes
+    to the pools by itself, so it is launched at once, behind the running step.
+
+    On a CPU, MLX queues at most a hundred operations, and a call that launches more blocks. If that
+    takes long, only the step's first layer is launched at first, so that the previous step's tokens
+    can be sent; `flush` launches the rest.
+
+    Args:
+        model: the model, with evaluated weights.
+        guesser: guesses tokens ahead, if the model has a head for that.
+        spill: takes blocks that leave memory, if there is a disk tier.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        pools: Pools,
+        *,
+        guesser: Guesser | None = None,
+        spill: SpillTo | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        self.model = model
+        self._layers = range(len(model.layout))
+        self.pools = pools
+        self.media = EncoderCache(model.encoders)
+        self.adapters = Adapters(model)
+        self._attention = Attention(KVLayout.of(model.layout), pools, open_backends())
+        self._vectors = VectorStage(model)
+        self._guesser, self._spill, self._observe = guesser, spill, observe
+        self._running: LaunchedStep | None = None
+        self._finished: tuple[LaunchedStep, float] | None = None
+        """The last step that is done and not read, and how many seconds it ran."""
+        self._flushed = True
+        self._started_at = 0.0
+        """When the last step began to run, by `time.perf_counter`."""
+        self._launch_s = 0.0
+        """Seconds that launching the last step took."""
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    def block_bytes(self, pool: PoolKey) -> int:
+        return self.pools.block_bytes(pool)
+
+    def fits(self, pool: PoolKey, block: HostBlock) -> bool:
+        return matches_pool(self.pools, pool, block)
+
+    def serves(self, format: KVFormat) -> bool:
+        return False
+
+    def max_graph_rows(self, format: KVFormat) -> int:
+        return 0
+
+    def prepare(self) -> None:
+        """Run the copies that shared prefixes need, to load their kernels."""
+        self.pools.rehearse()
+        mx.eval(self.pools.arrays(self._layers))
+
+    # -- one step after the other --------------------------------------------------------------
+
+    def launch(self, plan: StepPlan | None) -> float:
+        before, self._running = self._running, None
+        resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
+        if before is not None and resizes:
+            # A pool is resized by copying it array by array, and an old array is freed only if
+            # nothing references it.
+            mx.eval(before.to_eval)
+            before = before.without_arrays()
+        step = self._build(plan, before) if plan is not None else None
+        started, early = self._started_at, step is not None and step.rows.graphed
+        if step is not None and early:
+            self._start(step)
+        if before is not None:
+            # A step that follows early may run already: what this one computes is waited for.
+            mx.eval(before.to_eval) if early else mx.synchronize()
+            self._finished = before, time.perf_counter() - started
+            self._started_at = time.perf_counter()
+        if step is not None and not early:
+            self._start(step)
+        self._running = step
+        return self._started_at
+
+    def draw(self, masks: Mapping[int, TokenMask | None]) -> None:
+        step = self._running
+        assert step is not None, "no step runs"
+        waiting = step.rows.unsampled
+        assert waiting is not None, "no step waits for masks"
+        rows = list(waiting.rows)
+        for each in step.rows.sampling:
+            if (mask := masks.get(each.number)) is not None:
+                place = step.rows.row_of[each.number]
+                rows[place] = replace(rows[place], mask=mask)
+        drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
+        self._running = step.with_tokens(drawn)
+        if self._flushed:
+            mx.async_eval(drawn.arrays)
+
+    def flush(self) -> None:
+        if self._flushed or self._running is None:
+            return
+        self._flushed = True
+        started = time.perf_counter()
+        mx.async_eval(self._running.to_eval)
+        self._launch_s += time.perf_counter() - started
+
+    def collect(self) -> StepResult:
+        assert self._finished is not None, "no step is done"
+        (step, seconds), self._finished = self._finished, None
+        return step.read(seconds)
+
+    def clear(self) -> None:
+        self._running = self._finished = None
+        self.pools.clear()
+        self.media.clear()
+        self._vectors.clear()
+
+    def _start(self, step: LaunchedStep) -> None:
+        waits = self._holds_back()
+        self._flushed = not waits
+        self._started_at = time.perf_counter()
+        mx.async_eval(step.first if waits else step.to_eval)
+        self._launch_s = time.perf_counter() - self._started_at
+
+    def _holds_back(self) -> bool:
+        """Return whether to launch only a step's first layer now, and the rest by `flush`."""
+        return current_device().begins_with_first_layer and self._launch_s > _LONG_S
+
+    # -- the arrays of a step ------------------------------------------------------------------
+
+    def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
+        """Build a step's arrays. Only moves of pools are computed already.
+
+        Args:
+            before: the running step, whose tokens may be this one's input.
+        """
+        carry_out(plan.changes, self.pools, self._spill)
+        self._vectors.forget(plan.ended)
+        if plan.copies:
+            self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
+        self.media.forget(plan.forgotten)
+        encoded = self.media.advance(plan.encoding)
+        rows = StepRows()
+        if plan.sequences:
+            rows = self._build_rows(plan, StepRows() if before is None else before.rows)
+        pools = self.pools.arrays(self._layers)
+        return LaunchedStep(
+            plan,
+            rows,
+            self.media.sizes(plan.encoding),
+            first=tuple(self.pools.arrays(_FIRST_LAYER)),
+            to_eval=(*rows.arrays, *encoded, *pools),
+        )
+
+    def _build_rows(self, plan: StepPlan, before: StepRows) -> StepRows:
+        inputs = StepInputs(plan, self._attention, before.row_of, before.tokens)
+        inputs.media = self.media.rows(inputs.sequences)
+        if (attending := inputs.attending()) is not None:
+            states = self.media.cross_states(inputs.sequences, self.pools.block_size)
+            everyone = None if attending.all() else mx.array(attending[:, None])
+            inputs.cross = CrossRows(everyone, states)
+        computed = self._computed(inputs)
+        # A graph runs also where nobody reads its rows: it writes keys.
+        others = (computed.output,) if computed.graphed else ()
+        if not inputs.ending:
+            return StepRows(others=others, graphed=computed.graphed)
+        if inputs.wanted is not None and not inputs.narrowed:
+            computed = computed.rows(inputs.wanted)
+        rows = self._finish(inputs.ending, computed, before, plan)
+        return replace(rows, others=(*others, *rows.others), graphed=computed.graphed)
+
+    def _computed(self, inputs: StepInputs) -> Computed:
+        """Run the model's layers, with the adapters that sequences name."""
+        adapted = self.adapters.operations(inputs.sequences, inputs.wanted_rows)
+        if adapted is None:
+            return self._run(inputs)
+        with current_device().computing_by(adapted):
+            return Computed(self.model(inputs))
+
+    def _run(self, inputs: StepInputs) -> Computed:
+        """Run the model's layers for rows without adapters."""
+        return Computed(self.model(inputs))
+
+    def _finish(
+        self,
+        ending: list[ScheduledSequence],
+        computed: Computed,
+        before: StepRows,
+        plan: StepPlan,
+    ) -> StepRows:
+        """Run each task's last stage on `computed`, the sequences' wanted rows in order."""
+        rows: list[int] = []
+        row_of: dict[int, int] = {}
+        sampling: list[ScheduledSequence] = []
+        vectors: dict[int, mx.array] = {}
+        first = 0
+        for each in ending:
+            wanted = range(first, first + each.wanted)
+            first = wanted.stop
+            if each.sampled:
+                row_of[each.number] = len(rows)
+                sampling.append(each)
+                rows += wanted
+                continue
+            assert computed.hidden is not None, "graphs compute no rows of vector tasks"
+            vector = self._vectors.vector(each, computed.hidden[wanted.start : wanted.stop])
+            if vector is not None:
+                vectors[each.number] = vector
+        done = StepRows(tuple(sampling), row_of, vectors=vectors, others=tuple(self._vectors.sums))
+        if not rows:
+            return done
+        own = computed if len(rows) == first else computed.rows(mx.array(rows))
+        return self._sample(done, own, before, plan)
+
+    def _sample(self, done: StepRows, own: Computed, before: StepRows, plan: StepPlan) -> StepRows:
+        """Sample the tokens of `done.sampling`, or leave that to `draw` if masks are awaited.
+
+        Args:
+            own: the rows to sample.
+        """
+        if (logits := own.logits) is None:
+            assert own.hidden is not None, "a step computes hidden states or logits"
+            logits = self.model.logits(own.hidden)
+        if self._observe is not None:
+            if own.graphed:  # they are read after the next step was computed
+                logits = logits + 0
+                done = replace(done, others=(*done.others, logits))
+            self._observe([row for each in done.sampling for row in sampled_rows(each)], logits)
+        rows: list[RowSampling] = []
+        for each in done.sampling:
+            rows += each.sampling
+            unread = len(each.tokens) < each.count
+            if unread and before.tokens is not None and each.sampling[-1].history is not None:
+                place = before.row_of[each.number]
+                rows[-1] = replace(rows[-1], pending=before.tokens[place : place + 1])
+        unsampled = Unsampled(logits, rows, own.hidden)
+        if plan.awaits_masks:
+            return replace(done, unsampled=unsampled)
+        return replace(done, drawn=self._drawn(unsampled, plan.guess))
+
+    def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
+        """Sample tokens, and run the draft head for `guess` tokens after each of them."""
+        sampled = sample(rows.logits, list(rows.rows))
+        if not guess or self._guesser is None or rows.hidden is None:
+            return Drawn(sampled)
+        return Drawn(sampled, self._guesser(rows.hidden, sampled.tokens, guess))

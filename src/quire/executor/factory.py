@@ -1,0 +1,50 @@
+"""Creates the executor for a model on the present device."""
+
+from __future__ import annotations
+
+from quire.cache.disk_transfer import SpillTo
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
+from quire.core.config import EngineConfig
+from quire.device.dtypes import DTYPES
+from quire.executor.eager import EagerExecutor, Observe
+from quire.executor.executor import Executor
+from quire.executor.graphs.executor import GraphExecutor
+from quire.executor.graphs.runner import open_cuda_graphs
+from quire.models.draft_head import Guesser
+from quire.models.weights.loader import LoadedModel
+
+
+def open_pools(loaded: LoadedModel, config: EngineConfig) -> Pools:
+    """Return the empty pools of a model."""
+    groups = KVLayout.of(loaded.model.layout).groups
+    return Pools(groups, config.block_size, DTYPES[loaded.dtype])
+
+
+def open_executor(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    *,
+    guesser: Guesser | None = None,
+    spill: SpillTo | None = None,
+    observe: Observe | None = None,
+) -> Executor:
+    """Return an executor that runs CUDA graphs if it can, and the model's own code otherwise.
+
+    Args:
+        guesser: see `EagerExecutor`, and so for the others.
+
+    Raises:
+        ModelError: the device cannot run batch-invariant steps.
+    """
+    model, pools = loaded.model, open_pools(loaded, config)
+    graphs = open_cuda_graphs(
+        model,
+        KVLayout.of(model.layout),
+        pools,
+        loaded.fingerprint,
+        batch_invariant=config.batch_invariant,
+    )
+    if graphs is None:
+        return EagerExecutor(model, pools, guesser=guesser, spill=spill, observe=observe)
+    return GraphExecutor(model, pools, graphs, guesser=guesser, spill=spill, observe=observe)

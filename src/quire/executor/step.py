@@ -1,0 +1,200 @@
+"""A step as an executor holds it: built once, frozen, and read when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from quire.core.media import MediaKey
+from quire.core.request import TokenLogprobs
+from quire.sampling.rows import RowSampling, Sampled
+from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
+
+
+class SampledRow(NamedTuple):
+    """A row of logits: its request, and the position of the token sampled from it."""
+
+    id: str
+    position: int
+
+
+class Computed(NamedTuple):
+    """The outcome of a step's layers, for all its rows or for the wanted ones.
+
+    Attributes:
+        hidden: normalised hidden states `[T, hidden]`; None where a graph gives logits alone.
+        logits: `[T, vocab]`; None if they are still to be computed from `hidden`.
+        graphed: whether a graph computed them. The next step then overwrites their memory.
+    """
+
+    hidden: mx.array | None
+    logits: mx.array | None = None
+    graphed: bool = False
+
+    @property
+    def output(self) -> mx.array:
+        """The array that is computed last."""
+        output = self.hidden if self.logits is None else self.logits
+        assert output is not None, "a step computes hidden states or logits"
+        return output
+
+    def rows(self, index: mx.array) -> Computed:
+        """Return the outcome for some of the rows, in the order of `index`."""
+        hidden, logits = (None if x is None else x[index] for x in (self.hidden, self.logits))
+        return self._replace(hidden=hidden, logits=logits)
+
+
+class Unsampled(NamedTuple):
+    """Logits `[R, vocab]` that tokens are sampled from, and the parameters of each row.
+
+    Attributes:
+        hidden: `[R, hidden]`, for the draft head; None where a graph gives logits alone.
+    """
+
+    logits: mx.array
+    rows: Sequence[RowSampling]
+    hidden: mx.array | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Tokens sampled on the device.
+
+    Attributes:
+        guesses: the draft head's tokens, int32 `[R, count]`, if any are wanted.
+    """
+
+    sampled: Sampled
+    guesses: mx.array | None = None
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays that there are."""
+        own = self.sampled
+        parts = own.tokens, own.logprobs, own.top_ids, own.top_logprobs, self.guesses
+        return tuple(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """What a step computes of its sequences.
+
+    Attributes:
+        sampling: the sequences that sampled rows belong to, in order.
+        row_of: the first sampled row of each of them, by sequence number.
+        unsampled: logits that wait for masks; None if none do.
+        drawn: sampled tokens; None while `unsampled` waits, and if nothing is sampled.
+        vectors: results of vector tasks, by sequence number.
+        others: further arrays to compute.
+        graphed: whether the layers run as a CUDA graph, whose writes to the pools MLX does not see.
+    """
+
+    sampling: tuple[ScheduledSequence, ...] = ()
+    row_of: Mapping[int, int] = field(default_factory=dict)
+    unsampled: Unsampled | None = None
+    drawn: Drawn | None = None
+    vectors: Mapping[int, mx.array] = field(default_factory=dict)
+    others: tuple[mx.array, ...] = ()
+    graphed: bool = False
+
+    @property
+    def tokens(self) -> mx.array | None:
+        """Sampled tokens `[R]` on the device."""
+        return None if self.drawn is None else self.drawn.sampled.tokens
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """Arrays to compute. What the host reads first comes first."""
+        first = () if self.drawn is None else self.drawn.arrays
+        logits = () if self.unsampled is None else (self.unsampled.logits,)
+        return (*first, *logits, *self.others, *self.vectors.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """A step whose arrays are built and which may be running.
+
+    Attributes:
+        features: bytes of the media features that it completes, by item.
+        first: arrays that the first layer writes.
+        to_eval: all arrays that the step has to compute.
+    """
+
+    plan: StepPlan
+    rows: StepRows
+    features: Mapping[MediaKey, int]
+    first: tuple[mx.array, ...]
+    to_eval: tuple[mx.array, ...]
+
+    def with_tokens(self, drawn: Drawn) -> LaunchedStep:
+        """Return the step with the tokens that waited for masks."""
+        rows = replace(self.rows, unsampled=None, drawn=drawn)
+        return replace(self, rows=rows, to_eval=(*drawn.arrays, *self.to_eval))
+
+    def without_arrays(self) -> LaunchedStep:
+        """Return the step, which is done, without references to arrays of the pools."""
+        return replace(self, first=(), to_eval=())
+
+    def read(self, seconds: float) -> StepResult:
+        """Return the results of the step, which is done, on the host.
+
+        Args:
+            seconds: how long it ran.
+        """
+        rows = self.rows
+        vectors = {
+            number: tuple(np.array(vector, dtype=np.float32).tolist())
+            for number, vector in rows.vectors.items()
+        }
+        tokens = {} if rows.drawn is None else _tokens(rows, rows.drawn.sampled)
+        guesses = _guesses(rows)
+        return StepResult(
+            tokens, vectors, self.features, guesses, seconds=seconds, graphed=rows.graphed
+        )
+
+
+def sampled_rows(each: ScheduledSequence) -> list[SampledRow]:
+    """Return the sampled rows of a sequence."""
+    return [
+        SampledRow(each.id, position)
+        for position in range(each.end - each.sampled + 1, each.end + 1)
+    ]
+
+
+def _tokens(rows: StepRows, sampled: Sampled) -> dict[int, SampledTokens]:
+    """Return the sampled tokens, by sequence number."""
+    tokens: list[int] = np.array(sampled.tokens).tolist()
+    chosen = None if sampled.logprobs is None else np.array(sampled.logprobs)
+    ids = None if sampled.top_ids is None else np.array(sampled.top_ids)
+    values = None if sampled.top_logprobs is None else np.array(sampled.top_logprobs)
+    result = {}
+    for each in rows.sampling:
+        first = rows.row_of[each.number]
+        own = range(first, first + each.sampled)
+        logprobs: list[TokenLogprobs] = []
+        count = each.sampling[0].params.logprobs
+        for row in own if count is not None else ():
+            assert chosen is not None, "a row wants logprobs, and none were computed"
+            top: tuple[tuple[int, float], ...] = ()
+            if ids is not None and values is not None:
+                pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+                top = tuple(pairs)
+            logprobs.append(TokenLogprobs(tokens[row], float(chosen[row]), top))
+        result[each.number] = SampledTokens(tuple(tokens[first : own.stop]), tuple(logprobs))
+    return result
+
+
+def _guesses(rows: StepRows) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """Return the draft head's tokens after each sampled one, by sequence number."""
+    if rows.drawn is None or rows.drawn.guesses is None:
+        return {}
+    guesses = [tuple(each) for each in np.array(rows.drawn.guesses).tolist()]
+    firsts = rows.row_of
+    return {
+        each.number: tuple(guesses[firsts[each.number] : firsts[each.number] + each.sampled])
+        for each in rows.sampling
+    }
