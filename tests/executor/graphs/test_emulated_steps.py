@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.core.speculation import HEAD
 from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
 from quire.executor.graphs.graph_cache import GraphCache
+from quire.models.base import LanguageModel
+from quire.models.draft_head import DraftHead, Guesser
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.plan import StepResult
+from quire.speculation.heads import HeadDrafter
 from tests.executor.graphs.recorded import (
     CODED,
     CODED_FORMATS,
@@ -27,7 +34,7 @@ from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
-from tests.support.parity import Company, prompts
+from tests.support.parity import Company, executor_of, prompts
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -86,6 +93,43 @@ def test_recorded_steps_read_and_write_codes(
     compared.assert_agree(
         opened(FAMILIES[family]), config, streams_of([1, 2, 8]), ["1-r0", "8-r5"], CODED
     )
+
+
+class _Noted(Guesser):
+    """Notes how far logits from the hidden states that it gets are from the sampled tokens."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model, DraftHead(model.model.norm.weight.shape[0], 8))
+        self._logits = model.logits
+        self.missed: list[float] = []
+
+    def __call__(self, hidden: mx.array, tokens: mx.array, count: int) -> mx.array:
+        logits = self._logits(hidden).astype(mx.float32)
+        drawn = mx.take_along_axis(logits, tokens[:, None], axis=-1)
+        self.missed.append((logits.max(axis=-1, keepdims=True) - drawn).max().item())
+        return super().__call__(hidden, tokens, count)
+
+
+@pytest.mark.slow
+def test_draft_heads_get_the_hidden_states_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that graph the logits, too: rows that are sampled and rows that are drafts."""
+    loaded = opened(FAMILIES["llama"])
+    guesser = _Noted(loaded.model)
+    config = replace(PLAIN, speculate=HEAD)
+    company = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
+    results: list[StepResult] = []
+    executor = executor_of(company.engine)
+    collect = executor.collect
+
+    def noted() -> StepResult:
+        results.append(collect())
+        return results[-1]
+
+    monkeypatch.setattr(executor, "collect", noted)
+    company.run(prompts([3, 9], tokens=12))
+    assert sum(each.graphed and bool(each.guesses) for each in results) > 4
+    assert dict(company.engine.stats().drafts)[HEAD] > 8
+    assert max(guesser.missed) < 0.05
 
 
 class _Coding(PreciseOperations):
