@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem, MediaKey, PlacedMedia
 from quire.core.request import Request
 from quire.engine.request_media import RequestMedia
 from quire.executor.encoder_cache import EncoderCache
@@ -38,9 +38,14 @@ class Waves(MediaEncoder):
         return frames, frames * 10
 
 
+FEATURES: dict[MediaKey, bytes] = {}
+
+
 def sound(frames: int, kind: str = "audio") -> MediaItem:
     values: Any = mx.arange(2 * frames, dtype=mx.float32)
-    return MediaItem.of(kind, bytes(memoryview(values)), (frames,), frames, bidirectional=False)
+    item = MediaItem.of(kind, bytes(memoryview(values)), (frames,), frames, bidirectional=False)
+    FEATURES[item.key] = item.features
+    return item
 
 
 def whole(item: MediaItem) -> EncoderWork:
@@ -67,7 +72,7 @@ class Plain(Waves):
 
 
 def test_items_of_different_levels_share_a_step() -> None:
-    encoders = EncoderCache({"audio": Plain(), "waves": Waves()})
+    encoders = EncoderCache({"audio": Plain(), "waves": Waves()}, FEATURES.__getitem__)
     media = PlacedMedia(1, sound(2)), PlacedMedia(4, sound(2, "waves"))
     encoders.advance([whole(each.item) for each in media])
     found = encoders.rows([scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=media)])
@@ -81,7 +86,7 @@ def test_items_of_different_levels_share_a_step() -> None:
 
 def test_each_level_is_cut_to_the_rows_of_the_step() -> None:
     waves = Waves()
-    encoders = EncoderCache({"audio": waves})
+    encoders = EncoderCache({"audio": waves}, FEATURES.__getitem__)
     encoders.advance([whole(sound(4))])
     assert rows_of(encoders, 0, 5) == ([4, 5], [[0, 1], [2, 3]], [[0, 10], [20, 30]])
     assert rows_of(encoders, 5, 4) == ([1, 2], [[4, 5], [6, 7]], [[40, 50], [60, 70]])
@@ -89,7 +94,10 @@ def test_each_level_is_cut_to_the_rows_of_the_step() -> None:
 
 
 def test_text_has_no_rows() -> None:
-    assert EncoderCache({}).rows([scheduled("a", 0, 3, [[1]], KVFormat())]) is None
+    assert (
+        EncoderCache({}, FEATURES.__getitem__).rows([scheduled("a", 0, 3, [[1]], KVFormat())])
+        is None
+    )
 
 
 def test_only_items_whose_rows_see_each_other_are_ranges() -> None:

@@ -15,6 +15,7 @@ from hashlib import sha256
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, Change, PoolKey, Restore, Spill
 from quire.cache.disk_prefetch import DiskPrefetch
+from quire.cache.host_block import HostBlock
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Output, Request
@@ -86,6 +87,7 @@ class Simulation:
             max_graph_rows=lambda format: self.max_graph_rows,
             drafting=Drafting(self.drafters, EveryDraft(), 1 << 20),
         )
+        self._held: dict[bytes, HostBlock] = {}
         if self.disk is not None:
             self.manager.disk_accepts = self.disk.accepts
             self.scheduler.sharing.prefetch = DiskPrefetch(
@@ -93,6 +95,7 @@ class Simulation:
                 self.manager,
                 self.disk,
                 lambda pool, page: True,
+                self._held.__setitem__,
                 lambda tokens: float(tokens),
                 clock=lambda: self.time,
             )
@@ -239,7 +242,7 @@ class Simulation:
     def _to_or_from_disk(self, change: Spill | Restore) -> None:
         assert self.disk is not None
         if isinstance(change, Restore):
-            self.pages[change.pool, change.id] = from_host_page(change.contents)
+            self.pages[change.pool, change.id] = from_host_page(self._held[change.name])
             return
         content = self.pages[change.pool, change.id]
         recurrent = isinstance(self.groups[change.pool.group].spec, RecurrentState)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 
 from quire.cache.blocks import Block, Change, Holder, PoolKey, Restore, Spill
 from quire.cache.capacity import Capacity, Pool
-from quire.cache.host_block import HostBlock
 
 _FIRST_BLOCKS = 16
 
@@ -90,9 +89,9 @@ class BlockManager:
             del self._pool_of(block).kept[block]
             self._pool_of(block).give_back(block)
 
-    def restore(self, block: Block, contents: HostBlock) -> None:
-        """Restore the block's contents from the disk tier before the next step."""
-        self._changes.append(Restore(block.pool, block.id, contents))
+    def restore(self, block: Block, name: bytes) -> None:
+        """Restore the contents that the disk tier has as `name` to a block before the next step."""
+        self._changes.append(Restore(block.pool, block.id, name))
 
     def spill_kept(self) -> None:
         """Offer cached blocks to the disk tier as if evicted, most recently used first."""

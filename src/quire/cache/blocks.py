@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quire.cache.host_block import HostBlock
 from quire.cache.specs import KVGroup
 from quire.core.kv_format import KVFormat
 
@@ -105,11 +104,11 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A transfer of `contents` from the disk tier to the block at `id`."""
+    """A transfer of the contents of `name` from the disk tier to the block at `id`."""
 
     pool: PoolKey
     id: int
-    contents: HostBlock
+    name: bytes
 
 
 Change = Resize | Spill | Restore

@@ -88,6 +88,7 @@ class DiskPrefetch:
     Args:
         tier: the disk tier.
         matches_pool: returns whether contents have the shape of a pool's blocks.
+        hold_block: keeps a block's contents by name, until the next plan restores it.
         compute_seconds: returns the seconds for computing so many prompt tokens; None if unknown.
         clock: returns seconds.
     """
@@ -98,11 +99,13 @@ class DiskPrefetch:
         manager: BlockManager,
         tier: Tier,
         matches_pool: Callable[[PoolKey, HostBlock], bool],
+        hold_block: Callable[[bytes, HostBlock], None],
         compute_seconds: Callable[[int], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index, self._manager, self._tier = index, manager, tier
-        self._matches_pool, self._compute_seconds = matches_pool, compute_seconds
+        self._matches_pool, self._hold_block = matches_pool, hold_block
+        self._compute_seconds = compute_seconds
         self._clock = clock
         self._states = frozenset(recurrent_groups(index.groups))
         self._under_way: WeakValueDictionary[bytes, PrefetchedPart] = WeakValueDictionary()
@@ -271,7 +274,8 @@ class DiskPrefetch:
         prompt, blocks = reading.prompt, {}
         for group in groups:
             pool = PoolKey(group, prompt.format)
-            contents = reading.read.blocks.get(lasting_name(prompt.keys[number], group))
+            name = lasting_name(prompt.keys[number], group)
+            contents = reading.read.blocks.get(name)
             if contents is None:
                 break
             got = self._manager.allocate(pool, 1) if self._matches_pool(pool, contents) else None
@@ -279,7 +283,8 @@ class DiskPrefetch:
                 reading.failed = True
                 break
             blocks[group] = got[0]
-            self._manager.restore(got[0], contents)
+            self._hold_block(name, contents)
+            self._manager.restore(got[0], name)
         if len(blocks) == len(groups):
             return blocks
         self._manager.release_all(blocks.values())

@@ -15,11 +15,17 @@ from quire.cache.pools import Pools
 SpillTo = Callable[[bytes, HostBlock], None]
 
 
-def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) -> None:
+def carry_out(
+    changes: Iterable[Change],
+    pools: Pools,
+    spill: SpillTo | None,
+    block: Callable[[bytes], HostBlock],
+) -> None:
     """Apply the changes of a plan to the pools, in order, before its step.
 
     Args:
         spill: takes spilled blocks; None if no plan spills.
+        block: returns the contents of a restored block by name.
     """
     for (_, pool), together in groupby(changes, key=lambda change: (type(change), change.pool)):
         run = list(together)
@@ -30,11 +36,11 @@ def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) ->
                 pools.resize(change)
         if spills and spill is not None:
             contents = _to_host(pools, pool, [change.id for change in spills])
-            for change, block in zip(spills, contents, strict=True):
-                spill(change.name, block)
+            for change, spilled in zip(spills, contents, strict=True):
+                spill(change.name, spilled)
         if restores:
             ids = [change.id for change in restores]
-            pools.restore(pool, ids, _from_host([change.contents for change in restores]))
+            pools.restore(pool, ids, _from_host([block(change.name) for change in restores]))
 
 
 def matches_pool(pools: Pools, pool: PoolKey, block: HostBlock) -> bool:

@@ -140,7 +140,8 @@ class Engine:
             check_request(
                 request, config=self.config, model=model, media=media, formats=self._offered
             )
-            request = self.adapters.named(media.intern(request))
+            features = {each.item.key: each.item.features for each in request.media}
+            request = self.adapters.named(media.named(request))
             format, repeats = self._names.format(request.kv_format), request.stop_on_loop
             repeats = self.config.stop_on_loop if repeats is None else repeats
             bound = request.grammar is not None and not request.grammar.lazy
@@ -154,6 +155,8 @@ class Engine:
             )
             # Last, since a request that was taken ends through the scheduler and in no other way.
             self._scheduler.add(request, format, parts)
+            for key, content in features.items():
+                self._executor.contents.hold_features(key, content)
             tokens = len(request.prompt)
             self._beside.append(Output(request.id, prompt_tokens=tokens, read=0))
         except RequestError as error:
@@ -224,6 +227,8 @@ class Engine:
             outputs = self._step()
         except Exception as error:  # whatever MLX or a model raises, only this step's rows end
             outputs = self._fail_step(error)
+        for key in self._scheduler.encodings.take_unused():
+            self._executor.contents.release_features(key)
         beside, self._beside = self._beside, []
         return beside + outputs
 
@@ -306,6 +311,7 @@ class Engine:
             scheduler.manager,
             disk,
             self._executor.fits,
+            self._executor.contents.hold_block,
             scheduler.prefill_budget.prompt_seconds,
         )
 

@@ -62,7 +62,7 @@ def main() -> int:
     while True:
         call = calls.get()
         try:
-            getattr(executor, call.method)(*call.arguments)
+            call.of(executor)
         except Exception:  # whatever it was, this rank can no longer follow
             log.exception("process %d of the split model failed", opening.part.rank)
             return 1

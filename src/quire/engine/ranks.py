@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from threading import Thread
 from typing import Any
 
@@ -21,9 +22,12 @@ from quire.constraints.masks import TokenMask
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.frames import Frames, encode
+from quire.core.media import MediaKey
 from quire.device.device import current_device
 from quire.device.ranks import Part, join
+from quire.executor.contents import Contents
 from quire.executor.eager import EagerExecutor
+from quire.executor.executor import Executor
 from quire.executor.factory import open_pools
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.plan import StepPlan
@@ -45,10 +49,18 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the leading executor, which followers repeat."""
+    """A call of the leading executor, which followers repeat.
+
+    Attributes:
+        method: its name, or that of a method of the executor's `contents`.
+    """
 
     method: str
     arguments: tuple[Any, ...] = ()
+
+    def of(self, executor: Executor) -> Any:
+        """Call the method of an executor."""
+        return attrgetter(self.method)(executor)(*self.arguments)
 
 
 class Followers:
@@ -101,13 +113,29 @@ class SplitExecutor(EagerExecutor):
         return False
 
 
+class _LeadingContents(Contents):
+    """Contents that followers get, too."""
+
+    def __init__(self, followers: Followers) -> None:
+        super().__init__()
+        self._followers = followers
+
+    def hold_features(self, key: MediaKey, features: bytes) -> None:
+        self._followers.tell("contents.hold_features", key, features)
+        super().hold_features(key, features)
+
+    def release_features(self, key: MediaKey) -> None:
+        self._followers.tell("contents.release_features", key)
+        super().release_features(key)
+
+
 class LeadingExecutor(SplitExecutor):
     """An executor whose calls followers repeat."""
 
     def __init__(
         self, followers: Followers, loaded: LoadedModel, config: EngineConfig, **parts: Any
     ) -> None:
-        super().__init__(loaded, config, **parts)
+        super().__init__(loaded, config, contents=_LeadingContents(followers), **parts)
         self._followers = followers
 
     def launch(self, plan: StepPlan | None) -> float:

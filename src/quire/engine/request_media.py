@@ -42,15 +42,16 @@ class RequestMedia:
                 raise RequestError("media: places overlap or leave the prompt", param="media")
             end = placed.end
 
-    def intern(self, request: Request) -> Request:
-        """Return the request with items shared with other requests that have equal ones."""
+    def named(self, request: Request) -> Request:
+        """Return the request with its items' features left out; their keys name them."""
         if not request.media:
             return request
-        media = (
-            PlacedMedia(each.start, self._items.setdefault(each.item.key, each.item))
-            for each in request.media
-        )
+        media = (PlacedMedia(each.start, self._named(each.item)) for each in request.media)
         return replace(request, media=tuple(media))
+
+    def _named(self, item: MediaItem) -> MediaItem:
+        """Return the one object for equal items, without features."""
+        return self._items.setdefault(item.key, replace(item, features=b""))
 
     def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
         """Return how the encoding of each of a request's items is cut into pieces."""

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from quire.attention.registry import open_backends
 from quire.attention.step import Attention
-from quire.cache.blocks import PoolKey, Resize
+from quire.cache.blocks import PoolKey, Resize, Restore
 from quire.cache.disk_transfer import SpillTo, carry_out, matches_pool
 from quire.cache.host_block import HostBlock
 from quire.cache.pools import Pools
@@ -19,6 +19,7 @@ from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.executor.adapters import Adapters
+from quire.executor.contents import Contents
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.inputs import StepInputs
 from quire.executor.stages import VectorStage
@@ -60,6 +61,7 @@ class EagerExecutor:
         model: the model, with evaluated weights.
         guesser: guesses tokens ahead, if the model has a head for that.
         spill: takes blocks that leave memory, if there is a disk tier.
+        contents: holds what plans name by key; a new one by default.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class EagerExecutor:
         guesser: Guesser | None = None,
         spill: SpillTo | None = None,
         observe: Observe | None = None,
+        contents: Contents | None = None,
     ) -> None:
         self.model = model
         self._layers = range(len(model.layout))
         self.pools = pools
-        self.media = EncoderCache(model.encoders)
+        self.contents = contents or Contents()
+        self.media = EncoderCache(model.encoders, self.contents.features)
         self.adapters = Adapters(model)
         self._attention = Attention(KVLayout.of(model.layout), pools, open_backends())
         self._vectors = VectorStage(model)
@@ -162,6 +166,7 @@ class EagerExecutor:
     def clear(self) -> None:
         self._running = self._finished = None
         self.pools.clear()
+        self.contents.drop_blocks()
         self.media.clear()
         self._vectors.clear()
 
@@ -184,7 +189,8 @@ class EagerExecutor:
         Args:
             before: the running step, whose tokens may be this one's input.
         """
-        carry_out(plan.changes, self.pools, self._spill)
+        carry_out(plan.changes, self.pools, self._spill, self.contents.block)
+        self.contents.drop_blocks({e.name for e in plan.changes if isinstance(e, Restore)})
         self._vectors.forget(plan.ended)
         if plan.copies:
             self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)

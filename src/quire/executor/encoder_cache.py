@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -20,10 +20,13 @@ class EncoderCache:
 
     Args:
         encoders: the model's encoders, by kind; empty for a text model.
+        features: returns an item's features, the encoder's input, by its key.
     """
 
-    def __init__(self, encoders: Mapping[str, MediaEncoder]) -> None:
-        self._encoders = encoders
+    def __init__(
+        self, encoders: Mapping[str, MediaEncoder], features: Callable[[MediaKey], bytes]
+    ) -> None:
+        self._encoders, self._given = encoders, features
         self._made: dict[MediaKey, Encoded] = {}
         self._started: dict[MediaKey, Encoding] = {}
 
@@ -95,7 +98,7 @@ class EncoderCache:
         return {key: sum(a.nbytes for a in self._made[key]) for key in keys if key in self._made}
 
     def _encode(self, item: MediaItem) -> Encoding:
-        features = mx.array(np.frombuffer(item.features, dtype=np.uint8))
+        features = mx.array(np.frombuffer(self._given(item.key), dtype=np.uint8))
         return self._encoders[item.kind].encode(features, item.shape)
 
     def _features(self, item: MediaItem) -> Encoded:

@@ -10,6 +10,7 @@ from quire.cache.host_block import HostBlock
 from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.executor.adapters import Adapters
+from quire.executor.contents import Contents
 from quire.scheduler.plan import StepPlan, StepResult
 
 
@@ -25,6 +26,11 @@ class Executor(Protocol):
     @property
     def adapters(self) -> Adapters:
         """The LoRA adapters in memory, which plans name."""
+        ...
+
+    @property
+    def contents(self) -> Contents:
+        """Bytes that plans name by key. The engine adds them before it launches the plans."""
         ...
 
     def block_bytes(self, pool: PoolKey) -> int:

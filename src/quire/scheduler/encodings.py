@@ -6,6 +6,7 @@ one. Rows that need an item's features are planned after its last piece.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -61,11 +62,36 @@ class Encodings:
         self._kept_bytes = kept_bytes
         self._encodings: dict[MediaKey, _Encoding] = {}
         """Ordered by last use: the most recently needed comes last."""
+        self._users: Counter[MediaKey] = Counter()
+        """By item, the unfinished requests that have it."""
+        self._unused: set[MediaKey] = set()
+        """Items that no request has any more, until they are taken."""
         self._needed: dict[int, dict[MediaKey, int]] = {}
         """By sequence number, the items that its next rows need, with the first of these rows."""
         self._oldest_first = False
         self._shares: Shares[str] = Shares()
         """Rows that were encoded, by API key."""
+
+    def begin(self, sequence: Sequence) -> None:
+        """Take note of the items of a new sequence."""
+        if sequence.request.media:
+            self._users.update(_items(sequence))
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget an ended sequence. Features that a waiting sequence needs stay."""
+        self._needed.pop(sequence.number, None)
+        for key in _items(sequence) if sequence.request.media else ():
+            self._users[key] -= 1
+            if self._users[key] <= 0:
+                del self._users[key]
+                self._unused.add(key)
+
+    def take_unused(self) -> set[MediaKey]:
+        """Return the items that no request has had since the last call."""
+        if not self._unused:
+            return self._unused
+        unused, self._unused = self._unused, set()
+        return {key for key in unused if key not in self._users}
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -142,10 +168,6 @@ class Encodings:
             forgotten.append(key)
         return tuple(forgotten)
 
-    def end(self, sequence: Sequence) -> None:
-        """Forget an ended sequence. Features that a waiting sequence needs stay."""
-        self._needed.pop(sequence.number, None)
-
     def made(self, features: Mapping[MediaKey, int]) -> None:
         """Record features that a step completed, with their bytes."""
         for key, size in features.items():
@@ -196,6 +218,11 @@ class Encodings:
         encoding.done += count
         self._encodings[encoding.item.key] = encoding
         return EncoderWork(encoding.item, first, count, encoding.pieces.rows, encoding.complete)
+
+
+def _items(sequence: Sequence) -> set[MediaKey]:
+    """Return the keys of the items that a sequence's request has."""
+    return {placed.item.key for placed in sequence.request.media}
 
 
 def _work(queue: list[_Encoding]) -> int:
