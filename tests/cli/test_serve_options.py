@@ -63,6 +63,18 @@ def test_the_engine_learns_of_an_adapter() -> None:
         ModelOptions(adapter=("a=",)).engine_config("m")
 
 
+def test_a_draft_model_is_named_with_the_way_to_speculate() -> None:
+    given = ModelOptions(speculate="draft=quire-demo").engine_config("m")
+    assert (given.speculate, given.draft_model) == ("draft", str(MODEL_DIR))
+    given = ModelOptions(speculate="mtp").engine_config("m")
+    assert (given.speculate, given.draft_model) == ("mtp", None)
+    for wrong in ("draft", "draft=", "mtp=x", "eagle"):
+        with pytest.raises(ValueError, match="draft=MODEL"):
+            ModelOptions(speculate=wrong)
+    with pytest.raises(QuireError, match="no model is called 'quire-dem'"):
+        ModelOptions(speculate="draft=quire-dem").engine_config("m")
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

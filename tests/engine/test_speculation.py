@@ -52,6 +52,9 @@ class Scripted:
         self.right = self.wrong = 0
         self.asked_together = 0
 
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         self.asked_together = max(self.asked_together, len(queries))
         return [self._draft(each) for each in queries]

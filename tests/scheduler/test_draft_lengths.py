@@ -42,3 +42,14 @@ def test_a_wait_of_the_device_counts() -> None:
 
 def test_nothing_is_drafted_before_steps_were_measured() -> None:
     assert WorthwhileDrafts(lambda rows: None).choose([Candidate(1.0, 4)], 1) == [0]
+
+
+def test_drafts_that_have_to_be_computed_are_fewer() -> None:
+    """All sequences are drafted together, so the longest draft is what costs."""
+    chosen = lengths(1.0, 0.01)
+    (free,) = chosen.choose([Candidate(0.8, 10)], 1)
+    (some,) = chosen.choose([Candidate(0.8, 10, token_s=0.2)], 1)
+    (none,) = chosen.choose([Candidate(0.8, 10, token_s=2.0)], 1)
+    assert free > some > none == 0
+    candidate = Candidate(0.8, 10, token_s=0.4)
+    assert min(chosen.choose([candidate] * 4, 4)) > chosen.choose([candidate], 4)[0] == 0

@@ -111,6 +111,9 @@ class Guessing:
         self.dice: dict[str, random.Random] = {}
         self.right = self.wrong = 0
 
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 

@@ -8,13 +8,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from quire.cli.settings import Options
+from quire.cli.short_names import resolve
 from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Places, Seconds, Whole
 from quire.core.config import CPU_KERNELS, DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
 from quire.core.sampling_params import LIMITS, MIN_REPEATS, MOST_TOKENS, check_repeats
-from quire.core.speculation import Speculation
+from quire.core.speculation import check_speculate, speculation_of
 from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
@@ -111,11 +112,11 @@ class EngineOptions(ProcessorOptions):
         description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text, in "
         "steps of 64 rows; the compiled CPU kernels give it anyway",
     )
-    speculate: Speculation = Field(
+    speculate: Annotated[str, AfterValidator(check_speculate), Flag("MODE")] = Field(
         _ENGINE.speculate,
         description="what guesses tokens, several of which a step verifies; the answers stay the "
-        "same: ngram is what stood behind the same tokens before, mtp a head of the model, too; "
-        "auto is ngram",
+        "same: ngram is what stood behind the same tokens before, mtp a head of the model, too, "
+        "draft=MODEL a smaller model of the same vocabulary, too; auto is ngram, off is nothing",
     )
     stop_on_loop: Annotated[int, AfterValidator(check_repeats), Flag("N")] | None = Field(
         None,
@@ -238,8 +239,9 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             model: a folder or a hub id.
 
         Raises:
-            QuireError: no such KV format is offered.
+            QuireError: no such KV format is offered, or no model has the draft model's name.
         """
+        speculate, draft_model = speculation_of(self.speculate)
         return EngineConfig(
             model=model,
             dtype=self.dtype or "",
@@ -259,7 +261,8 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             disk=DiskConfig(self.kv_disk, self.kv_disk_size) if self.kv_disk else None,
             batch_invariant=self.batch_invariant,
             stop_on_loop=self.stop_on_loop,
-            speculate=self.speculate,
+            speculate=speculate,
+            draft_model=None if draft_model is None else resolve(draft_model),
         )
 
 

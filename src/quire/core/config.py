@@ -68,6 +68,8 @@ class EngineConfig:
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is never. None is
             only where a grammar binds the answer, after many.
         speculate: which drafters may draft for requests that do not choose.
+        draft_model: folder or hub id of a smaller model of the same vocabulary, which drafts; None
+            for none.
         memory: bytes for weights and KV blocks together; None means the machine's memory.
         reserved: bytes of free memory reserved for other engines of this server.
         ranks: number of processes that the model is split over.
@@ -96,6 +98,7 @@ class EngineConfig:
     batch_invariant: bool = False
     stop_on_loop: int | None = None
     speculate: Speculation = "auto"
+    draft_model: str | None = None
     memory: int | None = None
     reserved: int = 0
     ranks: int = 1

@@ -14,6 +14,7 @@ from quire.device.device import current_device, open_device
 from quire.device.ranks import WHOLE
 from quire.engine import ranks
 from quire.engine.assembly import assemble
+from quire.engine.draft_opening import open_draft_model
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
@@ -87,5 +88,8 @@ def _measured(
         guesser = Guesser(loaded.model, head)
     elif config.speculate == HEAD:
         raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
+    if config.draft_model is not None:
+        config, drafter = open_draft_model(config, config.draft_model, loaded)
+        drafters.append(drafter)
     times = measure_steps(loaded, config)
     return assemble(loaded, config, drafters=drafters, step_times=times, guesser=guesser)

@@ -13,6 +13,7 @@ from quire.cache.specs import KVLayout
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, NoRoom
 from quire.core.figures import size
+from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.models.base import LanguageModel
 from quire.scheduler.limits import Limits
@@ -104,6 +105,15 @@ def _check_smallest(
     format = config.kv_format.skipping(skipped_layers(model.layout, config.kv_skip_layers))
     least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
     check_context(Limits(groups, manager, config.block_size, least).context(format), least)
+
+
+def sequence_bytes(
+    model: LanguageModel, dtype: mx.Dtype, block_size: int, format: KVFormat, tokens: int
+) -> int:
+    """Return the most bytes of KV that a lone sequence of `tokens` tokens takes."""
+    groups = KVLayout.of(model.layout).groups
+    manager = BlockManager(0, Pools(groups, block_size, dtype).block_bytes)
+    return Limits(groups, manager, block_size, tokens).worst_case_bytes(format, tokens)
 
 
 def wanted_context(config: EngineConfig, longest: int) -> int:

@@ -161,6 +161,8 @@ def check_split(config: EngineConfig) -> None:
         raise ModelError("--tensor-parallel: models are split on CPUs only so far")
     if config.adapters:
         raise ModelError("--tensor-parallel: split models have no adapters for requests yet")
+    if config.draft_model is not None:
+        raise ModelError("--tensor-parallel: split models have no draft model yet")
     if config.disk is not None:
         raise ModelError("--tensor-parallel: split models have no disk tier yet")
 

@@ -123,6 +123,9 @@ class _WrongDrafts:
     def __init__(self, count: int) -> None:
         self._count = count
 
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [Draft((0,) * min(self._count, each.limit), self.name) for each in queries]
 

@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
         schema: a pydantic class or JSON schema that the answer must satisfy.
         regex, choice, grammar: other constraints of the answer.
         kv_bits, kv_scheme: KV format of this request.
-        speculation: the drafter: "auto", "off", "ngram" or "mtp".
+        speculation: the drafter: "auto", "off", "ngram", "mtp" or "draft".
         priority: lower numbers go first; 0 is the default.
         cache_salt: prefixes are shared only among requests with the same salt.
     """

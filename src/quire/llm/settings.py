@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from quire.core.config import DiskConfig, EngineConfig, ServerConfig
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
-from quire.core.speculation import Speculation
+from quire.core.speculation import speculation_of
 from quire.demo import NAME, place
 
 _GROUP = 64
@@ -36,7 +36,8 @@ class Settings(TypedDict, total=False):
         kernels, threads, blas: CPU kernels, threads, and library for matrix products.
         batch_invariant: whether logits are bitwise equal alone and in any batch.
         stop_on_loop: number of repetitions of a cycle of tokens that end an answer; 0 means never.
-        speculate: the drafter of speculative decoding.
+        speculate: the drafter of speculative decoding: "auto", "off", "ngram", "mtp", or
+            "draft=MODEL" with a folder or hub id.
         dialect: notation of reasoning and tool calls; by default chosen by the model.
         sampling_defaults: whether the model's or OpenAI's sampling defaults apply.
         allow_special_tokens: whether control tokens spelled in messages become tokens.
@@ -61,7 +62,7 @@ class Settings(TypedDict, total=False):
     blas: Literal["auto", "openblas", "mlx"]
     batch_invariant: bool
     stop_on_loop: int
-    speculate: Speculation
+    speculate: str
     dialect: str
     sampling_defaults: Literal["model", "openai"]
     allow_special_tokens: bool
@@ -73,13 +74,12 @@ _ENGINE = frozenset(
     {
         *("dtype", "adapter", "kv_memory", "max_context", "max_sequences", "step_ms"),
         *("prefix_cache", "kernels", "threads", "blas", "batch_invariant", "stop_on_loop"),
-        "speculate",
     }
 )
 _SERVING = frozenset(
     {"dialect", "sampling_defaults", "allow_special_tokens", "allow_media_hosts", "log_level"}
 )
-_OWN = frozenset({"adapters", "kv_bits", "kv_scheme", "kv_disk", "kv_disk_size"})
+_OWN = frozenset({"adapters", "kv_bits", "kv_scheme", "kv_disk", "kv_disk_size", "speculate"})
 
 
 def configured(
@@ -91,15 +91,19 @@ def configured(
     Raises:
         TypeError: a setting is unknown.
         RequestError: the KV format does not exist.
+        ValueError: `speculate` is no mode.
     """
     if unknown := settings.keys() - _ENGINE - _SERVING - _OWN:
         raise TypeError(f"LLM() has no setting {min(unknown)!r}; see quire.llm.Settings")
     given = {name: value for name, value in settings.items() if value is not None}
+    speculate, draft_model = speculation_of(given.get("speculate", "auto"))
     engine = EngineConfig(
         place(None if model is None else str(Path(model)) if isinstance(model, Path) else model),
         kv_format=_kv_format(given),
         disk=_disk(given),
         adapters=tuple(given.get("adapters", {}).items()),
+        speculate=speculate,
+        draft_model=draft_model,
         **{name: value for name, value in given.items() if name in _ENGINE},
     )
     serving = {name: value for name, value in given.items() if name in _SERVING}

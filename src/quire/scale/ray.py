@@ -14,7 +14,6 @@ from ray import serve
 from quire.api.app import build_app
 from quire.api.opening import open_service
 from quire.core.config import ModelConfig, ServerConfig
-from quire.core.speculation import Speculation
 from quire.demo import NAME
 from quire.llm.settings import Settings, configured
 from quire.scale.client import ReplicatedEngine
@@ -73,7 +72,7 @@ class Arguments(BaseModel):
     blas: Literal["auto", "openblas", "mlx"] | None = None
     batch_invariant: bool | None = None
     stop_on_loop: int | None = None
-    speculate: Speculation | None = None
+    speculate: str | None = None
     dialect: str | None = None
     sampling_defaults: Literal["model", "openai"] | None = None
     allow_special_tokens: bool | None = None

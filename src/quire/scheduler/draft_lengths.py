@@ -31,10 +31,13 @@ class Candidate:
     Attributes:
         rate: probability that a drafted token is accepted if those before it are.
         most: number of drafted tokens available.
+        token_s: seconds of drafting one more token, for all candidates of a drafter at once; 0 if
+            the tokens are there already.
     """
 
     rate: float
     most: int
+    token_s: float = 0.0
 
 
 class DraftLengths(Protocol):
@@ -59,8 +62,8 @@ class EveryDraft:
 class WorthwhileDrafts:
     """Verifies the drafts that raise the expected tokens per second of the whole step.
 
-    A step with drafts costs more: it has more rows, and the device waits while it is planned,
-    because planning needs the previous step's tokens.
+    A step with drafts costs more: it has more rows, its drafts may have to be computed, and the
+    device waits while it is planned, because planning needs the previous step's tokens.
 
     Args:
         seconds: returns the duration of a generating step by its rows; None before one was
@@ -86,7 +89,7 @@ class WorthwhileDrafts:
         heap = [(-each.rate, number) for number, each in enumerate(candidates) if each.most > 0]
         heapify(heap)
         best_rate, expected, total = _MARGIN * rows / alone_s, float(rows), rows
-        taken = list(lengths)
+        taken, draft_s = list(lengths), 0.0
         while heap:
             chance, number = heappop(heap)
             if -chance < _LEAST_CHANCE:
@@ -94,7 +97,8 @@ class WorthwhileDrafts:
             taken[number] += 1
             expected -= chance
             total += 1
-            rate = expected / ((self._seconds(total) or alone_s) + self._wait_s)
+            draft_s = max(draft_s, taken[number] * candidates[number].token_s)
+            rate = expected / ((self._seconds(total) or alone_s) + self._wait_s + draft_s)
             if rate > best_rate:
                 best_rate, lengths = rate, list(taken)
             if taken[number] < min(candidates[number].most, _MAX_DRAFTS):

@@ -39,7 +39,7 @@ which it is not asked, since nothing is known of it meanwhile."""
 class _Found(Candidate):
     """A candidate with its draft; the draft is None until it is made."""
 
-    draft: Draft | None
+    draft: Draft | None = None
 
 
 class _Asked(NamedTuple):
@@ -84,7 +84,7 @@ class Drafting:
         # The first guess is of the token on the device: what follows it would be drafted.
         rows = sum(each.progress.generated > 0 for each in running)
         found = self._propose(asked, rows, ahead=True).values()
-        ahead = [Candidate(each.rate, each.most - 1) for each in found if each.most > 1]
+        ahead = [Candidate(e.rate, e.most - 1, e.token_s) for e in found if e.most > 1]
         return bool(ahead) and any(self._lengths.choose(ahead, rows))
 
     def worth_guessing(self, drafter: GuessingDrafter, running: Seq[Sequence]) -> int:
@@ -164,9 +164,10 @@ class Drafting:
             if not drafter.looks_ahead:
                 own = self._worth_asking(drafter, own, best, rows)
             if ahead and not drafter.looks_ahead:
+                token_s = drafter.token_s(len(own))
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
-                    best[each.query.number] = _Found(rate, each.query.limit + 1, None)
+                    best[each.query.number] = _Found(rate, each.query.limit + 1, token_s)
                 continue
             drafts = drafter.propose([each.query for each in own]) if own else ()
             for each, draft in zip(own, drafts, strict=True):
@@ -191,12 +192,13 @@ class Drafting:
         """
         leading = []
         candidates = []
+        token_s = drafter.token_s(len(asked))
         for each in asked:
             grade = drafter.name, 0
             rate, known = self._rate(each.state, grade), best.get(each.query.number)
             if known is None or known.rate < rate:
                 leading.append(each)
-                candidates.append(Candidate(rate, each.query.limit))
+                candidates.append(Candidate(rate, each.query.limit, token_s))
         lengths = self._lengths.choose(candidates, rows)
         chosen = []
         for each, length in zip(leading, lengths, strict=True):
@@ -226,7 +228,7 @@ class Drafting:
         if not tokens:
             return None
         rate = self._rate(asked.state, (draft.drafter, draft.grade))
-        return _Found(rate, len(tokens), Draft(tokens, draft.drafter, draft.grade))
+        return _Found(rate, len(tokens), draft=Draft(tokens, draft.drafter, draft.grade))
 
     def _rate(self, state: DraftState, grade: Grade) -> float:
         own = state.rates.get(grade)

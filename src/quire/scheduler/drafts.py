@@ -63,6 +63,12 @@ class Drafter(Protocol):
         """Whether it can draft past a token that the host has not read yet, at little cost."""
         ...
 
+    def token_s(self, sequences: int) -> float:
+        """Return the seconds that `propose` takes for one more token of so many sequences; 0 if it
+        computes none.
+        """
+        ...
+
     def propose(self, queries: Seq[DraftQuery]) -> Seq[Draft | None]:
         """Return a draft for each query, or None. Tokens beyond the query's limit are ignored."""
         ...

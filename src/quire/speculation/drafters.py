@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from quire.core.errors import RequestError
 from quire.core.request import Request
-from quire.core.speculation import HEAD, LOOKUPS, PREDICTION, Speculation
+from quire.core.speculation import DRAFT, HEAD, LOOKUPS, PREDICTION, Speculation
 from quire.scheduler.drafts import Drafter
 from quire.speculation.lookup import CachedDrafter, NGramDrafter, PredictionDrafter
+
+_COMPUTED = {HEAD: "the model has no head", DRAFT: "the server has no draft model"}
+"""What is lacking where a drafter is not there."""
 
 
 def lookup_drafters() -> list[Drafter]:
@@ -22,11 +25,14 @@ def allowed(request: Request, default: Speculation, drafters: frozenset[str]) ->
         drafters: names of the available drafters.
 
     Raises:
-        RequestError: the request asks for a draft head, and the model has none.
+        RequestError: the request asks for a drafter that is not there.
     """
-    if request.speculation == HEAD and HEAD not in drafters:
+    asked = request.speculation
+    if asked in _COMPUTED and asked not in drafters:
+        there = ["'auto'", *(f"'{each}'" for each in ("ngram", *_COMPUTED) if each in drafters)]
         raise RequestError(
-            "speculation: the model has no head for 'mtp'; 'auto', 'ngram' and 'off' are possible",
+            f"speculation: {_COMPUTED[asked]} for '{asked}'; {', '.join(there)} and 'off' are "
+            "possible",
             param="speculation",
             code="invalid_value",
         )
@@ -40,5 +46,7 @@ def allowed(request: Request, default: Speculation, drafters: frozenset[str]) ->
             return drafters & (expected | LOOKUPS)
         case "mtp":
             return drafters & (expected | LOOKUPS | {HEAD})
+        case "draft":
+            return drafters & (expected | LOOKUPS | {DRAFT})
         case "auto":
             return drafters - {HEAD} - ({PREDICTION} - expected)

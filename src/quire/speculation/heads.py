@@ -25,6 +25,9 @@ class HeadDrafter:
         firsts = {each.number: each.end - each.sampled + 1 for each in plan.sequences}
         self._guesses = {n: (firsts[n], guesses) for n, guesses in result.guesses.items()}
 
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 

@@ -32,6 +32,9 @@ class NGramDrafter:
     def __init__(self) -> None:
         self._texts: dict[int, tuple[FixedText | None, GrowingText]] = {}
 
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 
@@ -76,6 +79,9 @@ class PredictionDrafter:
     def __init__(self) -> None:
         self._texts: dict[int, FixedText] = {}
 
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 
@@ -104,6 +110,9 @@ class CachedDrafter:
 
     name = "cached"
     looks_ahead = True
+
+    def token_s(self, sequences: int) -> float:
+        return 0.0
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
