@@ -37,5 +37,5 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     ours = write(tmp_path / "a", {"a": 0})
     theirs = write(tmp_path / "b", [1, 2])
-    with pytest.raises(ModelError, match="tokenizer.json"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
         vocabulary_difference(ours, theirs)
