@@ -1,8 +1,8 @@
 """A draft model: a smaller model of the same vocabulary that guesses the next tokens.
 
-It has an executor and KV pools of its own, whose bytes are part of the KV budget. For each sequence it
-follows, it keeps the tokens that it has read, and the blocks that hold their keys and values. All
-sequences are drafted together, one token of each per step of the draft model.
+It has an executor and KV pools of its own, whose bytes are part of the KV budget. For each sequence
+it follows, it keeps the tokens that it has read, and the blocks that hold their keys and values.
+All sequences are drafted together, one token of each per step of the draft model.
 """
 
 from __future__ import annotations
