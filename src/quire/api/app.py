@@ -83,7 +83,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     offered = Offered(files, runner)
     streams = CallerStreams(known, config.keep_streams_s)
     tools = McpServers(config.mcp_servers)
-    slotted = _slotted(server, streams, tools)
+    slotted = _slotted(server, streams, tools, stores)
     names = [name for model in models for name in model.config.names]
     endpoints = Endpoints(
         Chat(server),
@@ -117,10 +117,12 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     )
 
 
-def _slotted(server: ServerContext, streams: CallerStreams, tools: McpServers) -> list[Middleware]:
+def _slotted(
+    server: ServerContext, streams: CallerStreams, tools: McpServers, stores: CallerStores
+) -> list[Middleware]:
     """Return the middleware of routes whose requests have a body, outermost first."""
     limit = server.config.max_body_bytes
-    rounds = Middleware(RunsTools, servers=tools, slots=server.slots, max_body=limit)
+    rounds = Middleware(RunsTools, servers=tools, slots=server.slots, max_body=limit, stores=stores)
     return [
         Middleware(KeepsStream, streams=streams),
         Middleware(Slotted, slots=server.slots),

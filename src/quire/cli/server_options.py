@@ -180,8 +180,8 @@ class ServerOptions(
     )
     mcp: bool = Field(
         False,
-        description="with --mcp-servers: chat requests may name these servers as tools, and have "
-        "the calls made here",
+        description="with --mcp-servers: requests for chat completions, responses and messages may "
+        "name these servers as tools, and have the calls made here",
     )
     no_page: bool = Field(False, description="no page for browsers at /, no /docs")
 

@@ -25,6 +25,8 @@ log = logging.getLogger("quire.mcp")
 
 _MOST_TEXT = 1 << 18
 """Characters of a result; the rest is cut off, and the result says so."""
+_MOST_TOOLS = 1024
+"""Tools of one server; a server that lists no end of them stops here."""
 _CONNECT_S = 60.0
 Result = TypeVar("Result")
 
@@ -38,11 +40,14 @@ class ToolFailed(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool as its server describes it; `parameters` is a JSON schema."""
+    """A tool as its server describes it; `parameters` is a JSON schema. `read_only` says whether
+    the server claims that the tool changes nothing.
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class McpServers:
 
     def __bool__(self) -> bool:
         return bool(self._connections)
+
+    def url(self, server: str) -> str:
+        """Return the URL of a server; "" if it is a program."""
+        return self._connections[server].url
 
     async def tools(self) -> list[McpListing]:
         """Return the tools of each server, or why it cannot be reached."""
@@ -105,17 +114,26 @@ class _Connection:
         self._task: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] | None = None
 
+    @property
+    def url(self) -> str:
+        return self._server.url
+
     async def listing(self) -> McpListing:
         name = self._server.name
         try:
-            found = await self._ask(lambda client: client.list_tools(), again=True)
+            found = await self._ask(_all_tools, again=True)
         except (ToolFailed, RequestError) as error:
             return McpListing(name, problem=str(error))
         return McpListing(
             name,
             tuple(
-                McpTool(each.name, each.description or "", dict(each.input_schema))
-                for each in found.tools
+                McpTool(
+                    each.name,
+                    each.description or "",
+                    dict(each.input_schema),
+                    read_only=bool(each.annotations and each.annotations.read_only_hint),
+                )
+                for each in found
             ),
         )
 
@@ -207,6 +225,16 @@ class _Connection:
         task, self._task, self._client = self._task, None, None
         if task is not None:
             await cancel_and_wait(task)
+
+
+async def _all_tools(client: Client) -> list[Any]:
+    """Return a server's tools, from all pages of its list."""
+    page = await client.list_tools()
+    tools = list(page.tools)
+    while page.next_cursor and len(tools) < _MOST_TOOLS:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    return tools[:_MOST_TOOLS]
 
 
 def _first(error: BaseException) -> BaseException:

@@ -97,7 +97,7 @@ def test_deferred_tools_are_told_where_the_search_for_them_is_hosted(serve: Serv
 
 def test_what_hosted_tools_did_is_left_out_and_named(serve: Serve) -> None:
     served = serve("Yes.")
-    kinds = ("mcp_tool_use", "mcp_tool_result", "bash_code_execution_tool_result")
+    kinds = ("server_tool_use", "mcp_tool_listing", "bash_code_execution_tool_result")
     blocks = [{"type": kind, "id": "x", "content": []} for kind in kinds]
     said = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "Ok."}]}
     answer = post(

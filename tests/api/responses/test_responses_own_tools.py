@@ -96,10 +96,6 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "image_generation_call", "id": "2", "result": "aGk="},
     {"type": "code_interpreter_call", "id": "3", "code": "1", "container_id": "c"},
     {"type": "file_search_call", "id": "4", "queries": []},
-    {"type": "mcp_call", "id": "5", "name": "f", "arguments": "{}", "server_label": "m"},
-    {"type": "mcp_list_tools", "id": "6", "server_label": "m", "tools": []},
-    {"type": "mcp_approval_request", "id": "7", "name": "f", "arguments": "{}"},
-    {"type": "mcp_approval_response", "approval_request_id": "7", "approve": True},
     {"type": "compaction", "id": "8", "encrypted_content": "x"},
 ]
 

@@ -1,31 +1,18 @@
-"""MCP tools in a chat request, translated to functions that the model sees."""
+"""MCP servers in a request, resolved to the tools that the model is told of."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, TypeGuard, TypeVar
 
-from pydantic import Field
-
+from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.schema import Wire, parse
 from quire.core.errors import NotFound, RequestError
-from quire.serving.mcp import McpListing, McpServers
+from quire.serving.mcp import McpServers, McpTool, ToolFailed
 
-TYPE = "mcp"
-_LONGEST_NAME = 64
-
-
-class AskedServer(Wire):
-    """A tool of type `mcp` in a request: an MCP server that the operator has named."""
-
-    type: Literal["mcp"]
-    server_label: str
-    allowed_tools: list[str] | None = None
-    require_approval: Literal["always", "never"] = Field(
-        "always", description="never: the server makes the calls, and the answer goes on"
-    )
+Parsed = TypeVar("Parsed", bound=Wire)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +20,18 @@ class Target:
     """A tool of a server. `approved` says whether the client allowed its calls beforehand."""
 
     server: str
-    tool: str
+    tool: McpTool
     approved: bool
+
+    @property
+    def function(self) -> str:
+        """The name of the function that stands for the tool."""
+        return function_name(self.server, self.tool.name)
 
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
-    """A call that this server made, in the form that clients get."""
+    """A call that this server made. `output` is an error's text if it `failed`."""
 
     server: str
     tool: str
@@ -48,95 +40,106 @@ class MadeCall:
     failed: bool
 
     def body(self) -> dict[str, Any]:
+        """Return the call in the form that clients of chat completions get."""
         return asdict(self)
+
+    def told(self) -> str:
+        """Return the result that the model reads."""
+        return f"The call failed: {self.output}" if self.failed else self.output
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
-    """The tools of one request: the functions that the model sees, and the MCP tool behind each."""
+class AskedServer:
+    """One MCP server of a request.
 
-    tools: list[Any]
-    targets: Mapping[str, Target]
+    Attributes:
+        params: paths of the fields that name it, its URL, and its tools, for errors.
+        url: URL that the client gives for it, which must be the operator's; "" for none.
+        allowed: whether the model is told of a tool.
+        approved: whether its calls are allowed beforehand.
+        names: tools that the client names, all of which must exist.
+    """
 
-    def approved(self, calls: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether there are calls, and the client allowed all of them beforehand."""
-        found = [self.targets.get(each["function"]["name"]) for each in calls]
-        return bool(found) and all(each is not None and each.approved for each in found)
-
-    async def call(self, servers: McpServers, call: Mapping[str, Any]) -> MadeCall:
-        """Make one approved call. An error becomes the call's output."""
-        target, given = self.targets[call["function"]["name"]], call["function"]["arguments"]
-        try:
-            result = await servers.call(target.server, target.tool, json.loads(given or "{}"))
-            output, failed = result.text, result.failed
-        except (RequestError, ValueError) as error:
-            output, failed = f"The call failed: {error}", True
-        return MadeCall(target.server, target.tool, given, output=output, failed=failed)
+    name: str
+    params: tuple[str, str, str]
+    url: str = ""
+    allowed: Callable[[McpTool], bool] = lambda tool: True
+    approved: Callable[[McpTool], bool] = lambda tool: True
+    names: Sequence[str] = ()
 
 
-async def asked_tools(tools: Sequence[Any], servers: McpServers) -> AskedTools | None:
-    """Return a request's tools, with MCP servers replaced by functions; None if it names no server.
+async def resolved(asked: Iterable[AskedServer], servers: McpServers) -> dict[str, Target]:
+    """Return the tools of a request's MCP servers, by the names of their functions.
 
     Raises:
-        RequestError: a server is unknown, cannot be reached, or lacks a tool.
+        RequestError: a server is named twice.
+        NotFound: a server is unknown, has another URL, or lacks a named tool.
+        ToolFailed: a server cannot be reached.
     """
-    if not any(_is_server(each) for each in tools):
-        return None
     listings = {each.server: each for each in await servers.tools()}
-    shown: list[Any] = []
     targets: dict[str, Target] = {}
-    for index, tool in enumerate(tools):
-        if not _is_server(tool):
-            shown.append(tool)
-            continue
-        asked = _parsed(tool, f"tools[{index}]")
-        for function, target in _functions(asked, listings, f"tools[{index}]"):
-            shown.append({"type": "function", "function": function})
-            targets[function["name"]] = target
-    return AskedTools(shown, targets)
+    seen: set[str] = set()
+    for each in asked:
+        name_field, url_field, tools_field = each.params
+        listing = listings.get(each.name)
+        if listing is None:
+            known = ", ".join(listings)
+            what = f"There is no MCP server '{each.name[:80]}'; those of this server: {known}."
+            raise NotFound(what, param=name_field)
+        if each.name in seen:
+            what = f"The MCP server '{each.name}' is named twice."
+            raise RequestError(what, param=name_field, code="invalid_value")
+        seen.add(each.name)
+        if each.url and each.url.rstrip("/") != servers.url(each.name).rstrip("/"):
+            what = (
+                f"'{each.url[:200]}' is not the URL that this server's operator gave for the MCP "
+                f"server '{each.name}': leave the URL out."
+            )
+            raise NotFound(what, param=url_field)
+        if listing.problem:
+            raise ToolFailed(listing.problem, param=name_field)
+        offered = {tool.name: tool for tool in listing.tools}
+        for name in each.names:
+            if name not in offered:
+                what = f"The MCP server '{each.name}' has no tool '{name[:80]}'."
+                raise NotFound(what, param=tools_field)
+        found = [
+            Target(each.name, tool, approved=each.approved(tool))
+            for tool in listing.tools
+            if each.allowed(tool)
+        ]
+        targets |= {target.function: target for target in found}
+    return targets
 
 
-def _is_server(tool: Any) -> bool:
-    return isinstance(tool, dict) and tool.get("type") == TYPE
-
-
-def _parsed(tool: dict[str, Any], where: str) -> AskedServer:
+async def made(servers: McpServers, target: Target, arguments: str) -> MadeCall:
+    """Make one call. An error becomes the call's output."""
+    tool = target.tool.name
     try:
-        asked, _ = parse(AskedServer, tool, strict_fields=True)
+        given = json.loads(arguments or "{}")
+        if not isinstance(given, dict):
+            raise ValueError("the arguments are no JSON object")
+        result = await servers.call(target.server, tool, given)
+        output, failed = result.text, result.failed
+    except (RequestError, ValueError) as error:
+        output, failed = str(error), True
+    return MadeCall(target.server, tool, arguments, output=output, failed=failed)
+
+
+def parsed(schema: type[Parsed], value: object, where: str) -> Parsed:
+    """Return a part of a request, validated by `schema`.
+
+    Raises:
+        RequestError: a field is wrong or unknown; `param` is its path.
+    """
+    try:
+        fields, _ = parse(schema, value, strict_fields=True)
     except RequestError as error:
         param = f"{where}.{error.param}" if error.param else where
         raise RequestError(f"{where}: {error.message}", param=param, code=error.code) from error
-    return asked
+    return fields
 
 
-def _functions(
-    asked: AskedServer, listings: Mapping[str, McpListing], where: str
-) -> list[tuple[dict[str, Any], Target]]:
-    """Return the functions of a server's tools, each with its `Target`.
-
-    Raises:
-        NotFound: the server is unknown, cannot be reached, or lacks a named tool.
-    """
-    label = asked.server_label
-    listing = listings.get(label)
-    if listing is None or listing.problem:
-        known = ", ".join(listings)
-        missing = f"There is no MCP server '{label[:80]}'; those of this server: {known}."
-        what = missing if listing is None else listing.problem
-        raise NotFound(what, param=f"{where}.server_label")
-    offered = {each.name: each for each in listing.tools}
-    wanted = list(offered) if asked.allowed_tools is None else asked.allowed_tools
-    for name in wanted:
-        if name not in offered:
-            what = f"The MCP server '{label}' has no tool '{name[:80]}'."
-            raise NotFound(what, param=f"{where}.allowed_tools")
-    found = []
-    for name in wanted:
-        function = {
-            "name": f"{label}__{name}"[:_LONGEST_NAME],
-            "description": offered[name].description,
-            "parameters": offered[name].parameters,
-        }
-        target = Target(label, name, approved=asked.require_approval == "never")
-        found.append((function, target))
-    return found
+def is_of_type(value: object, kind: str) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a JSON value is an object of a `type`."""
+    return isinstance(value, Mapping) and value.get("type") == kind

@@ -203,6 +203,25 @@ class ToolUseBlock(ContentBlock):
     toolset_name: None = None
 
 
+class McpUseBlock(ContentBlock):
+    """A call of an MCP tool that a server made."""
+
+    type: Literal["mcp_tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    server_name: str
+    input: dict[str, Any]
+
+
+class McpResultBlock(ContentBlock):
+    """The result of a call of an MCP tool, in the answer that made it."""
+
+    type: Literal["mcp_tool_result"]
+    tool_use_id: str
+    content: TextOrList[TextBlock] | None = None
+    is_error: bool | None = None
+
+
 class HostedBlock(ContentBlock):
     """A call or result of a tool that Anthropic hosts, from a conversation that started there.
 
@@ -244,12 +263,13 @@ class ToolResultBlock(ContentBlock):
     toolset_name: None = None
 
 
-_HOSTED = frozenset({"@server_tool_use", "@mcp_tool_use", "@mcp_tool_result", "@container_upload"})
+_HOSTED = frozenset({"@server_tool_use", "@mcp_tool_listing", "@container_upload"})
+_OWN_RESULTS = ("@tool_result", "@mcp_tool_result")
 
 
 def _or_hosted(tag: str | None) -> str | None:
     """Return one shared tag for all blocks of hosted tools, and other tags unchanged."""
-    result = tag is not None and tag != "@tool_result" and tag.endswith("_tool_result")
+    result = tag is not None and tag not in _OWN_RESULTS and tag.endswith("_tool_result")
     return "@hosted" if result or tag in _HOSTED else tag
 
 
@@ -264,6 +284,8 @@ AssistantBlock = Annotated[
     | Annotated[ThinkingBlock, Tag("@thinking")]
     | Annotated[RedactedThinkingBlock, Tag("@redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("@tool_use")]
+    | Annotated[McpUseBlock, Tag("@mcp_tool_use")]
+    | Annotated[McpResultBlock, Tag("@mcp_tool_result")]
     | Annotated[CompactionBlock, Tag("@compaction")]
     | Annotated[HostedBlock, Tag("@hosted")],
     Discriminator(lambda value: _or_hosted(tag_by_type(value))),

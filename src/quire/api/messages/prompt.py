@@ -16,6 +16,8 @@ from quire.api.messages.blocks import (
     ContentSource,
     DocumentBlock,
     HostedBlock,
+    McpResultBlock,
+    McpUseBlock,
     MediaBlock,
     RedactedThinkingBlock,
     ResultPart,
@@ -29,6 +31,7 @@ from quire.api.messages.blocks import (
     ToolUseBlock,
     UserBlock,
 )
+from quire.api.messages.mcp_turns import results, turns
 from quire.api.messages.schema import (
     AssistantMessage,
     ClearThinking,
@@ -44,6 +47,7 @@ from quire.api.messages.schema import (
 )
 from quire.api.messages.tools import ClientTool, HostedTool, searches
 from quire.api.shared.content import document_parts, function_call
+from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.signing import Signer
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
@@ -126,8 +130,13 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Return whether the last message is the start of the requested answer."""
-    return isinstance(messages[-1], AssistantMessage)
+    """Return whether the last message is the start of the requested answer. Results of MCP calls
+    are answered by a new turn.
+    """
+    last = messages[-1]
+    if not isinstance(last, AssistantMessage):
+        return False
+    return not (last.content and isinstance(last.content[-1], McpUseBlock | McpResultBlock))
 
 
 class _Translator:
@@ -147,14 +156,21 @@ class _Translator:
         self.left_out: list[str] = []
 
     def message(self, message: Message, index: int) -> list[TemplateMessage]:
-        """Translate a message into one message, or into one for each tool result and the rest."""
+        """Translate a message into one message, or into several with tool results among them."""
         if isinstance(message, SystemMessage):
             return [{"role": "system", "content": _system(message.content)}]
         if isinstance(message.content, str):
             return [{"role": message.role, "content": message.content}]
         if isinstance(message, UserMessage):
             return self._user(message.content, f"messages[{index}].content")
-        return [self._assistant(message.content, index)]
+        return [
+            each
+            for start, turn in turns(message.content)
+            for each in (
+                self._turn(turn, index, start),
+                *results(turn, f"messages[{index}].content"),
+            )
+        ]
 
     def _user(self, blocks: Sequence[UserBlock], param: str) -> list[TemplateMessage]:
         messages: list[TemplateMessage] = []
@@ -194,9 +210,10 @@ class _Translator:
             "name": called,
         }
 
-    def _assistant(self, blocks: Sequence[AssistantBlock], index: int) -> TemplateMessage:
+    def _turn(self, blocks: Sequence[AssistantBlock], index: int, start: int) -> TemplateMessage:
+        """Translate the blocks of one turn, the first of which has the number `start`."""
         texts, earlier, calls = [], [], []
-        for number, block in enumerate(blocks):
+        for number, block in enumerate(blocks, start):
             match block:
                 case TextBlock(text=text):
                     texts.append({"type": "text", "text": text})
@@ -205,6 +222,9 @@ class _Translator:
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))
+                case McpUseBlock():
+                    name = function_name(block.server_name, block.name)
+                    calls.append(function_call(block.id, name, block.input))
                 case HostedBlock():
                     self.left_out.append(f"messages[{index}].content[{number}]")
                 case ThinkingBlock() | RedactedThinkingBlock() if (

@@ -246,11 +246,15 @@ class MessageChunks:
 
 
 class MessageFold:
-    """The message that a stream's events add up to."""
+    """The message that a stream's events add up to.
+
+    Attributes:
+        content: its blocks so far.
+    """
 
     def __init__(self) -> None:
         self._message: WireEvent = {}
-        self._content: list[WireEvent] = []
+        self.content: list[WireEvent] = []
         self._pieces: list[str] = []
 
     def add(self, event: WireEvent) -> None:
@@ -259,18 +263,18 @@ class MessageFold:
             case "message_start":
                 self._message = dict(event["message"])
             case "content_block_start":
-                self._content.append(dict(event["content_block"]))
+                self.content.append(dict(event["content_block"]))
                 self._pieces = []
             case "content_block_delta":
-                _add(event["delta"], self._content[-1], self._pieces)
+                _add(event["delta"], self.content[-1], self._pieces)
             case "content_block_stop":
-                _complete(self._content[-1], "".join(self._pieces))
+                _complete(self.content[-1], "".join(self._pieces))
             case "message_delta":
                 self._message |= {**event["delta"], "usage": event["usage"]}
 
     def message(self) -> WireEvent:
         """Return the message so far, for `pieces`."""
-        return {**self._message, "content": Array(self._content)}
+        return {**self._message, "content": Array(self.content)}
 
 
 def _add(delta: WireEvent, block: WireEvent, pieces: list[str]) -> None:

@@ -175,9 +175,8 @@ class HostedCallItem(History):
 
 _HOSTED = ("web_search", "image_generation", "code_interpreter", "file_search", "mcp", "computer")
 _HOSTED_ITEMS = frozenset(
-    {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "computer_call_output"}
-    | {"compaction", "compaction_trigger", "program", "program_output"}
-    | {f"{tool}_call" for tool in _HOSTED}
+    {"computer_call_output", "compaction", "compaction_trigger", "program", "program_output"}
+    | {f"{tool}_call" for tool in _HOSTED if tool != "mcp"}
 )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from quire.api.responses.mcp_items import McpConversation, McpItem
 from quire.api.responses.own_tools import HostedCallItem, OwnCallItem, OwnOutputItem
 from quire.api.responses.schema import (
     AdditionalToolsItem,
@@ -71,8 +72,12 @@ class Translator:
         messages: list[TemplateMessage] = []
         if instructions:
             messages.append({"role": "system", "content": instructions})
+        mcp = McpConversation(items)
         for index, item in enumerate(items, new - len(items)):
             named = len(self.left_out)
+            if isinstance(item, McpItem):
+                messages += mcp.messages(item, f"input[{index}]")
+                continue
             message = self._message(item, f"input[{index}]")
             if index < 0:
                 del self.left_out[named:]  # of an earlier request, which was told

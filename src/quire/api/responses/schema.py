@@ -10,6 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from quire.api.responses.mcp_items import (
+    ApprovalRequestItem,
+    ApprovalResponseItem,
+    McpCallItem,
+    McpListItem,
+)
 from quire.api.responses.own_tools import (
     ClientRunTool,
     HostedCallItem,
@@ -298,6 +304,10 @@ Item = Annotated[
     | Annotated[OwnOutputItem, Tag("@local_shell_call_output")]
     | Annotated[OwnOutputItem, Tag("@shell_call_output")]
     | Annotated[OwnOutputItem, Tag("@apply_patch_call_output")]
+    | Annotated[McpCallItem, Tag("@mcp_call")]
+    | Annotated[McpListItem, Tag("@mcp_list_tools")]
+    | Annotated[ApprovalRequestItem, Tag("@mcp_approval_request")]
+    | Annotated[ApprovalResponseItem, Tag("@mcp_approval_response")]
     | Annotated[HostedCallItem, Tag("@hosted")]
     | Annotated[ReferenceItem, Tag("@item_reference")],
     Discriminator(_tag_item),

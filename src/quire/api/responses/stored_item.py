@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from quire.api.responses.schema import (
-    AdditionalToolsItem,
     CallOutputItem,
     Content,
     FunctionCallItem,
@@ -20,7 +19,6 @@ from quire.api.responses.schema import (
     MessageItem,
     Part,
     ReasoningItem,
-    ReferenceItem,
     TextPart,
 )
 from quire.api.shared.pieces import Merged, compact
@@ -41,6 +39,10 @@ _PREFIXES = {
     "apply_patch_call": "apc",
     "web_search_call": "ws",
     "image_generation_call": "ig",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
 _INPUT = "input_text"
 
@@ -93,8 +95,8 @@ def _new_id(kind: str) -> str:
 def _filled(item: Item) -> dict[str, Any]:
     """Return the fields that clients may omit or shorten but item lists must contain."""
     filled: dict[str, Any] = {"type": item.type}
-    if not isinstance(item, AdditionalToolsItem | ReferenceItem):
-        filled["status"] = item.status or "completed"
+    if "status" in type(item).model_fields:
+        filled["status"] = getattr(item, "status", None) or "completed"
     match item:
         case MessageItem(role=role, content=content):
             filled["content"] = _parts(content, "output_text" if role == "assistant" else _INPUT)

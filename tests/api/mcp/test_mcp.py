@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from quire.core.config import ServerConfig
-from quire.core.mcp import McpServer
-from quire.core.request import Request
-from quire.text.tokenizer import Tokenizer
-from tests.api.conftest import HTTP, NAME, Served, openai_client, start
+from tests.api.conftest import HTTP, NAME, Served, openai_client
+from tests.api.mcp.conftest import calls
 from tests.api.page_helpers import ask, opened, prompt_of
-from tests.serving.test_mcp import PROGRAM
-from tests.support.scripted_engine import Script
-from tests.support.waiting import HANG_S
-
-
-@pytest.fixture(scope="module")
-def served(tokenizer: Tokenizer) -> Iterator[Served]:
-    with ExitStack() as stack:
-        child = McpServer("small", PROGRAM, timeout_s=HANG_S)
-        served = start(stack, tokenizer, ServerConfig(mcp_servers=(child,), mcp=True))
-        HTTP.get(f"{served.url}/mcp/tools")  # which starts the child
-        yield served
 
 
 def call(served: Served, **body: object) -> Any:
@@ -47,19 +30,6 @@ def test_tools_are_listed_and_called(served: Served) -> None:
 def test_a_server_without_mcp_has_no_tools(shared: Served) -> None:
     assert HTTP.get(f"{shared.url}/mcp/tools").json() == {"object": "list", "data": []}
     assert call(shared, server="small", tool="add").status_code == 404
-
-
-def calls(served: Served, *numbers: int) -> None:
-    """Lets a model add 1 to each of the numbers, call by call, and then end."""
-
-    def script(request: Request) -> Script:
-        given = prompt_of(served, request).count("response:")
-        if given == len(numbers):
-            return Script(served.ids("Done."))
-        called = f"<|tool_call>call:small__add{{a:{numbers[given]},b:1}}<tool_call|>"
-        return Script(served.ids(called))
-
-    served.engine.reset(script)
 
 
 def test_each_call_is_confirmed_unless_it_was_allowed(page: Any, served: Served) -> None:

@@ -1,0 +1,101 @@
+"""MCP items of the conversation that a response continues: listings, and approvals of calls."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from quire.api.mcp.asked import Target
+from quire.api.responses.schema import ResponsesRequest
+from quire.api.responses.store import ResponseStore
+from quire.api.shared.mcp_calls import function_name
+from quire.api.shared.schema import parse
+
+_KINDS = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call")
+
+
+class Approvals:
+    """What a response's conversation says about MCP tools.
+
+    Attributes:
+        items: the request's own items.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Any], targets: Mapping[str, Target], store: ResponseStore
+    ) -> None:
+        said = fields.get("input")
+        given = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        self.items: list[Any] = given if isinstance(given, list) else []
+        self._fields = fields
+        self._targets = targets
+        previous = fields.get("previous_response_id")
+        kept = store.conversation(previous) if isinstance(previous, str) else ()
+        self._known = kept is not None
+        earlier = [
+            {**json.loads(each.written), "id": each.id}
+            for each in kept or ()
+            if each.kind in _KINDS
+        ]
+        self._conversation: list[Any] = [*earlier, *self.items]
+
+    def _of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [
+            each
+            for each in self._conversation
+            if isinstance(each, dict) and each.get("type") == kind
+        ]
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return an item for each server whose tools the conversation does not list yet."""
+        known = {each.get("server_label") for each in self._of_kind("mcp_list_tools")}
+        labels = dict.fromkeys(each.server for each in self._targets.values())
+        return [
+            {
+                "id": f"mcpl_{uuid.uuid4().hex}",
+                "type": "mcp_list_tools",
+                "server_label": label,
+                "tools": [
+                    {
+                        "name": each.tool.name,
+                        "description": each.tool.description,
+                        "input_schema": each.tool.parameters,
+                        "annotations": {"read_only": each.tool.read_only},
+                    }
+                    for each in self._targets.values()
+                    if each.server == label
+                ],
+                "error": None,
+            }
+            for label in labels
+            if label not in known
+        ]
+
+    def approved(self) -> list[tuple[dict[str, Any], Target]]:
+        """Return the calls that the request approves, none of which was made before.
+
+        Raises:
+            RequestError: the request is wrong, so that nothing may be called for it.
+        """
+        made = {each.get("approval_request_id") for each in self._of_kind("mcp_call")}
+        granted = {
+            each.get("approval_request_id")
+            for each in self._of_kind("mcp_approval_response")
+            if each.get("approve") is True
+        }
+        waiting = {
+            each["id"]: each
+            for each in self._of_kind("mcp_approval_request")
+            if each.get("id") in granted - made and isinstance(each.get("arguments"), str)
+        }
+        if not waiting or not self._known:
+            return []
+        parse(ResponsesRequest, self._fields, strict_fields=False)
+        found = []
+        for request in waiting.values():
+            name = function_name(str(request.get("server_label")), str(request.get("name")))
+            if name in self._targets:
+                found.append((request, self._targets[name]))
+        return found
