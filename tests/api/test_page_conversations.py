@@ -112,6 +112,33 @@ def test_a_question_survives_a_reload_right_after_sending(page: Any, served: Ser
     assert len(served.engine.requests) == 1
 
 
+BUSY = """() => {
+  const { transaction } = IDBDatabase.prototype;
+  IDBDatabase.prototype.transaction = function (...given) {
+    const made = transaction.apply(this, given);
+    if (given[1] === "readwrite") setTimeout(() => made.abort());
+    return made;
+  };
+}"""
+"""Makes the page's database one that keeps nothing any more."""
+
+
+def test_a_question_that_is_being_stored_survives_a_draft_and_a_reload(
+    page: Any, served: Served
+) -> None:
+    says(served, "Yes")
+    opened(page, served.url)
+    ask(page, "First")
+    page.wait_for_selector(DONE)
+    page.evaluate(BUSY)
+    ask(page, "Second")
+    page.fill(".write textarea", "Not sent yet")
+    page.reload()
+    page.wait_for_selector(f"{DONE} >> nth=1")
+    assert texts(page) == ["First", "Yes", "Second", "Yes"]
+    assert page.locator(".write textarea").input_value() == "Not sent yet"
+
+
 def test_a_question_that_never_reached_the_server_is_sent_after_a_reload(
     page: Any, served: Served
 ) -> None:

@@ -24,7 +24,7 @@ from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
 from quire.api.infill.endpoint import Infill
 from quire.api.mcp.endpoint import Mcp
-from quire.api.mcp.rounds import RunsTools
+from quire.api.mcp_rounds import RunsTools
 from quire.api.messages.endpoint import Messages
 from quire.api.ollama.endpoint import Ollama
 from quire.api.openapi import OpenApi

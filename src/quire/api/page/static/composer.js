@@ -77,15 +77,20 @@ export class Composer {
 
   /** What was written goes away as a message, and is a draft until that is kept. */
   sending(message) {
-    settings.write("sending", { draft: this.conversation, message: message.id });
+    const draft = this.conversation;
+    settings.write("sending", { ...settings.read("sending", {}), [message.id]: { draft, text: settings.read("drafts", {})[draft] } });
   }
 
-  /** Messages are kept: if one was being sent, only what was written since is a draft. */
+  /** Messages are kept: one that was being sent is no draft any more; what was written since is. */
   kept(messages) {
-    const sending = settings.read("sending", null);
-    if (!messages.some(({ id }) => id === sending?.message)) return;
-    keepDraft(sending.draft, sending.draft === this.conversation ? this.field.value : "");
-    settings.write("sending", null);
+    const sending = settings.read("sending", {});
+    const sent = messages.filter(({ id }) => sending[id]);
+    for (const { id } of sent) {
+      const { draft, text } = sending[id];
+      if (settings.read("drafts", {})[draft] === text) keepDraft(draft, "");
+      delete sending[id];
+    }
+    if (sent.length) settings.write("sending", sending);
   }
 
   drag(event) {

@@ -6,7 +6,7 @@ import { linked } from "./tree.js";
 
 const [HEADS, MESSAGES] = ["conversations", "messages"];
 const memory = new Map();
-const writing = new Map(); // heads that are not in the database yet, by id
+const writing = new Set(); // what `keep` was given and the database does not hold yet
 const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel("quire") : null;
 let connection = null;
 
@@ -61,24 +61,24 @@ async function transact(mode, act) {
   });
 }
 
-/** Write answers that grow, and heads, while the page is left: the database would not get to it any more. */
+/** Write answers that grow, and what is being kept, while the page is left: the database would not get to it any more. */
 export function leave(messages) {
   try {
     settings.write("left", [...settings.read("left", []), ...messages]);
-    settings.write("left-heads", [...settings.read("left-heads", []), ...writing.values()]);
   } catch { /* no room: at most the last half second is missing */ }
+  for (const each of writing) {
+    try {
+      settings.write("left-kept", [...settings.read("left-kept", []), each]);
+    } catch { /* no room for its files: what was written stays a draft */ }
+  }
 }
 
 /** Take what was written while a page was left into the database, where that knows less. */
 async function arrive() {
-  const [left, names] = [settings.read("left", []), settings.read("left-heads", [])];
-  if (!left.length && !names.length) return;
+  const [left, unkept] = [settings.read("left", []), settings.read("left-kept", [])];
+  if (!left.length && !unkept.length) return;
   await transact("readwrite", (heads, messages) => {
-    for (const head of names) {
-      heads.get(head.id).onsuccess = ({ target: { result: stored } }) => {
-        if (stored && stored.updated <= head.updated) heads.put({ ...head, chosen: { ...stored.chosen, ...head.chosen } });
-      };
-    }
+    for (const each of unkept) takeIn(each, heads, messages);
     for (const message of left) {
       messages.get(message.id).onsuccess = ({ target: { result: stored } }) => {
         if (stored?.stream === message.stream && stored.events < message.events) messages.put({ ...message, conversation: stored.conversation });
@@ -86,7 +86,20 @@ async function arrive() {
     }
   });
   settings.write("left", []);
-  settings.write("left-heads", []);
+  settings.write("left-kept", []);
+}
+
+/** Put in what was being kept, unless the database holds it or another tab has deleted its conversation. */
+function takeIn({ head, added, fresh }, heads, messages) {
+  heads.get(head.id).onsuccess = ({ target: { result: stored } }) => {
+    if (!stored && !fresh) return;
+    if (!stored || stored.updated <= head.updated) heads.put({ ...head, chosen: { ...stored?.chosen, ...head.chosen } });
+    for (const message of added) {
+      messages.get(message.id).onsuccess = ({ target: { result: known } }) => {
+        if (!known) messages.put({ ...message, conversation: head.id });
+      };
+    }
+  };
 }
 
 /** The conversation that last changed first. */
@@ -116,7 +129,8 @@ async function read(id, ids) {
 export async function keep(conversation, messages, { fresh = false } = {}) {
   memory.set(conversation.id, conversation);
   const head = headOf(conversation);
-  writing.set(head.id, head);
+  const pending = { head, added: messages, fresh };
+  writing.add(pending);
   let written = true;
   await transact("readwrite", (heads, store) => {
     heads.get(conversation.id).onsuccess = ({ target: { result: stored } }) => {
@@ -126,7 +140,7 @@ export async function keep(conversation, messages, { fresh = false } = {}) {
       for (const message of messages) store.put({ ...message, conversation: conversation.id });
     };
   });
-  if (writing.get(head.id) === head) writing.delete(head.id);
+  writing.delete(pending);
   if (written) tabs?.postMessage({ id: conversation.id, ids: messages.map(({ id }) => id) });
 }
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from starlette.types import Send
 
-from quire.api.mcp.answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
-from quire.api.mcp.asked import AskedServer, MadeCall, Target, is_of_type, parsed
 from quire.api.messages.blocks import CacheControl
 from quire.api.messages.render import MessageFold
+from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
+from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type, parsed
 from quire.api.shared.pieces import compact
 from quire.api.shared.schema import Wire
 from quire.core.errors import NotFound

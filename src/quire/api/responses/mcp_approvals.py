@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from quire.api.mcp.asked import Target
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.responses.store import ResponseStore
+from quire.api.shared.mcp_asked import Target
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.schema import parse
 

@@ -13,13 +13,15 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.mcp import chat_rounds, messages_rounds, responses_rounds
-from quire.api.mcp.answer import Answer, Asked, MakeCall
-from quire.api.mcp.asked import AskedServer, MadeCall, Target, made, resolved
+from quire.api.chat import mcp_rounds as chat
+from quire.api.messages import mcp_rounds as messages
+from quire.api.responses import mcp_rounds as responses
 from quire.api.responses.store import CallerStores
 from quire.api.shared.context import until_gone
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import Slots, check_headers, read_body
+from quire.api.shared.mcp_answer import Answer, Asked, MakeCall
+from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, made, resolved
 from quire.api.shared.pieces import compact
 from quire.serving.mcp import McpServers
 
@@ -38,20 +40,28 @@ class _Protocol:
 
     asked: Callable[[dict[str, Any]], Sequence[AskedServer]]
     shown: Callable[[dict[str, Any], Mapping[str, Target]], dict[str, Any]]
-    answer: Callable[[Asked, MakeCall, Send], Answer] | None = None
+    answer: Callable[[Request, Asked, MakeCall, Send], Answer] | None = None
 
 
-_PROTOCOLS: Mapping[str, _Protocol] = {
-    "/v1/chat/completions": _Protocol(chat_rounds.asked, chat_rounds.shown, chat_rounds.ChatAnswer),
-    "/v1/messages": _Protocol(
-        messages_rounds.asked, messages_rounds.shown, messages_rounds.MessagesAnswer
-    ),
-    "/v1/messages/count_tokens": _Protocol(messages_rounds.asked, messages_rounds.shown),
-    "/v1/responses": _Protocol(
-        responses_rounds.asked, responses_rounds.shown, responses_rounds.ResponsesAnswer
-    ),
-    "/v1/responses/input_tokens": _Protocol(responses_rounds.asked, responses_rounds.shown),
-}
+def _protocols(stores: CallerStores) -> Mapping[str, _Protocol]:
+    """Return the protocols by the paths of their endpoints."""
+    return {
+        "/v1/chat/completions": _Protocol(
+            chat.asked, chat.shown, lambda _, *given: chat.ChatAnswer(*given)
+        ),
+        "/v1/messages": _Protocol(
+            messages.asked, messages.shown, lambda _, *given: messages.MessagesAnswer(*given)
+        ),
+        "/v1/messages/count_tokens": _Protocol(messages.asked, messages.shown),
+        "/v1/responses": _Protocol(
+            responses.asked,
+            responses.shown,
+            lambda request, asked, call, client: responses.ResponsesAnswer(
+                asked, call, client, stores.of(request)
+            ),
+        ),
+        "/v1/responses/input_tokens": _Protocol(responses.asked, responses.shown),
+    }
 
 
 class RunsTools:
@@ -69,11 +79,11 @@ class RunsTools:
         self._servers = servers
         self._slots = slots
         self._max_body = max_body
-        self._stores = stores
+        self._protocols = _protocols(stores)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        protocol = _PROTOCOLS.get(scope["path"])
+        protocol = self._protocols.get(scope["path"])
         if protocol is None:
             await self._app(scope, receive, send)
             return
@@ -95,9 +105,7 @@ class RunsTools:
         async def call(target: Target, arguments: str) -> MadeCall:
             return await until_gone(receive, made(self._servers, target, arguments))
 
-        answer = protocol.answer(
-            Asked(fields, shown, targets, self._stores.of(request)), call, send
-        )
+        answer = protocol.answer(request, Asked(fields, shown, targets), call, send)
         try:
             await self._rounds(scope, receive, answer)
         except ClientDisconnect:

@@ -10,8 +10,7 @@ from typing import Any
 
 from starlette.types import Message, Send
 
-from quire.api.mcp.asked import MadeCall, Target
-from quire.api.responses.store import ResponseStore
+from quire.api.shared.mcp_asked import MadeCall, Target
 
 MakeCall = Callable[[Target, str], Awaitable[MadeCall]]
 MOST_ROUNDS = 16
@@ -26,13 +25,11 @@ class Asked:
         fields: the request as the client sent it.
         shown: the request with functions in place of MCP servers.
         targets: its MCP tools, by the names of their functions.
-        store: the caller's kept responses.
     """
 
     fields: dict[str, Any]
     shown: dict[str, Any]
     targets: Mapping[str, Target]
-    store: ResponseStore
 
 
 class Answer(ABC):

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.types import Send
 
-from quire.api.mcp.answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
-from quire.api.mcp.asked import AskedServer, MadeCall, Target, is_of_type
-from quire.api.mcp.openai_tool import TYPE, asked_servers
+from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
+from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type
+from quire.api.shared.mcp_openai import TYPE, asked_servers
 from quire.api.shared.pieces import compact
 from quire.core.errors import RequestError
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from starlette.types import Send
 
-from quire.api.mcp.answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
-from quire.api.mcp.approvals import Approvals
-from quire.api.mcp.asked import AskedServer, MadeCall, Target, is_of_type
-from quire.api.mcp.openai_tool import TYPE, asked_servers
+from quire.api.responses.mcp_approvals import Approvals
+from quire.api.responses.store import ResponseStore
 from quire.api.responses.stored_item import StoredItem
+from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
+from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type
 from quire.api.shared.mcp_calls import function_name
+from quire.api.shared.mcp_openai import TYPE, asked_servers
 from quire.api.shared.pieces import compact
 from quire.core.errors import RequestError
 
@@ -86,12 +87,16 @@ def _chosen(choice: Mapping[str, Any], targets: Mapping[str, Target]) -> list[It
 
 
 class ResponsesAnswer(Answer):
-    """One response: one id, numbered events, all items, summed usage."""
+    """One response: one id, numbered events, all items, summed usage.
 
-    def __init__(self, asked: Asked, call: MakeCall, client: Send) -> None:
+    Args:
+        store: the caller's responses.
+    """
+
+    def __init__(self, asked: Asked, call: MakeCall, client: Send, store: ResponseStore) -> None:
         super().__init__(asked, call, client)
-        self._store = asked.store
-        self._approvals = Approvals(asked.fields, asked.targets, asked.store)
+        self._store = store
+        self._approvals = Approvals(asked.fields, asked.targets, store)
         self._opening = self._approvals.listed()
         self._next = {**asked.shown, "input": self._approvals.items}
         self._complete = False

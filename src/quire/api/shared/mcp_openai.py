@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from quire.api.mcp.asked import AskedServer, is_of_type, parsed
+from quire.api.shared.mcp_asked import AskedServer, is_of_type, parsed
 from quire.api.shared.schema import Wire
 from quire.serving.mcp import McpTool
 
