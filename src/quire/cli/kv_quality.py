@@ -239,7 +239,7 @@ def evaluate(
     loaded = open_model(model, adapter=plan.adapter)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
-    skipped = skipped_layers(loaded.model.layout, None) if plan.as_served else ()
+    skipped = skipped_layers(loaded.model.own_layout, None) if plan.as_served else ()
     every = [KVFormat(), *(each.skipping(skipped) for each in formats)]
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
     texts = texts_of(tokenizer, template, plan.text, plan.tokens)

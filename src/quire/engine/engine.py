@@ -402,5 +402,5 @@ def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) 
 
 
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:
-    skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
+    skipped = skipped_layers(loaded.model.own_layout, config.kv_skip_layers)
     return BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)

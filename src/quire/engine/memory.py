@@ -102,7 +102,7 @@ def _check_smallest(
     """Raise `NoRoom` unless `budget` bytes of KV hold the shortest useful context."""
     groups = KVLayout.of(model.layout).groups
     manager = BlockManager(budget, Pools(groups, config.block_size, dtype).block_bytes)
-    format = config.kv_format.skipping(skipped_layers(model.layout, config.kv_skip_layers))
+    format = config.kv_format.skipping(skipped_layers(model.own_layout, config.kv_skip_layers))
     least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
     check_context(Limits(groups, manager, config.block_size, least).context(format), least)
 

@@ -155,6 +155,12 @@ class StepInputs(_Rows):
         rows.positions = mx.take(self.positions, self.wanted, axis=-1)
         return rows, self.wanted
 
+    def known_next(self) -> dict[int, int]:
+        """Return the token after each chunk that samples nothing, by the chunk's last row."""
+        ends = [*self._starts[1:], self._total]
+        pairs = zip(ends, self.sequences, strict=True)
+        return {end - 1: each.next_token for end, each in pairs if each.next_token is not None}
+
     def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:
         """Return the rows' tokens: from the host, or on the device from the previous step."""
         host: list[int] = []

@@ -8,7 +8,7 @@ with its own position, and `ForwardContext.attend` lets a row see exactly its vi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -321,6 +321,36 @@ class LanguageModel(Module):
 
         Here a layer is a block that mixes tokens: a checkpoint's may have none of these, or two.
         """
+
+    @property
+    def own_layout(self) -> tuple[LayerSpec, ...]:
+        """The same without the layer of a head that looks ahead."""
+        return self.layout
+
+    def add_head(self, tensors: Iterable[str]) -> bool:
+        """Add the checkpoint's head for `look_ahead`, before the weights are loaded.
+
+        Args:
+            tensors: names of the checkpoint's tensors.
+
+        Returns:
+            Whether there is one.
+        """
+        return False
+
+    def look_ahead(self, hidden: mx.array, following: mx.array, step: ForwardContext) -> mx.array:
+        """Return the expected final hidden states of the tokens after a step's rows.
+
+        Writes the keys and values of the head's layer. For models with a head.
+
+        Args:
+            hidden: `[T, hidden]`, final states of the rows.
+            following: `[T]` int32, the token after each row's token.
+
+        Returns:
+            `[T, hidden]`, ready for `logits`.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod

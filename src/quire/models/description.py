@@ -122,6 +122,7 @@ class Description:
         marks: rows of the embedding table behind the vocabulary's, of marks that nobody generates.
         ranks: processes that the model is split over; what each of their blocks adds is summed.
         head_rows: rows of the head that this process has, where the model is split.
+        ahead: the layer with which some checkpoints predict the token after the next.
     """
 
     vocab_size: int
@@ -139,6 +140,7 @@ class Description:
     marks: int = 0
     ranks: int = 1
     head_rows: int = 0
+    ahead: Layer | None = None
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

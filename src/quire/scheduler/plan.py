@@ -93,6 +93,7 @@ class ScheduledSequence:
         snapshots: (group, slot) that also gets the recurrent state after the last row.
         drafted_states: (group, slot) that gets the state after the rows if some are drafts. The
             sequence's own slot then keeps the state before the rows.
+        next_token: the token after the rows, if they sample nothing and the host knows it.
         adapter: the LoRA adapter of its rows; empty for none.
         crossed: the media that some of the rows attend to through cross-attention layers, in order.
     """
@@ -114,6 +115,7 @@ class ScheduledSequence:
     snapshots: tuple[tuple[int, int], ...] = ()
     drafted_states: tuple[tuple[int, int], ...] = ()
     crossed: tuple[CrossKeys, ...] = ()
+    next_token: int | None = None
     adapter: str = ""
 
     @property

@@ -73,8 +73,13 @@ class PlannedRows:
             snapshots=tuple((slot.pool.group, slot.id) for slot in self.snapshots),
             drafted_states=spares,
             crossed=crossed,
+            next_token=self._next_token(),
             adapter=request.adapter,
         )
+
+    def _next_token(self) -> int | None:
+        known = self.sequence.progress.tokens
+        return known[self.end] if not self.samples and self.end < len(known) else None
 
     def _sampling(self) -> tuple[RowSampling, ...]:
         if not self.samples:

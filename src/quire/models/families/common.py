@@ -17,7 +17,7 @@ from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
-from quire.models.weights.names import Names, Weights
+from quire.models.weights.names import HeadNames, Names, Weights
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,22 @@ def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
     if types and len(types) != count:
         raise ModelError(f"{s.file}: {len(types)} mlp_layer_types for {count} layers")
     return lambda index: types[index] == "dense" if types else index < first
+
+
+def extra_layer(count: int) -> HeadNames:
+    """Return the names of a head that lies behind `count` layers, as in DeepSeek V3 and GLM."""
+    layer = f"layers.{count}."
+    parts = {
+        "eh_proj": "fc",
+        "enorm": "embedding_norm",
+        "hnorm": "hidden_norm",
+        "shared_head.norm": "norm",
+    }
+    return HeadNames(
+        layer,
+        {layer + theirs: ours for theirs, ours in parts.items()},
+        copies=(layer + "embed_tokens.", layer + "shared_head.head."),
+    )
 
 
 def described(

@@ -17,6 +17,7 @@ from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
     described,
+    extra_layer,
     mlp,
     sigmoid_mixture,
     softmax_mixture,
@@ -182,9 +183,11 @@ def latent_described(
         # The layers that guess several tokens ahead.
         unused=unused + tuple(f"layers.{count + index}." for index in range(ahead)),
         prepare=kind.absorbed,
+        head=extra_layer(count) if ahead else None,
     )
     dense = mlp(s, bias=False)
-    return described(s, with_dense(layers, dense, lambda index: index < first)), names
+    decoder_layers = with_dense(layers, dense, lambda index: index < first)
+    return described(s, decoder_layers, ahead=layers[0]), names
 
 
 def latent_decoder(

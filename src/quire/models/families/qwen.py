@@ -25,7 +25,7 @@ from quire.models.layers.attention import Attention, QKNorm
 from quire.models.layers.gated_delta import GatedDelta
 from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, LINEAR, SLIDING, Settings
-from quire.models.weights.names import Names, Weights
+from quire.models.weights.names import HeadNames, Names, Weights
 
 
 def qwen2(s: Settings) -> LanguageModel:
@@ -93,16 +93,36 @@ def _with_dense(s: Settings, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     return with_dense(layers, dense, lambda i: i in listed or (i + 1) % every != 0)
 
 
+_MTP = HeadNames(
+    "mtp.layers.0.",
+    {
+        "mtp.fc": "fc",
+        "mtp.pre_fc_norm_embedding": "embedding_norm",
+        "mtp.pre_fc_norm_hidden": "hidden_norm",
+        "mtp.norm": "norm",
+    },
+)
+
+
 def qwen3_5(s: Settings) -> LanguageModel:
-    return decoder(s, qwen3_5_layers(s), replace(QWEN3_5_NAMES, unused=("visual.", "mtp.")))
+    names = replace(QWEN3_5_NAMES, unused=("visual.", "mtp."))
+    return decoder(s, qwen3_5_layers(s), names, ahead=qwen3_5_ahead(s))
 
 
 def qwen3_5_layers(s: Settings) -> tuple[Layer, ...]:
     """Three layers of a gated delta net, one of gated attention."""
-    rope = with_axes(s, (11, 11, 10)).rope(partial=0.25)
-    full = attention(s, rope=rope, qk_norm=QKNorm(rms(s)), output_gate=True)
-    mixers: dict[str, Mixer] = {FULL: full, LINEAR: _delta(s)}
+    mixers: dict[str, Mixer] = {FULL: _gated_attention(s), LINEAR: _delta(s)}
     return by_type(_hybrid_types(s), mixers, _qwen3_5_block(s))
+
+
+def qwen3_5_ahead(s: Settings) -> Layer:
+    """Return the layer that predicts the token after the next."""
+    return Layer((_gated_attention(s),), _qwen3_5_block(s))
+
+
+def _gated_attention(s: Settings) -> Attention:
+    rope = with_axes(s, (11, 11, 10)).rope(partial=0.25)
+    return attention(s, rope=rope, qk_norm=QKNorm(rms(s)), output_gate=True)
 
 
 def qwen3_next(s: Settings) -> LanguageModel:
@@ -115,7 +135,8 @@ def qwen3_next(s: Settings) -> LanguageModel:
     def prepare(weights: Weights) -> Weights:
         return _apart(_as_converted(weights), delta)
 
-    return decoder(s, layers, Names(unused=("mtp.",), prepare=prepare))
+    names = Names(unused=("mtp.",), prepare=prepare, head=_MTP)
+    return decoder(s, layers, names, ahead=Layer((full,), _shared_experts(s)))
 
 
 def _apart(weights: Weights, delta: GatedDelta) -> Weights:
@@ -202,6 +223,9 @@ _LESS_ONE = (
     "q_norm.weight",
     "k_norm.weight",
     "model.norm.weight",
+    "mtp.norm.weight",
+    "pre_fc_norm_embedding.weight",
+    "pre_fc_norm_hidden.weight",
 )
 
 
@@ -225,7 +249,7 @@ def _converted(weights: Weights) -> bool:
     return any(name.startswith("language_model.model.") for name in weights)  # MLX's prefix
 
 
-QWEN3_5_NAMES = Names(unused=("mtp.",), prepare=_as_converted)
+QWEN3_5_NAMES = Names(unused=("mtp.",), prepare=_as_converted, head=_MTP)
 
 
 FAMILIES = (

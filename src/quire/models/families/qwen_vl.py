@@ -21,6 +21,7 @@ from quire.models.families.common import Family, activation, described, text_of
 from quire.models.families.qwen import (
     QWEN3_5_NAMES,
     qwen2_layers,
+    qwen3_5_ahead,
     qwen3_5_layers,
     qwen3_layers,
     qwen3_moe_layers,
@@ -65,7 +66,12 @@ def qwen3_vl_moe(s: Settings) -> LanguageModel:
 
 def qwen3_5(s: Settings) -> LanguageModel:
     text = text_of(s)
-    return vision_language_model(s, described(text, qwen3_5_layers(text)), _vision_3, QWEN3_5_NAMES)
+    return vision_language_model(
+        s,
+        described(text, qwen3_5_layers(text), ahead=qwen3_5_ahead(text)),
+        _vision_3,
+        QWEN3_5_NAMES,
+    )
 
 
 def qwen3_omni_moe(s: Settings) -> LanguageModel:

@@ -13,6 +13,7 @@ from quire.models.families.common import (
     attention,
     decoder,
     described,
+    extra_layer,
     gate_up,
     mlp,
     rms,
@@ -75,14 +76,14 @@ def glm4_moe_described(s: Settings) -> Description:
     )
     first = s.integer("first_k_dense_replace", default=1, minimum=0)
     experts = uniform_layers(s, usual, sigmoid_mixture(s))
-    return described(s, with_dense(experts, mlp(s, bias=False), lambda i: i < first), norm=norm)
+    layers = with_dense(experts, mlp(s, bias=False), lambda i: i < first)
+    return described(s, layers, norm=norm, ahead=experts[0])
 
 
 def glm4_moe_names(s: Settings) -> Names:
-    return Names(
-        renamed=EXPERT_PARTS,
-        unused=_unused_layers(s, usual=1),
-    )
+    unused = _unused_layers(s, usual=1)
+    head = extra_layer(s.integer("num_hidden_layers")) if unused else None
+    return Names(renamed=EXPERT_PARTS, unused=unused, head=head)
 
 
 def _unused_layers(s: Settings, *, usual: int) -> tuple[str, ...]:

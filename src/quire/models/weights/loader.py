@@ -88,6 +88,7 @@ def open_model(
     adapter: str | None = None,
     max_context: int | None = None,
     part: Part = WHOLE,
+    with_head: bool = False,
     check_room: CheckRoom = lambda model, dtype, nbytes: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
@@ -100,6 +101,7 @@ def open_model(
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
         part: this process's of a model that is split over several.
+        with_head: read the checkpoint's head for multi-token prediction, if it has one.
         check_room: called before the weights are read, with the bytes that they will take.
         on_progress: called with the bytes of weights that are read, and with those of all.
 
@@ -115,14 +117,17 @@ def open_model(
     files = find_weights(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
     with WeightIdentity([*files.paths, *([added.file] if added else [])]) as identity:
-        model = _load_weights(model, part, files, config, folder, target, added, check_room)
+        model = _load_weights(
+            *(model, part, files, config, folder, target, added, check_room), with_head=with_head
+        )
         model.eval()
         parameter_bytes = sum(array.nbytes for array in named_parameters(model).values())
         _evaluate(model, on_progress)
         resolved = _dtype_name(model)
-        described = json.dumps(
-            [config, resolved, added.identity if added else None], sort_keys=True
-        )
+        parts = [config, resolved, added.identity if added else None]
+        if model.layout != model.own_layout:
+            parts.append("head")
+        described = json.dumps(parts, sort_keys=True)
         fingerprint = identity.digest(described.encode())
     return LoadedModel(
         model=model,
@@ -158,15 +163,20 @@ def _load_weights(
     target: mx.Dtype | None,
     adapter: Adapter | None,
     check_room: CheckRoom,
+    *,
+    with_head: bool,
 ) -> LanguageModel:
     """Give a model, or this process's part of it, its weights, which stay lazy; return it.
 
     Args:
         target: type of the weights; None leaves it.
+        with_head: see `open_model`.
     """
     try:
         # What sanitize computes, it computes in the type that the weights are used in.
         read = files.read(config, target)
+        if with_head:
+            model.add_head(read)
         narrow = _stays_bfloat16(read.values())
         if adapter is not None:
             read = adapter.merged(read, model, target)

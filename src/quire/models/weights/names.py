@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -27,6 +27,30 @@ def without_wrapper(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class HeadNames:
+    """How checkpoints name a head that predicts the token after the next.
+
+    Attributes:
+        layer: the beginning of the names of its layer, without `model.`.
+        parts: its other modules, without `model.`, and what they are here.
+        copies: beginnings of names of copies of the model's own tensors, which nothing reads.
+    """
+
+    layer: str
+    parts: Mapping[str, str]
+    copies: tuple[str, ...] = ()
+
+    def own(self, name: str) -> str | None:
+        """Return the name here of a tensor, which is given without `model.`; None if not its."""
+        module, _, kind = name.rpartition(".")
+        if module in self.parts:
+            return f"head.{self.parts[module]}.{kind}"
+        if name.startswith(self.layer) and not name.startswith(self.copies):
+            return "head.layer." + name.removeprefix(self.layer)
+        return None
+
+
+@dataclass(frozen=True)
 class Names:
     """How a family's checkpoints differ from this package's modules.
 
@@ -39,6 +63,8 @@ class Names:
         less_one: ends of names of what is stored less one.
         zero_if_absent: ends of names of what conversions leave out where it may be zero.
         prepare: changes what no other rule describes. It gets the checkpoint's own names.
+        head: a head that predicts the token after the next, in checkpoints that have one.
+        reads_head: whether its tensors are read; else they are among `unused`.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +73,24 @@ class Names:
     less_one: tuple[str, ...] = ()
     zero_if_absent: tuple[str, ...] = ()
     prepare: Callable[[Weights], Weights] | None = None
+    head: HeadNames | None = None
+    reads_head: bool = False
+
+    def has_head(self, tensors: Iterable[str]) -> bool:
+        """Return whether a head is among a checkpoint's tensors."""
+        head = self.head
+        return head is not None and any(
+            without_wrapper(name).removeprefix("model.").startswith(head.layer) for name in tensors
+        )
+
+    def place(self, name: str) -> str | None:
+        """Return the name in a text-only checkpoint of a tensor; None if nothing reads it."""
+        inner = without_wrapper(name)
+        plain = inner.removeprefix("model.")
+        own = self.head.own(plain) if self.reads_head and self.head is not None else None
+        if own is not None:
+            return own
+        return None if plain.startswith(self.unused) else inner
 
 
 def translate(weights: Weights, names: Names) -> Weights:
@@ -54,11 +98,10 @@ def translate(weights: Weights, names: Names) -> Weights:
     if names.prepare is not None:
         weights = names.prepare(weights)
     kept = {
-        without_wrapper(name): array
+        place: array
         for name, array in weights.items()
         # Rotations are constants that old files carry along.
-        if not name.endswith("rotary_emb.inv_freq")
-        and not without_wrapper(name).removeprefix("model.").startswith(names.unused)
+        if not name.endswith("rotary_emb.inv_freq") and (place := names.place(name)) is not None
     }
     named = {renamed(name, names.renamed): array for name, array in kept.items()}
     ready = stack_experts(_split(named, names.fused))

@@ -1,0 +1,152 @@
+"""The layers of a decoder, by the places of their norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mlx.core as mx
+
+from quire.device.ranks import summed
+from quire.models.base import ForwardContext, Module
+from quire.models.description import Description, Layer, NormPlacement, Rotation
+from quire.models.layers.rope import Rotate
+
+Rotations = Mapping[Rotation, Rotate]
+"""Rotations of a step, by kind."""
+
+
+class DecoderLayer(Module):
+    """Blocks that mix tokens and one that does not, each added to what comes in.
+
+    Args:
+        first: index into the model's layout of what its first mixer keeps.
+    """
+
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
+        super().__init__()
+        self._multiplier = whole.residual_multiplier
+        self._by_token = layer.by_token
+        self._split = whole.ranks > 1
+        self._mixers = tuple((mixer.attribute, mixer.rotation) for mixer in layer.mixers)
+        for number, mixer in enumerate(layer.mixers):
+            self[mixer.attribute] = mixer.module(whole.hidden_size, first + number)
+        if layer.feed_forward is not None:
+            self.mlp = layer.feed_forward.module(whole.hidden_size)
+        norm = whole.block_norm or whole.norm
+        for name in self._norms(layer):
+            self[name] = norm.module(whole.hidden_size)
+
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        mixes, feeds = bool(layer.mixers), layer.feed_forward is not None
+        return ("input_layernorm",) * mixes + ("post_attention_layernorm",) * feeds
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        if "input_layernorm" in self:
+            x = self._add(x, self._mix(self.input_layernorm(x), step, rotate))
+        if "mlp" in self:
+            x = self._add(x, self._feed(self.post_attention_layernorm(x), step))
+        return x
+
+    def _mix(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        (name, kind), *others = self._mixers
+        y: mx.array = self[name](x, step, None if kind is None else rotate[kind])
+        for name, kind in others:
+            y = y + self[name](x, step, None if kind is None else rotate[kind])
+        return summed(y) if self._split else y
+
+    def _feed(self, x: mx.array, step: ForwardContext) -> mx.array:
+        y: mx.array = self.mlp(x, step.tokens) if self._by_token else self.mlp(x)
+        return summed(y) if self._split else y
+
+    def _add(self, x: mx.array, block: mx.array) -> mx.array:
+        return x + (block if self._multiplier == 1 else block * self._multiplier)
+
+
+class PostNormLayer(DecoderLayer):
+    """Norms after the blocks."""
+
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return ("post_attention_layernorm", "post_feedforward_layernorm")
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        x = self._add(x, self.post_attention_layernorm(self._mix(x, step, rotate)))
+        return self._add(x, self.post_feedforward_layernorm(self._feed(x, step)))
+
+
+class SandwichLayer(DecoderLayer):
+    """Norms before and after the blocks."""
+
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        y = self._mix(self.input_layernorm(x), step, rotate)
+        x = self._add(x, self.post_attention_layernorm(y))
+        y = self._feed(self.pre_feedforward_layernorm(x), step)
+        return self._add(x, self.post_feedforward_layernorm(y))
+
+
+class ParallelLayer(DecoderLayer):
+    """Both blocks read the same normalised rows."""
+
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return ("input_layernorm",)
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        y = self.input_layernorm(x)
+        return self._add(x, self._mix(y, step, rotate) + self._feed(y, step))
+
+
+class BesideLayer(DecoderLayer):
+    """Both blocks read the same rows, each by its own norm."""
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        mixed = self._mix(self.input_layernorm(x), step, rotate)
+        return self._add(x, mixed + self._feed(self.post_attention_layernorm(x), step))
+
+
+class GatedLayer(DecoderLayer):
+    """Cross-attention beside a decoder that was there before (arXiv:2407.21783, section 7).
+
+    Gates begin closed. Rows that attend to no media pass unchanged.
+    """
+
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
+        super().__init__(whole, layer, first)
+        self.cross_attn_attn_gate = mx.zeros(1)
+        self.cross_attn_mlp_gate = mx.zeros(1)
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        if step.cross is None:
+            return x
+        y = self._mix(self.input_layernorm(x), step, rotate)
+        y = x + mx.tanh(self.cross_attn_attn_gate) * y
+        fed = self.mlp(self.post_attention_layernorm(y))
+        y = y + mx.tanh(self.cross_attn_mlp_gate) * fed
+        attending = step.cross.attending
+        return y if attending is None else mx.where(attending, y, x)
+
+
+_LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
+    NormPlacement.PRE: DecoderLayer,
+    NormPlacement.POST: PostNormLayer,
+    NormPlacement.SANDWICH: SandwichLayer,
+    NormPlacement.PARALLEL: ParallelLayer,
+    NormPlacement.BESIDE: BesideLayer,
+    NormPlacement.GATED: GatedLayer,
+}
+
+
+def layer_of(whole: Description, layer: Layer, first: int) -> DecoderLayer:
+    """Return the module of a layer; for `first` see `DecoderLayer`."""
+    return _LAYERS[layer.placement or whole.placement](whole, layer, first)
