@@ -20,8 +20,8 @@ from quire.core.request import FinishReason, Output, Request, SamplingParams, To
 from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.executor.eager import EagerExecutor
+from quire.executor.guessing import Guesser
 from quire.executor.step import SampledRow
-from quire.models.draft_head import Guesser
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import DraftLengths
 from quire.scheduler.drafts import Drafter

@@ -13,7 +13,7 @@ from quire.engine.invariance import limited
 from quire.executor.eager import Observe
 from quire.executor.executor import Executor
 from quire.executor.factory import open_executor
-from quire.models.draft_head import Guesser
+from quire.executor.guessing import Guesser
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import DraftLengths
 from quire.scheduler.drafts import Drafter

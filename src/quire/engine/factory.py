@@ -18,7 +18,8 @@ from quire.engine.draft_opening import open_draft_model
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
-from quire.models.draft_head import Guesser, open_draft_head
+from quire.executor.guessing import Guesser, HeadGuesser, LayerGuesser
+from quire.models.draft_head import TokenGuesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.speculation.drafters import lookup_drafters
 from quire.speculation.heads import HeadDrafter
@@ -50,6 +51,7 @@ def open_engine(
         adapter=config.adapter,
         max_context=config.max_context,
         part=WHOLE if followers is None else followers.part,
+        with_head=config.speculate == HEAD,
         check_room=room.check,
         on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
     )
@@ -82,10 +84,14 @@ def _measured(
     """Return an engine with compiled kernels and measured step times."""
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
-    drafters, guesser = lookup_drafters(), None
-    if (head := open_draft_head(loaded.path, loaded.model)) is not None:
+    drafters = lookup_drafters()
+    guesser: Guesser | None = None
+    if loaded.model.layout != loaded.model.own_layout:
+        drafters.append(HeadDrafter(most=1))
+        guesser = LayerGuesser(loaded.model)
+    elif (head := open_draft_head(loaded.path, loaded.model)) is not None:
         drafters.append(HeadDrafter())
-        guesser = Guesser(loaded.model, head)
+        guesser = HeadGuesser(TokenGuesser(loaded.model, head))
     elif config.speculate == HEAD:
         raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
     if config.draft_model is not None:

@@ -23,6 +23,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.frames import Frames, encode
 from quire.core.media import MediaKey
+from quire.core.speculation import HEAD
 from quire.device.device import current_device
 from quire.device.ranks import Part, join
 from quire.executor.contents import Contents
@@ -161,6 +162,8 @@ def check_split(config: EngineConfig) -> None:
         raise ModelError("--tensor-parallel: models are split on CPUs only so far")
     if config.adapters:
         raise ModelError("--tensor-parallel: split models have no adapters for requests yet")
+    if config.speculate == HEAD:
+        raise ModelError("--tensor-parallel: split models have no head that drafts yet")
     if config.draft_model is not None:
         raise ModelError("--tensor-parallel: split models have no draft model yet")
     if config.disk is not None:

@@ -21,6 +21,7 @@ from quire.device.device import current_device
 from quire.executor.adapters import Adapters
 from quire.executor.contents import Contents
 from quire.executor.encoder_cache import EncoderCache
+from quire.executor.guessing import FinalStates, Guesser
 from quire.executor.inputs import StepInputs
 from quire.executor.stages import VectorStage
 from quire.executor.step import (
@@ -33,7 +34,6 @@ from quire.executor.step import (
     sampled_rows,
 )
 from quire.models.base import CrossRows, LanguageModel
-from quire.models.draft_head import Guesser
 from quire.sampling.rows import RowSampling
 from quire.sampling.sampler import sample
 from quire.scheduler.plan import ScheduledSequence, StepPlan, StepResult
@@ -146,9 +146,11 @@ class EagerExecutor:
                 place = step.rows.row_of[each.number]
                 rows[place] = replace(rows[place], mask=mask)
         drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
-        self._running = step.with_tokens(drawn)
+        layers = range(0) if self._guesser is None else self._guesser.layers
+        written = self.pools.arrays(layers)
+        self._running = step.with_tokens(drawn, written)
         if self._flushed:
-            mx.async_eval(drawn.arrays)
+            mx.async_eval(drawn.arrays, written)
 
     def flush(self) -> None:
         if self._flushed or self._running is None:
@@ -218,11 +220,15 @@ class EagerExecutor:
         computed = self._computed(inputs)
         # A graph runs also where nobody reads its rows: it writes keys.
         others = (computed.output,) if computed.graphed else ()
+        hidden = None if inputs.narrowed else computed.hidden
+        samples = any(each.sampled for each in inputs.ending)
+        if self._guesser is not None and hidden is not None and not samples:
+            self._guesser.read(inputs, hidden)
         if not inputs.ending:
             return StepRows(others=others, graphed=computed.graphed)
         if inputs.wanted is not None and not inputs.narrowed:
             computed = computed.rows(inputs.wanted)
-        rows = self._finish(inputs.ending, computed, before, plan)
+        rows = self._finish(inputs, computed, hidden, before, plan)
         return replace(rows, others=(*others, *rows.others), graphed=computed.graphed)
 
     def _computed(self, inputs: StepInputs) -> Computed:
@@ -239,18 +245,24 @@ class EagerExecutor:
 
     def _finish(
         self,
-        ending: list[ScheduledSequence],
+        inputs: StepInputs,
         computed: Computed,
+        hidden: mx.array | None,
         before: StepRows,
         plan: StepPlan,
     ) -> StepRows:
-        """Run each task's last stage on `computed`, the sequences' wanted rows in order."""
+        """Run each task's last stage.
+
+        Args:
+            computed: the wanted rows, in order.
+            hidden: see `FinalStates`.
+        """
         rows: list[int] = []
         row_of: dict[int, int] = {}
         sampling: list[ScheduledSequence] = []
         vectors: dict[int, mx.array] = {}
         first = 0
-        for each in ending:
+        for each in inputs.ending:
             wanted = range(first, first + each.wanted)
             first = wanted.stop
             if each.sampled:
@@ -266,9 +278,21 @@ class EagerExecutor:
         if not rows:
             return done
         own = computed if len(rows) == first else computed.rows(mx.array(rows))
-        return self._sample(done, own, before, plan)
+        states = None
+        if own.hidden is not None:
+            places = inputs.wanted_rows
+            rows = rows if places is None else [places[row] for row in rows]
+            states = FinalStates(inputs, hidden, rows, own.hidden)
+        return self._sample(done, own, states, before, plan)
 
-    def _sample(self, done: StepRows, own: Computed, before: StepRows, plan: StepPlan) -> StepRows:
+    def _sample(
+        self,
+        done: StepRows,
+        own: Computed,
+        states: FinalStates | None,
+        before: StepRows,
+        plan: StepPlan,
+    ) -> StepRows:
         """Sample the tokens of `done.sampling`, or leave that to `draw` if masks are awaited.
 
         Args:
@@ -289,7 +313,7 @@ class EagerExecutor:
             if unread and before.tokens is not None and each.sampling[-1].history is not None:
                 place = before.row_of[each.number]
                 rows[-1] = replace(rows[-1], pending=before.tokens[place : place + 1])
-        unsampled = Unsampled(logits, rows, own.hidden)
+        unsampled = Unsampled(logits, rows, states)
         if plan.awaits_masks:
             return replace(done, unsampled=unsampled)
         return replace(done, drawn=self._drawn(unsampled, plan.guess))
@@ -297,6 +321,6 @@ class EagerExecutor:
     def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
         """Sample tokens, and run the draft head for `guess` tokens after each of them."""
         sampled = sample(rows.logits, list(rows.rows))
-        if not guess or self._guesser is None or rows.hidden is None:
+        if self._guesser is None or rows.states is None:
             return Drawn(sampled)
-        return Drawn(sampled, self._guesser(rows.hidden, sampled.tokens, guess))
+        return Drawn(sampled, self._guesser.guess(rows.states, sampled.tokens, guess))

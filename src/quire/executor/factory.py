@@ -11,7 +11,7 @@ from quire.executor.eager import EagerExecutor, Observe
 from quire.executor.executor import Executor
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import open_cuda_graphs
-from quire.models.draft_head import Guesser
+from quire.executor.guessing import Guesser
 from quire.models.weights.loader import LoadedModel
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
+from quire.executor.guessing import FinalStates
 from quire.sampling.rows import RowSampling, Sampled
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 
@@ -52,12 +53,12 @@ class Unsampled(NamedTuple):
     """Logits `[R, vocab]` that tokens are sampled from, and the parameters of each row.
 
     Attributes:
-        hidden: `[R, hidden]`, for the draft head; None where a graph gives logits alone.
+        states: for a head that drafts; None where a graph gives logits alone.
     """
 
     logits: mx.array
     rows: Sequence[RowSampling]
-    hidden: mx.array | None
+    states: FinalStates | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,10 +131,14 @@ class LaunchedStep:
     first: tuple[mx.array, ...]
     to_eval: tuple[mx.array, ...]
 
-    def with_tokens(self, drawn: Drawn) -> LaunchedStep:
-        """Return the step with the tokens that waited for masks."""
+    def with_tokens(self, drawn: Drawn, written: Iterable[mx.array]) -> LaunchedStep:
+        """Return the step with the tokens that waited for masks.
+
+        Args:
+            written: arrays that were written after sampling.
+        """
         rows = replace(self.rows, unsampled=None, drawn=drawn)
-        return replace(self, rows=rows, to_eval=(*drawn.arrays, *self.to_eval))
+        return replace(self, rows=rows, to_eval=(*drawn.arrays, *written, *self.to_eval))
 
     def without_arrays(self) -> LaunchedStep:
         """Return the step, which is done, without references to arrays of the pools."""

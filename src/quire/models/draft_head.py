@@ -55,7 +55,7 @@ class DraftHead(Module):
         return after
 
 
-class Guesser:
+class TokenGuesser:
     """A model with its head: guesses tokens in the step that draws the ones before them."""
 
     def __init__(self, model: LanguageModel, head: DraftHead) -> None:

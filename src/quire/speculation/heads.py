@@ -8,16 +8,22 @@ from quire.core.speculation import HEAD
 from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.plan import StepPlan, StepResult
 
+MOST = 4
+"""Tokens that a head guesses in a row; further ones are seldom right."""
+
 
 class HeadDrafter:
-    """Drafts the tokens that the draft head guessed after each sampled token."""
+    """Drafts the tokens that the draft head guessed after each sampled token.
+
+    Args:
+        most: the most tokens that the head guesses in a row.
+    """
 
     name = HEAD
     looks_ahead = False
-    most = 4
-    """Tokens that a head guesses in a row; further ones are seldom right."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
         self._guesses: dict[int, tuple[int, tuple[tuple[int, ...], ...]]] = {}
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:

@@ -7,10 +7,10 @@ from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.executor.eager import EagerExecutor, Observe
 from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.guessing import Guesser
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
-from quire.models.draft_head import Guesser
 
 
 class GraphExecutor(EagerExecutor):

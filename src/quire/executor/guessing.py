@@ -1,0 +1,103 @@
+"""Heads that guess tokens within a step, from the final hidden states of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from quire.device.dtypes import int32
+from quire.executor.inputs import StepInputs
+from quire.models.base import LanguageModel
+from quire.models.draft_head import TokenGuesser
+
+
+class FinalStates(NamedTuple):
+    """Final hidden states of a step.
+
+    Attributes:
+        inputs: the step's rows, as the model saw them.
+        hidden: `[T, hidden]`, normalised, of all rows; None where the model computed its last
+            layers for some rows only.
+        rows: indices of the sampled rows among them.
+        sampled: `[R, hidden]`, of the sampled rows.
+    """
+
+    inputs: StepInputs
+    hidden: mx.array | None
+    rows: Sequence[int]
+    sampled: mx.array
+
+
+class Guesser(Protocol):
+    """Guesses what follows the tokens that a step samples."""
+
+    @property
+    def layers(self) -> range:
+        """Layers whose keys and values it writes."""
+        ...
+
+    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+        """Return tokens that may follow the sampled `tokens`, int32 `[R, count]`.
+
+        None if `count` is 0. Every step that samples calls it.
+        """
+        ...
+
+    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
+        """Take in a step that samples nothing; `hidden` is `[T, hidden]`."""
+        ...
+
+
+class HeadGuesser:
+    """Guesses by a head without layers of its own, which needs the sampled rows alone."""
+
+    layers = range(0)
+
+    def __init__(self, guesser: TokenGuesser) -> None:
+        self._guesser = guesser
+
+    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+        return self._guesser(states.sampled, tokens, count) if count else None
+
+    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
+        pass
+
+
+class LayerGuesser:
+    """Guesses one token by the checkpoint's head, whose layer reads every row of every step.
+
+    Args:
+        model: a model with a head.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.layers = range(len(model.own_layout), len(model.layout))
+
+    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+        inputs, hidden, rows = states.inputs, states.hidden, states.rows
+        assert hidden is not None, "models with a head compute all rows"
+        if len(rows) == hidden.shape[0]:
+            following = tokens
+        else:
+            following = _known_next(inputs)
+            following[int32(rows)] = tokens
+        ahead = self._model.look_ahead(hidden, following, inputs)
+        if not count:
+            return None
+        if len(rows) < hidden.shape[0]:
+            ahead = ahead[int32(rows)]
+        return mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32)[:, None]
+
+    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
+        self._model.look_ahead(hidden, _known_next(inputs), inputs)
+
+
+def _known_next(inputs: StepInputs) -> mx.array:
+    """Return the token after each row's token, int32 `[T]`, where it is known."""
+    following = mx.concatenate([inputs.tokens[1:], inputs.tokens[:1]])
+    if ends := inputs.known_next():
+        following[int32(list(ends))] = int32(list(ends.values()))
+    return following

@@ -1,0 +1,177 @@
+"""A checkpoint's own head drafts within the engine's steps, and changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
+from quire.engine.factory import open_engine
+from quire.executor.guessing import LayerGuesser
+from quire.models.weights.loader import LoadedModel, open_model
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafts import Draft, DraftQuery
+from quire.speculation.heads import HeadDrafter
+from tests.engine.test_speculation import SAMPLED, bound
+from tests.models.solo import SoloStep
+from tests.support.parity import Company, assert_same, prompts
+from tests.support.tiny_models import qwen3_5_config, random_weights, tiny_model, write_model
+
+HIDDEN = 64
+
+
+NOTHING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+"""Ends of names of what a layer adds."""
+
+
+def head_of(weights: dict[str, mx.array], *, passing: bool = False) -> dict[str, mx.array]:
+    """A head whose layer is the model's third.
+
+    Args:
+        passing: the embedding of the following token goes in alone; else both, at random.
+    """
+    layer = {
+        name.replace("model.layers.2.", "mtp.layers.0."): 1.0 * array
+        for name, array in weights.items()
+        if name.startswith("model.layers.2.")
+    }
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    ends = {f"mtp.{name}.weight": mx.ones(HIDDEN) for name in norms}
+    fc = 0.1 * mx.random.normal((HIDDEN, 2 * HIDDEN), key=mx.random.key(5))
+    if passing:
+        fc = mx.concatenate([mx.eye(HIDDEN), mx.zeros((HIDDEN, HIDDEN))], axis=1)
+    final = weights["model.norm.weight"]
+    return layer | ends | {"mtp.norm.weight": 1.0 * final, "mtp.fc.weight": fc}
+
+
+def with_head(folder: Path) -> Path:
+    """Writes a tiny Qwen3.5 whose checkpoint has a head, which is mostly wrong."""
+    config = qwen3_5_config()
+    weights = random_weights(config)
+    return write_model(folder, config, weights=weights | head_of(weights))
+
+
+class Recording(HeadDrafter):
+    """Keeps what it drafted, by request and position."""
+
+    def __init__(self) -> None:
+        super().__init__(most=1)
+        self.drafted: dict[tuple[str, int], int] = {}
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        drafts = super().propose(queries)
+        for query, draft in zip(queries, drafts, strict=True):
+            if draft is not None:
+                self.drafted[query.request.id, len(query.tokens)] = draft.tokens[0]
+        return drafts
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = with_head(tmp_path_factory.mktemp("headed"))
+    return open_model(str(folder), dtype="float32", with_head=True)
+
+
+@pytest.fixture(scope="module")
+def plain(headed: LoadedModel) -> LoadedModel:
+    return open_model(str(headed.path), dtype="float32")
+
+
+def settings(loaded: LoadedModel, **changes: object) -> EngineConfig:
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20, block_size=32, speculate="mtp")
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def served(loaded: LoadedModel, config: EngineConfig) -> tuple[Company, Recording]:
+    drafter = Recording()
+    company = Company(loaded, config, (drafter,), EveryDraft(), LayerGuesser(loaded.model))
+    return company, drafter
+
+
+def expected(loaded: LoadedModel, tokens: list[int]) -> list[int]:
+    """The head's guess of the token at each position from 2 on, everything computed at once."""
+    step = SoloStep(loaded.model.layout, tokens)
+    states = loaded.model(step)
+    following = mx.array([*tokens[1:], 0], dtype=mx.int32)
+    logits = loaded.model.logits(loaded.model.look_ahead(states, following, step))
+    guesses: list[int] = mx.argmax(logits, axis=-1).tolist()
+    return guesses[:-1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_step_tokens": 9},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"prefix_cache": False, "max_step_tokens": 33}, marks=pytest.mark.slow),
+    ],
+)
+def test_guesses_are_the_head_s_however_rows_are_computed(
+    headed: LoadedModel, plain: LoadedModel, changes: dict[str, object]
+) -> None:
+    """In chunks, in company, after wrong drafts; the answers are those without a head."""
+    wanted = prompts((3, 32, 40), tokens=16)
+    answers = Company(plain, settings(plain, **changes)).run(wanted, every=2)
+    company, drafter = served(headed, settings(headed, **changes))
+    company.run(wanted, every=2)
+    assert_same(company.answers, answers, [each.id for each in wanted])
+    for request in wanted:
+        tokens = [*request.prompt, *answers[request.id].tokens]
+        guesses = expected(headed, tokens)
+        own = {at: token for (name, at), token in drafter.drafted.items() if name == request.id}
+        assert len(own) > 8
+        assert own == {at: guesses[at - 2] for at in own}
+
+
+def test_a_head_that_is_right_saves_steps(tmp_path: Path) -> None:
+    """Layers that add nothing, so that a head which passes the embedding on is always right."""
+    config = qwen3_5_config(tie_word_embeddings=False)
+    weights = {
+        name: array * (0 if name.endswith(NOTHING) else 1)
+        for name, array in random_weights(config).items()
+    }
+    folder = write_model(tmp_path, config, weights=weights | head_of(weights, passing=True))
+    loaded = open_model(str(folder), dtype="float32", with_head=True)
+    wanted = prompts((3, 40), tokens=30)
+    off = Company(loaded, settings(loaded))
+    answers = off.run(wanted)
+    company, _ = served(loaded, settings(loaded))
+    company.run(wanted)
+    assert_same(company.answers, answers, [each.id for each in wanted])
+    stats = company.engine.stats()
+    assert dict(stats.drafts) == dict(stats.accepted_drafts)
+    assert stats.steps < 0.6 * off.engine.stats().steps
+
+
+def test_bound_and_sampled_answers_are_the_same(headed: LoadedModel, plain: LoadedModel) -> None:
+    """Also where masks are awaited, behind which the head runs."""
+    wanted = [
+        replace(each, sampling=params)
+        for each, params in zip(prompts((5, 30, 64), tokens=12), SAMPLED[:3], strict=True)
+    ]
+    wanted += [replace(each, id=f"bound {each.id}") for each in bound(prompts((3, 40, 64), 12))]
+    config = settings(plain)
+    answers = Company(plain, config).run(wanted)
+    company, _ = served(headed, config)
+    company.run(wanted)
+    for each in wanted:
+        assert company.answers[each.id].tokens == answers[each.id].tokens
+    assert dict(company.engine.stats().drafts)["mtp"] > 20
+
+
+def test_an_engine_opens_with_its_head(headed: LoadedModel, tmp_path: Path) -> None:
+    config = settings(headed, dtype="float32", max_step_tokens=32)
+    engine = open_engine(config)
+    engine.add(replace(prompts((20,), tokens=12)[0], speculation="mtp"))
+    while engine.has_work:
+        engine.step()
+        engine.flush()
+    assert dict(engine.stats().finished)["length"] == 1
+    folder = tiny_model(tmp_path, "qwen3_5")
+    with pytest.raises(ModelError, match="no head"):
+        open_engine(replace(config, model=str(folder)))
