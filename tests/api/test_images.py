@@ -16,6 +16,7 @@ from openai.types.responses.image_detail import ImageDetail
 from quire.api.responses.schema import MessageItem
 from quire.api.responses.store import ResponseStore
 from quire.api.responses.stored_item import StoredItem
+from quire.api.shared.entries import Entries
 from quire.media.kinds import inputs
 from quire.media.source import MediaSource, not_taken
 from quire.serving.generation import Generation
@@ -306,11 +307,12 @@ class TestResponses:
     def test_count_in_the_store(self) -> None:
         part = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * 3000}
         item = MessageItem.model_validate({"role": "user", "content": [part]})
-        store = ResponseStore(max_count=100, max_bytes=5000)
+        entries = Entries(max_count=100, max_bytes=5000)
+        store = ResponseStore(entries)
         for number in range(2):
             store.add(f"resp_{number}", (b"{}",), (StoredItem.of(item),), ())
-        assert len(store) == 1
-        assert 3000 < store.size <= 5000
+        assert len(entries) == 1
+        assert 3000 < entries.size <= 5000
 
 
 class TestTextModels:

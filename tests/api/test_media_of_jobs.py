@@ -13,6 +13,7 @@ from starlette.requests import Request
 from quire.api.reading import ReadingContext
 from quire.api.responses.store import ResponseStore
 from quire.api.shared.context import Context
+from quire.api.shared.entries import Entries
 from quire.api.shared.signing import Signer
 from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
@@ -54,7 +55,11 @@ async def test_the_engine_gets_media_that_a_job_read() -> None:
     )
     engine, config = ScriptedEngine(info, lambda _: Script((5,))), ServerConfig()
     service = assemble(engine, "demo", config)
-    media, store, signer = service.prompts.media, ResponseStore(1, 1), Signer(config.signing_key)
+    media, store, signer = (
+        service.prompts.media,
+        ResponseStore(Entries(1, 1)),
+        Signer(config.signing_key),
+    )
     jobs = Jobs(ReadingContext(info, "demo", config), JobLimits(at_once=1))
     processor = media._processors["image"]
     item = processor.read(picture(), param="x")[0].item

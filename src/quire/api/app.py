@@ -20,6 +20,7 @@ from quire.api.batches.messages import MessageBatches
 from quire.api.batches.runner import BatchRunner
 from quire.api.batches.store import FileStore
 from quire.api.chat.endpoint import Chat
+from quire.api.chat.stored import StoredChats
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
 from quire.api.infill.endpoint import Infill
@@ -32,12 +33,14 @@ from quire.api.operations import Endpoints
 from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
 from quire.api.rerank.endpoint import Rerank
+from quire.api.responses.conversations import Conversations
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
 from quire.api.routes import OPERATIONS
 from quire.api.shared.access import IGNORED_HEADER, Access, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
+from quire.api.shared.entries import CallerEntries
 from quire.api.shared.errors import ErrorMiddleware, handle
 from quire.api.shared.kept_streams import HEADER, CallerStreams, KeepsStream
 from quire.api.shared.limits import Slots, Slotted
@@ -66,7 +69,8 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     tracer = open_tracer(config.otlp_endpoint)
     known = callers(config.api_keys)
     slots = Slots(config.max_concurrent, config.max_body_bytes)
-    stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
+    entries = CallerEntries(known, config.stored_responses, config.stored_response_bytes)
+    stores = CallerStores(entries)
     metrics, signer = CallerMetrics(known), Signer(config.signing_key)
     quotas = Quotas(config.api_keys, config.key_limits, config.default_limits)
     server = ServerContext(
@@ -86,11 +90,13 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     slotted = _slotted(server, streams, tools, stores)
     names = [name for model in models for name in model.config.names]
     endpoints = Endpoints(
-        Chat(server),
+        Chat(server, entries),
+        StoredChats(server, entries),
         Completions(server),
         Infill(server),
         Messages(server),
         Responses(server, stores, streams),
+        Conversations(server, stores),
         Embeddings(server),
         Rerank(server),
         Ollama(server),

@@ -19,6 +19,7 @@ from quire.api.batches.messages import (
     MessageBatches,
 )
 from quire.api.chat.endpoint import Chat
+from quire.api.chat.stored import StoredChats
 from quire.api.completions.endpoint import Completions
 from quire.api.embeddings.endpoint import Embeddings
 from quire.api.infill.endpoint import Infill
@@ -26,6 +27,7 @@ from quire.api.mcp.endpoint import Mcp
 from quire.api.messages.endpoint import Messages
 from quire.api.ollama.endpoint import Ollama
 from quire.api.rerank.endpoint import Rerank
+from quire.api.responses.conversations import Conversations
 from quire.api.responses.endpoint import Responses
 from quire.api.shared.kept_streams import CallerStreams
 from quire.api.shared.schema import Wire
@@ -46,10 +48,12 @@ class Endpoints:
     """
 
     chat: Chat
+    chats: StoredChats
     completions: Completions
     infill: Infill
     messages: Messages
     responses: Responses
+    conversations: Conversations
     embeddings: Embeddings
     rerank: Rerank
     ollama: Ollama

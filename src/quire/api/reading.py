@@ -83,8 +83,12 @@ class _ServersStore:
     def __init__(self, ask: Asker) -> None:
         self._ask = ask
 
-    def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
-        items: Sequence[StoredItem] | None = self._ask("conversation", response_id)
+    def history(self, response_id: str) -> Sequence[StoredItem] | None:
+        items: Sequence[StoredItem] | None = self._ask("history", response_id)
+        return items
+
+    def conversation(self, conversation_id: str) -> Sequence[StoredItem] | None:
+        items: Sequence[StoredItem] | None = self._ask("conversation", conversation_id)
         return items
 
     def item(self, item_id: str) -> StoredItem | None:

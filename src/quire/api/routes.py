@@ -18,6 +18,7 @@ from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.kept_streams import StreamQuery
+from quire.api.stored_routes import STORED
 from quire.api.utilities import DetokenizeRequest, ModelRequest, TemplateRequest, TokenizeRequest
 
 _GENERATING = (404, 408, 429, 501, 503)
@@ -308,6 +309,7 @@ OPERATIONS: tuple[Operation, ...] = (
         UnloadAdapter,
         statuses=(404, 429, 501, 503),
     ),
+    *STORED,
     *FILES,
     Operation(lambda e: e.utilities.root, "get", "/", summary="Who answers here"),
     Operation(

@@ -112,7 +112,8 @@ class LimitOptions(Options):
     max_body: Bytes = Field(_SERVER.max_body_bytes, description="of one request")
     max_messages: Count = Field(_SERVER.max_messages, description="of one request")
     stored_responses: Count = Field(
-        _SERVER.stored_responses, description="answers of /v1/responses kept for each API key"
+        _SERVER.stored_responses,
+        description="responses, stored chats and conversations kept for each API key",
     )
     files: Folder | None = Field(
         None,

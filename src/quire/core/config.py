@@ -160,7 +160,7 @@ class ServerConfig:
         allow_special_tokens: control tokens that clients spell in a conversation become tokens.
         signing_key: signs the reasoning that clients send back; None draws one for this process, so
             that no reasoning from before a restart is accepted.
-        stored_responses: how many answers of /v1/responses are kept for later reference.
+        stored_responses: the most responses, stored chats and conversations kept for each key.
         stored_response_bytes: the most bytes of these together, with their conversations.
         keep_streams_s: how long a stream that its request named goes on without a reader, and is
             kept after its end; 0 keeps none.

@@ -10,7 +10,7 @@ from openai import OpenAI
 from openai.types.responses import Response
 
 from quire.core.request import Failure
-from tests.api.conftest import HTTP, Serve, Served, openai_client
+from tests.api.conftest import Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 from tests.support.server import leaving
 from tests.support.waiting import wait_until
@@ -126,11 +126,3 @@ def test_a_response_in_the_foreground_is_not_cancelled_nor_streamed_again(serve:
         client.responses.cancel(whole.id)
     with pytest.raises(openai.BadRequestError, match="in the background alone"):
         list(client.responses.retrieve(whole.id, stream=True))
-
-
-def test_stored_chats_are_named_as_without_effect(serve: Serve) -> None:
-    answer = HTTP.post(
-        f"{serve().url}/v1/chat/completions",
-        json={"messages": [{"role": "user", "content": "Hi."}], "store": True},
-    )
-    assert answer.headers["x-quire-ignored-fields"] == "store"

@@ -11,6 +11,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from quire.api.responses.schema import MessageItem, ResponsesRequest
 from quire.api.responses.store import ResponseStore
 from quire.api.responses.stored_item import StoredItem
+from quire.api.shared.entries import Entries
 from tests.api.conftest import HTTP, Serve, Served
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -89,7 +90,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"background": True, "store": False}, "background"),
     ({"background_options": {"completion_window": "2h"}}, "background_options"),
-    ({"conversation": "c"}, "conversation"),
+    ({"conversation": 5}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"include": ["everything"]}, "include[0]"),
@@ -139,11 +140,12 @@ def test_nothing_but_instructions_is_an_input(serve: Serve) -> None:
 
 def test_the_store_keeps_to_its_bytes() -> None:
     item = StoredItem.of(MessageItem(role="user", content="x" * 900, id="msg_1"))
-    store = ResponseStore(max_count=100, max_bytes=6500)
+    entries = Entries(max_count=100, max_bytes=6500)
+    store = ResponseStore(entries)
     for number in range(10):
         store.add(f"resp_{number}", (b"{}",), (item,), ())
-        assert store.size <= 6500
-    assert len(store) == 4
+        assert entries.size <= 6500
+    assert len(entries) == 4
     assert store.get("resp_5") is None
     assert store.get("resp_6") is not None  # used now, so that another goes first
     store.add("resp_10", (b"{}",), (), (item,))
@@ -152,6 +154,6 @@ def test_the_store_keeps_to_its_bytes() -> None:
     assert store.item("msg_1") == item
     others = [replace(item, id=f"msg_{number}") for number in range(10)]
     store.add("resp_11", (b"{}",), others, ())
-    assert len(store) == 0
+    assert len(entries) == 0
     assert store.item("msg_1") is None
-    assert store.size == 0
+    assert entries.size == 0

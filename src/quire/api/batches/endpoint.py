@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
-from typing import IO, Any, Literal, TypeVar
+from collections.abc import Iterator
+from typing import IO, Any, Literal
 
 from pydantic import Field
 from starlette.datastructures import UploadFile
@@ -22,22 +22,18 @@ from quire.api.batches.store import (
     BatchRecord,
     CallerFiles,
     FileStore,
-    Record,
     new_id,
 )
-from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import caller_of
 from quire.api.shared.context import ServerContext
-from quire.api.shared.json_text import parse_json
-from quire.api.shared.limits import check_headers, form_of, read_body
-from quire.api.shared.schema import Wire, parse
-from quire.core.errors import NotFound, NotOffered, RequestError
+from quire.api.shared.limits import form_of
+from quire.api.shared.queries import page, read_fields, read_query
+from quire.api.shared.schema import Wire
+from quire.core.errors import NotOffered, RequestError
 
 _PIECE = 1 << 20
 _MOST_FILE_BYTES = 200 << 20
 """Bytes of one uploaded file: OpenAI's limit for a batch."""
-Kept = TypeVar("Kept", bound=Record)
-Fields = TypeVar("Fields", bound=Wire)
 
 
 class PageQuery(Wire):
@@ -70,38 +66,6 @@ class BatchRequestFields(Wire):
     completion_window: Literal["24h"] = "24h"
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
     output_expires_after: None = Field(default=None, description="answers stay until deleted")
-
-
-async def read_fields(server: ServerContext, request: Request, schema: type[Fields]) -> Fields:
-    """Return a validated body that concerns no model."""
-    check_headers(request)
-    with server.slots.bodies.reading() as counted:
-        body = await read_body(request, server.config.max_body_bytes, counted)
-    fields, unknown = parse(schema, parse_json(body), strict_fields=server.config.strict_fields)
-    note_ignored(request.scope, unknown)
-    return fields
-
-
-def read_query(request: Request, schema: type[Fields]) -> Fields:
-    """Return a URL's parameters, validated."""
-    query, unknown = parse(schema, dict(request.query_params), strict_fields=False)
-    note_ignored(request.scope, unknown)
-    return query
-
-
-def page(records: Iterable[Kept], after: str, limit: int) -> tuple[list[Kept], bool]:
-    """Return the records after `after`, and whether there are more.
-
-    Raises:
-        NotFound: `after` is not one of them.
-    """
-    listed = list(records)
-    if after:
-        ids = [each.id for each in listed]
-        if after not in ids:
-            raise NotFound(f"There is no '{after[:80]}' here.", param="after", code="not_found")
-        listed = listed[ids.index(after) + 1 :]
-    return listed[:limit], len(listed) > limit
 
 
 class Offered:

@@ -15,12 +15,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from quire.api.batches.endpoint import Offered, page, read_fields, read_query
+from quire.api.batches.endpoint import Offered
 from quire.api.batches.runner import MOST_REQUESTS, answer_lines, unanswered
 from quire.api.batches.store import DAY_S, BatchRecord, CallerFiles, new_id
 from quire.api.shared.auth import caller_of
 from quire.api.shared.context import ServerContext
 from quire.api.shared.pieces import compact
+from quire.api.shared.queries import page, read_fields, read_query
 from quire.api.shared.schema import History, Wire
 from quire.core.errors import RequestError
 

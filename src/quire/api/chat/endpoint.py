@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,10 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.chat.prediction import Prediction
+from quire.api.chat.stored import KeepingChunks, StoredChat, stored_messages
 from quire.api.chat.tools import ChatChoice, ChatTool, opening_call, toolbox, whole_call
 from quire.api.shared.access import note_ignored
 from quire.api.shared.content import Message, continues_last, custom_input, to_template
 from quire.api.shared.context import Context, ServerContext, common_fields
+from quire.api.shared.entries import CallerEntries
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
@@ -104,8 +106,10 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     web_search_options: None = None
     moderation: None = None
 
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    store: bool | None = Field(
+        default=None, description="whether the completion is kept, to be listed and read again"
+    )
     service_tier: str | None = None
     safety_identifier: str | None = None
     prediction: Prediction | None = Field(
@@ -139,7 +143,6 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         common = common_fields(context, self, request.headers, logprobs=logprobs)
         service, scope = context.service, request.scope
         note_verbosity(scope, self.verbosity, "verbosity")
-        note_ignored(scope, ["store"] if self.store else [])
         if self.return_progress and not self.stream:
             note_ignored(scope, ["return_progress"])
         if self.add_generation_prompt == self.continues:  # they say the opposite of each other
@@ -312,7 +315,11 @@ def _choice(
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """A prepared request and the settings of its answer."""
+    """A prepared request and the settings of its answer.
+
+    Attributes:
+        stored: JSON of each of its messages, if it asks for the completion to be kept.
+    """
 
     prepared: Prepared
     tools: Toolbox
@@ -320,6 +327,8 @@ class _ReadRequest:
     usage: StreamUsage
     logprobs: bool
     numbered: bool
+    metadata: Mapping[str, str]
+    stored: Sequence[bytes] | None
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
@@ -333,14 +342,34 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         usage=fields.stream_usage(),
         logprobs=fields.logprobs is True,
         numbered=fields.return_tokens_as_token_ids is True,
+        metadata=fields.metadata or {},
+        stored=stored_messages(fields.messages) if fields.store else None,
     )
+
+
+def _completion(
+    identity: Mapping[str, Any],
+    run: GenerationStream,
+    choices: Iterable[dict[str, Any]],
+    *,
+    token_ids: bool = False,
+) -> dict[str, Any]:
+    """Return a whole answer, for `pieces` to write."""
+    return {
+        **identity,
+        "object": "chat.completion",
+        "choices": Array(choices),
+        "usage": usage_body(run.usage),
+        **({"prompt_token_ids": run.prompts[0]} if token_ids else {}),
+    }
 
 
 class Chat:
     """The endpoint of chat completions."""
 
-    def __init__(self, server: ServerContext) -> None:
+    def __init__(self, server: ServerContext, entries: CallerEntries) -> None:
         self._server = server
+        self._entries = entries
 
     async def create(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
@@ -351,17 +380,21 @@ class Chat:
             "created": int(time.time()),
             "model": context.answering(asked.prepared),
         }
+        keep = self._keeper(request, asked, identity, run)
         names = token_names(context.service.tokenizer, numbered=asked.numbered)
         token_ids = asked.prepared.spec.token_ids
         if asked.stream:
             chunks = ChatChunks(
                 identity, run, names, tools=asked.tools, usage=asked.usage, token_ids=token_ids
             )
-            return EventStream(run, chunks)
+            kept = chunks if keep is None else KeepingChunks(chunks, len(run.choices), keep)
+            return EventStream(run, kept)
         logprobs: list[Logprobs] = [
             ChatLogprobs(names) if asked.logprobs else NoLogprobs() for _ in run.choices
         ]
         answers = await collect(request, run, logprobs, slots=self._server.slots)
+        if keep is not None:
+            keep(answers)
         choices = (
             _choice(
                 index,
@@ -372,11 +405,32 @@ class Chat:
             )
             for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
         )
-        body = {
-            **identity,
-            "object": "chat.completion",
-            "choices": Array(choices),
-            "usage": usage_body(run.usage),
-            **({"prompt_token_ids": run.prompts[0]} if token_ids else {}),
-        }
+        body = _completion(identity, run, choices, token_ids=token_ids)
         return await whole(pieces(body), run_headers(run))
+
+    def _keeper(
+        self,
+        request: Request,
+        asked: _ReadRequest,
+        identity: Mapping[str, Any],
+        run: GenerationStream,
+    ) -> Callable[[Sequence[Answer]], None] | None:
+        """Return a function that stores the answers of a run; None if the request asks for none.
+
+        Log-probabilities and token ids are not stored.
+        """
+        messages = asked.stored
+        if messages is None:
+            return None
+        entries = self._entries.of(request)
+
+        def keep(answers: Sequence[Answer]) -> None:
+            choices = (
+                _choice(index, answer, asked.tools, NoLogprobs(), None)
+                for index, answer in enumerate(answers)
+            )
+            body = tuple(pieces(_completion(identity, run, choices)))
+            chat = StoredChat(**identity, body=body, messages=messages, metadata=asked.metadata)
+            entries.put(chat.id, chat)
+
+        return keep

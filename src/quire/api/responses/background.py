@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.api.responses.addition import Addition
 from quire.api.responses.render import ResponseSettings
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.stored_item import StoredItem
@@ -27,6 +28,7 @@ class BackgroundResponse:
 
     Attributes:
         said: the conversation that it answers.
+        addition: what joins the request's conversation, if it has one.
     """
 
     id: str
@@ -34,6 +36,7 @@ class BackgroundResponse:
     said: Sequence[StoredItem]
     store: ResponseStore
     streams: KeptStreams
+    addition: Addition
 
     def put(self, status: str, *, running: bool = False, **changed: Any) -> None:
         """Store the response in its present state."""
@@ -45,6 +48,7 @@ class BackgroundResponse:
         stopped = self.streams.get(self.id).stopped.is_set()
         if not stopped and self.store.get(self.id) is not None:
             self.store.add(self.id, body, self.said, output, background=True)
+            self.addition.join(self.store, output)
 
     def ended(self, run: GenerationStream, *, stopped: bool) -> None:
         """Record how a response without a last event ended."""

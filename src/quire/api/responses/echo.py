@@ -27,7 +27,7 @@ def constant_part(
     name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
 ) -> WireEvent:
     """Return the request fields that a response repeats, as they were understood."""
-    text = fields.text
+    text, conversation = fields.text, fields.conversation_id
     wanted = (
         text.format if text is not None and text.format is not None else TextFormat(type="text")
     )
@@ -36,6 +36,7 @@ def constant_part(
         "object": "response",
         "created_at": int(time.time()),
         "background": fields.background is True,
+        "conversation": None if conversation is None else {"id": conversation},
         "frequency_penalty": sampling.frequency_penalty,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,

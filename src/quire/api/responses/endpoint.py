@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from quire.api.responses.addition import Addition, new_items
 from quire.api.responses.background import (
     BackgroundAnswer,
     BackgroundResponse,
@@ -18,18 +19,16 @@ from quire.api.responses.background import (
 )
 from quire.api.responses.echo import asked_summary, constant_part
 from quire.api.responses.items import WireEvent
-from quire.api.responses.listing import listed, missing, read_query
+from quire.api.responses.listing import ItemsQuery, listed, missing
 from quire.api.responses.prompt import Translator
 from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
 from quire.api.responses.schema import (
     CountRequest,
-    MessageItem,
     PromptFields,
-    ReferenceItem,
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses.store import CallerStores, ResponseStore, Stored
+from quire.api.responses.store import CallerStores, Stored
 from quire.api.responses.stored_item import StoredItem
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note_ignored
@@ -40,6 +39,7 @@ from quire.api.shared.formats import any_object
 from quire.api.shared.kept_streams import CallerStreams
 from quire.api.shared.limits import check_count
 from quire.api.shared.pieces import compact, pieces, whole
+from quire.api.shared.queries import read_query
 from quire.api.shared.render import token_names
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, run_headers
@@ -71,6 +71,7 @@ class _ReadRequest:
         signed: whether the client gets packed reasoning to carry.
         prewarms: whether the prompt is only read into the cache.
         background: whether the answer continues without its client.
+        addition: what joins the request's conversation, if it has one.
     """
 
     prepared: Prepared
@@ -85,6 +86,7 @@ class _ReadRequest:
     prewarms: bool
     numbered: bool
     background: bool
+    addition: Addition
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,13 @@ class _Said:
     Attributes:
         prompt: the part of a generation that shapes its prompt.
         items: all items of the conversation so far.
+        new: the last of these, which the request brought.
         dropped: ids of reasoning that did not verify.
     """
 
     prompt: Generation
     items: tuple[StoredItem, ...]
+    new: tuple[StoredItem, ...]
     tools: Toolbox
     dropped: Sequence[str]
 
@@ -126,6 +130,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         prewarms=_prewarms(fields),
         numbered=fields.return_tokens_as_token_ids is True,
         background=fields.background is True,
+        addition=Addition(fields.conversation_id, said.new),
     )
 
 
@@ -151,12 +156,13 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """Answer `POST /v1/responses`."""
         store = self._stores.of(request)
-        context, asked = await self._server.read(request, _read, _answers(store))
+        context, asked = await self._server.read(request, _read, store.answers)
         run = await context.start(request, asked.prepared)
 
         def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
             if asked.store:
                 store.add(asked.id, body, asked.items, output)
+            asked.addition.join(store, output)
 
         settings = ResponseSettings(
             asked.constant,
@@ -192,7 +198,9 @@ class Responses:
     ) -> Response:
         """Return the answer to a background request."""
         store, streams = self._stores.of(request), self._streams.of(request.scope)
-        background = BackgroundResponse(asked.id, settings, asked.items, store, streams)
+        background = BackgroundResponse(
+            asked.id, settings, asked.items, store, streams, addition=asked.addition
+        )
         chunks = ResponseChunks(ResponseEvents(replace(settings, keep=background.keep)))
         events = EventStream(run, chunks, keepalive=chunks.waiting)
         return BackgroundAnswer(background, run, events, streamed=asked.stream)
@@ -201,7 +209,7 @@ class Responses:
         """Answer `POST /v1/responses/input_tokens`. The count is exact: it uses the chat
         template.
         """
-        answers = _answers(self._stores.of(request))
+        answers = self._stores.of(request).answers
         _, counted = await self._server.read(request, _count, answers)
         return JSONResponse(counted)
 
@@ -233,7 +241,9 @@ class Responses:
 
     async def input_items(self, request: Request) -> Response:
         """Answer `GET /v1/responses/{id}/input_items`."""
-        return await whole(pieces(listed(self._kept(request).said, read_query(request))))
+        return await whole(
+            pieces(listed(self._kept(request).said, read_query(request, ItemsQuery)))
+        )
 
     async def delete(self, request: Request) -> Response:
         """Answer `DELETE /v1/responses/{id}`."""
@@ -252,11 +262,6 @@ class Responses:
         return stored
 
 
-def _answers(store: ResponseStore) -> dict[str, Callable[..., object]]:
-    """Return the functions by which a job may query stored responses."""
-    return {"conversation": store.conversation, "stored_item": store.item}
-
-
 def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     """Return the whole conversation and the settings of its answer.
 
@@ -266,7 +271,7 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
     context.check_model(fields.model)
     stored: StoredConversations[StoredItem] = context.stored(request)
     previous = _previous(fields, stored)
-    new = _new_items(fields, stored, {each.id for each in previous})
+    new = new_items(fields.input, stored, {each.id for each in previous})
     conversation = (*previous, *new)
     check_count(len(conversation), context.config.max_messages, "input")
     items = [each.read() for each in conversation]
@@ -287,48 +292,42 @@ def _said(context: Context, fields: PromptFields, request: Request) -> _Said:
         thinking=_thinking(context, fields, request.scope),
         names=_NAMES,
     )
-    return _Said(prompt, conversation, tools, dropped=translator.dropped)
+    return _Said(prompt, conversation, tuple(new), tools, dropped=translator.dropped)
 
 
 def _previous(
     fields: PromptFields, stored: StoredConversations[StoredItem]
 ) -> Sequence[StoredItem]:
-    """Return the conversation up to the response that this request continues."""
-    if fields.previous_response_id is None:
+    """Return the items before those of the request.
+
+    Raises:
+        RequestError: the response or conversation that it continues is not stored.
+    """
+    response_id, conversation_id = fields.previous_response_id, fields.conversation_id
+    if response_id is None and conversation_id is None:
         return ()
-    conversation = stored.conversation(fields.previous_response_id)
-    if conversation is None:
+    if response_id is not None and conversation_id is not None:
         raise RequestError(
-            f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
+            "'previous_response_id' and 'conversation' both say what comes before: send one.",
+            param="conversation",
+            code="invalid_value",
+        )
+    if conversation_id is not None:
+        items = stored.conversation(conversation_id)
+        if items is None:
+            raise missing("conversation", conversation_id, "conversation")
+        return items
+    assert response_id is not None
+    history = stored.history(response_id)
+    if history is None:
+        raise RequestError(
+            f"'previous_response_id' is '{response_id[:80]}', "
             "which is not kept here: send the whole conversation as 'input'. Only the most "
             "recently used responses are kept (--stored-responses).",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return conversation
-
-
-def _new_items(
-    fields: PromptFields, stored: StoredConversations[StoredItem], taken: set[str]
-) -> list[StoredItem]:
-    """Return the request's own items, with references to stored ones resolved.
-
-    Args:
-        taken: ids of earlier items; new ids are added.
-    """
-    if isinstance(fields.input, str):
-        return [StoredItem.of(MessageItem(role="user", content=fields.input))]
-    items: list[StoredItem] = []
-    for index, item in enumerate(fields.input or ()):
-        if isinstance(item, ReferenceItem):
-            found = stored.item(item.id)
-            if found is None:
-                raise missing("item", item.id, f"input[{index}].id")
-        else:
-            found = StoredItem.of(item)
-        items.append(found.beside(taken))
-        taken.add(items[-1].id)
-    return items
+    return history
 
 
 def _generation(context: Context, fields: ResponsesRequest, request: Request) -> dict[str, Any]:

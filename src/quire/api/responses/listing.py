@@ -1,4 +1,4 @@
-"""Lists of items: the query and the answer of `GET /v1/responses/{id}/input_items`."""
+"""Lists of items: their query, and their pages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
-from starlette.requests import Request
 
 from quire.api.responses.items import WireEvent
 from quire.api.responses.schema import Include
 from quire.api.responses.stored_item import StoredItem
-from quire.api.shared.access import note_ignored
 from quire.api.shared.pieces import Array
-from quire.api.shared.schema import Wire, parse
+from quire.api.shared.schema import Wire
 from quire.core.errors import NotFound
 
 
@@ -24,21 +22,6 @@ class ItemsQuery(Wire):
     limit: int = Field(20, ge=1, le=100, strict=False)
     after: str = Field("", description="the id of the item behind which the page begins")
     include: list[Include] = Field([], description="no effect: items are listed as they are kept")
-
-
-def read_query(request: Request) -> ItemsQuery:
-    """Return the page that a URL's query asks for.
-
-    Raises:
-        RequestError: a parameter has a value that is not allowed.
-    """
-    given = {
-        key.removesuffix("[]"): request.query_params.getlist(key) for key in request.query_params
-    }
-    payload = {name: all_ if name == "include" else all_[-1] for name, all_ in given.items()}
-    query, unknown = parse(ItemsQuery, payload, strict_fields=False)
-    note_ignored(request.scope, unknown)
-    return query
 
 
 def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:
@@ -65,10 +48,10 @@ def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:
 
 
 def missing(what: str, missing_id: str, param: str) -> NotFound:
-    """Return the error for a response or an item that is not stored."""
+    """Return the error for a response, conversation or item that is not stored."""
     return NotFound(
-        f"There is no {what} '{missing_id[:80]}' here. Only the most recently used responses are "
-        "kept (--stored-responses).",
+        f"There is no {what} '{missing_id[:80]}' here. Only the most recently used responses and "
+        "conversations are kept (--stored-responses).",
         param=param,
         code=f"{what}_not_found",
     )

@@ -357,6 +357,16 @@ Include = Literal[
 """The first two are honoured; the others add to items that no answer here holds."""
 
 
+def _tag_conversation(value: object) -> str:
+    return "@id" if isinstance(value, str) else "@object"
+
+
+class ConversationParam(Wire):
+    """A conversation, named as an object."""
+
+    id: str
+
+
 class PromptFields(Wire):
     """Fields that shape the prompt."""
 
@@ -374,7 +384,23 @@ class PromptFields(Wire):
     )
     truncation: Literal["auto", "disabled"] | None = None
 
-    conversation: None = Field(default=None, description="use previous_response_id")
+    conversation: (
+        Annotated[
+            Annotated[str, Tag("@id")] | Annotated[ConversationParam, Tag("@object")],
+            Discriminator(_tag_conversation),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="a conversation of /v1/conversations, or its id: its items come first, and "
+        "this request's items and the answer join it",
+    )
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that the request continues."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationParam) else named
 
     def effort(self) -> tuple[Effort | None, str]:
         """How hard to think, and the field that says so."""
