@@ -66,12 +66,11 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     Raises:
         QuireError: tracing is configured, and its extra is not installed.
     """
-    tracer = open_tracer(config.otlp_endpoint)
-    known = callers(config.api_keys)
+    tracer, known = open_tracer(config.otlp_endpoint), callers(config.api_keys)
     slots = Slots(config.max_concurrent, config.max_body_bytes)
     entries = CallerEntries(known, config.stored_responses, config.stored_response_bytes)
-    stores = CallerStores(entries)
-    metrics, signer = CallerMetrics(known), Signer(config.signing_key)
+    stores, metrics = CallerStores(entries), CallerMetrics(known)
+    signer = Signer(config.signing_key)
     quotas = Quotas(config.api_keys, config.key_limits, config.default_limits)
     server = ServerContext(
         models,
