@@ -20,6 +20,8 @@ from quire.core.request import FinishReason, Output, Request, SamplingParams, To
 from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
 from quire.executor.eager import EagerExecutor
+from quire.executor.executor import Executor
+from quire.executor.factory import open_executor
 from quire.executor.guessing import Guesser
 from quire.executor.step import SampledRow
 from quire.models.weights.loader import LoadedModel, open_model
@@ -60,11 +62,18 @@ class Company:
         drafters: Sequence[Drafter] = (),
         draft_lengths: DraftLengths | None = None,
         guesser: Guesser | None = None,
+        open_executor: Callable[..., Executor] = open_executor,
     ) -> None:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
         self.engine = assemble(
-            loaded, untimed, self._observe, drafters, draft_lengths, guesser=guesser
+            loaded,
+            untimed,
+            self._observe,
+            drafters,
+            draft_lengths,
+            guesser=guesser,
+            open_executor=open_executor,
         )
         self.answers: dict[str, Generated] = {}
 

@@ -65,18 +65,7 @@ class _Prepared(PreparedAttention):
         self._kv_heads = metadata.spec.kv_heads
         self._block_size = metadata.block_size
         self._has_tails = metadata.tails is not None
-        tables = [
-            metadata.block_table,
-            metadata.table_starts,
-            metadata.first_blocks,
-            metadata.query_starts,
-            metadata.first_visible,
-            metadata.last_visible,
-        ]
-        if metadata.tails is not None:
-            tables += _written_places(metadata, metadata.tails)
-        sizes = [len(each) for each in tables]
-        self._tables = self._ops.Tables(mx.array(np.concatenate(tables)), sizes)
+        self._tables = paged_tables(self._ops, metadata)
 
     def forward(
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
@@ -120,6 +109,25 @@ class _Prepared(PreparedAttention):
             scoring.sinks,
         )
         return out
+
+
+def paged_tables(ops: Any, metadata: AttentionMetadata) -> Any:
+    """Return the tables of a group's rows in the extension's form.
+
+    Args:
+        ops: the extension of CPU kernels.
+    """
+    tables = [
+        metadata.block_table,
+        metadata.table_starts,
+        metadata.first_blocks,
+        metadata.query_starts,
+        metadata.first_visible,
+        metadata.last_visible,
+    ]
+    if metadata.tails is not None:
+        tables += _written_places(metadata, metadata.tails)
+    return ops.Tables(mx.array(np.concatenate(tables)), [len(each) for each in tables])
 
 
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:

@@ -192,6 +192,22 @@ class StepAttention:
             outs.append(self._attend(part, owner, q[part.rows], own_k, own_v, own))
         return mx.concatenate(outs)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all rows have one format, of plain blocks."""
+        first = self._rows[0].format
+        return first.scheme == "plain" and all(each.format == first for each in self._rows)
+
+    def metadata(self, group: int) -> AttentionMetadata:
+        """Return the metadata of a group's rows, which have one format."""
+        (part,) = self._parts(group)
+        return part.metadata
+
+    def store(self, layer: int) -> LayerStore:
+        """Return the blocks that a layer reads, where all rows have one format."""
+        (part,) = self._parts(self._layout.group[layer])
+        return part.pool.layers[self._layout.owner[layer]]
+
     def _parts(self, group: int) -> list[_FormatRows]:
         """Return the step's rows in a group, by format."""
         if group not in self._groups:

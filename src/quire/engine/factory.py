@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
@@ -18,7 +19,9 @@ from quire.engine.draft_opening import open_draft_model
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
+from quire.executor.factory import open_executor
 from quire.executor.guessing import Guesser, HeadGuesser, LayerGuesser
+from quire.executor.segments.runner import open_segments
 from quire.models.draft_head import TokenGuesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.speculation.drafters import lookup_drafters
@@ -97,5 +100,12 @@ def _measured(
     if config.draft_model is not None:
         config, drafter = open_draft_model(config, config.draft_model, loaded)
         drafters.append(drafter)
-    times = measure_steps(loaded, config)
-    return assemble(loaded, config, drafters=drafters, step_times=times, guesser=guesser)
+    opening = partial(open_executor, segments=open_segments(loaded.model))
+    return assemble(
+        loaded,
+        config,
+        drafters=drafters,
+        step_times=measure_steps(loaded, config, opening),
+        guesser=guesser,
+        open_executor=opening,
+    )

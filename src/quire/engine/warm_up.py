@@ -21,6 +21,8 @@ from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
+from quire.executor.executor import Executor
+from quire.executor.factory import open_executor
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, Drafter, DraftQuery
@@ -44,6 +46,10 @@ _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 _ADJUSTED = SamplingParams(
     temperature=0.0, frequency_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1
 )
+
+
+OpenExecutor = Callable[..., Executor]
+"""Creates the executor, with the arguments of `executor.factory.open_executor`."""
 
 
 class _Round(NamedTuple):
@@ -83,14 +89,19 @@ def warm_up(
     log.info("kernels compiled in %.1f s", time.perf_counter() - started)
 
 
-def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
+def measure_steps(
+    loaded: LoadedModel, config: EngineConfig, open_executor: OpenExecutor = open_executor
+) -> MeasuredSteps:
     """Measure steps that read 2, 8, 32, 64, 128, ... prompt tokens, up to one of `step_ms`.
 
     Each is run twice alone and twice beside a stream, and the faster run counts. So the first burst
     of requests after a start is read like any other. Steps that verify 1, 3, 7 and 15 drafts are
     measured as well.
+
+    Args:
+        open_executor: see `assembly.assemble`.
     """
-    engine = _own_engine(loaded, config)
+    engine = _own_engine(loaded, config, open_executor=open_executor)
     vocabulary = loaded.model.vocab_size
     most = min(engine.config.max_step_tokens, engine.info.context_length - _TOKENS)
     sizes = [*_FEW_TOKENS, *(32 << n for n in range(most.bit_length()))]
@@ -102,7 +113,8 @@ def measure_steps(loaded: LoadedModel, config: EngineConfig) -> MeasuredSteps:
         if (engine.step_times.reading.seconds(rows) or 0.0) > config.step_ms / 1e3:
             break
     for drafts in _DRAFTS:
-        drafting = _own_engine(loaded, config, engine.step_times, (_WrongDrafts(drafts),))
+        drafter = _WrongDrafts(drafts)
+        drafting = _own_engine(loaded, config, engine.step_times, (drafter,), open_executor)
         stream = replace(_request("drafted", 1, vocabulary, _GREEDY), max_tokens=_DRAFTED_TOKENS)
         if drafting.info.context_length > _DRAFTED_TOKENS:
             _serve(drafting, _Round([stream]))
@@ -138,6 +150,7 @@ def _own_engine(
     config: EngineConfig,
     step_times: MeasuredSteps | None = None,
     drafters: Sequence[Drafter] = (),
+    open_executor: OpenExecutor = open_executor,
 ) -> Engine:
     """Open an engine that reads as much in a step as possible, and verifies every draft."""
     own = replace(
@@ -149,7 +162,12 @@ def _own_engine(
         speculate="auto",
     )
     return assemble(
-        loaded, own, drafters=drafters, draft_lengths=EveryDraft(), step_times=step_times
+        loaded,
+        own,
+        drafters=drafters,
+        draft_lengths=EveryDraft(),
+        step_times=step_times,
+        open_executor=open_executor,
     )
 
 

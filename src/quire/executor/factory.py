@@ -12,6 +12,8 @@ from quire.executor.executor import Executor
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import open_cuda_graphs
 from quire.executor.guessing import Guesser
+from quire.executor.segments.executor import SegmentExecutor
+from quire.executor.segments.runner import StepSegments
 from quire.models.weights.loader import LoadedModel
 
 
@@ -28,11 +30,13 @@ def open_executor(
     guesser: Guesser | None = None,
     spill: SpillTo | None = None,
     observe: Observe | None = None,
+    segments: StepSegments | None = None,
 ) -> Executor:
     """Return an executor that runs CUDA graphs if it can, and the model's own code otherwise.
 
     Args:
         guesser: see `EagerExecutor`, and so for the others.
+        segments: the model's segments, on a CPU; None runs its own code there.
 
     Raises:
         ModelError: the device cannot run batch-invariant steps.
@@ -45,6 +49,10 @@ def open_executor(
         loaded.fingerprint,
         batch_invariant=config.batch_invariant,
     )
+    if segments is not None:
+        return SegmentExecutor(
+            model, pools, segments, guesser=guesser, spill=spill, observe=observe
+        )
     if graphs is None:
         return EagerExecutor(model, pools, guesser=guesser, spill=spill, observe=observe)
     return GraphExecutor(model, pools, graphs, guesser=guesser, spill=spill, observe=observe)

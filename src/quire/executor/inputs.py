@@ -25,6 +25,7 @@ class _Rows:
 
     Attributes:
         sequences: in the order of the rows.
+        attention: the attention of the rows.
         tokens, positions, media, cross: as in `ForwardContext`. Whoever creates the object sets the
             first two.
     """
@@ -37,7 +38,7 @@ class _Rows:
     def __init__(self, sequences: list[ScheduledSequence], attention: Attention) -> None:
         self.sequences = sequences
         self._attention = attention
-        self._step = attention.step(sequences)
+        self.attention = attention.step(sequences)
         self._starts = [0, *accumulate(each.count for each in sequences)]
         self._total = self._starts.pop()
         self._states: RecurrentRows | None = None
@@ -56,10 +57,10 @@ class _Rows:
         sinks: mx.array | None = None,
         chosen_by: int | None = None,
     ) -> mx.array:
-        return self._step.attend(layer, q, k, v, Scoring(scale, softcap, sinks), chosen_by)
+        return self.attention.attend(layer, q, k, v, Scoring(scale, softcap, sinks), chosen_by)
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        self._step.choose(layer, q, k, weights, limit)
+        self.attention.choose(layer, q, k, weights, limit)
 
     @property
     def _recurrent(self) -> RecurrentRows:

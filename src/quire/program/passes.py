@@ -26,7 +26,7 @@ _identity = id  # `id` names values here
 PRODUCTS = frozenset({"linear", "packed_linear"})
 RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
 _READ_THROUGH = RESHAPES | {"Broadcast", "Slice", "Split"}
-_KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
+KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
 
 
 def fold_constants(program: Program) -> Program:
@@ -91,8 +91,8 @@ def _pruned(program: Program) -> Program:
 
 def _writes(node: Node) -> bool:
     """Whether a node, or a node fused into it, reads or writes pools."""
-    return node.kind in _KEEPS_ORDER or (
-        node.kind == FUSED and any(each.kind in _KEEPS_ORDER for each in node.arguments)
+    return node.kind in KEEPS_ORDER or (
+        node.kind == FUSED and any(each.kind in KEEPS_ORDER for each in node.arguments)
     )
 
 
@@ -408,12 +408,17 @@ def recordable(program: Program) -> Program:
     return prepared(split_experts(program))
 
 
+def simplified(program: Program) -> Program:
+    """Run the passes that remove nodes. None of the rest is fused."""
+    for each in (drop_idle_views, fold_constants, drop_idle_views):
+        program = each(program)
+    return program
+
+
 def prepared(program: Program) -> Program:
     """Run only the passes whose result `replay` can run."""
     passes: Sequence[Callable[[Program], Program]] = (
-        drop_idle_views,
-        fold_constants,
-        drop_idle_views,
+        simplified,
         join_products,
         join_heads,
         join_routes,

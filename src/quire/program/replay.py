@@ -35,24 +35,32 @@ def replay(
     """
     known = {id: each.array for id, each in program.constants.items()}
     known |= {id: given[name] for name, id in program.fields.items()}
-
-    def run(node: Node) -> None:
-        if node.kind == FUSED:
-            for each in node.arguments:
-                run(each)
-            return
-        inputs = [known[id] for id in node.inputs]
-        if node.is_operation:
-            found = _operation(node, inputs, operations, steps)
-        else:
-            values = [program.values[id] for id in node.outputs]
-            shape, arguments = bound(values[0].shape, sizes), bound(node.arguments, sizes)
-            found = compute(node.kind, inputs, arguments, shape, [v.dtype for v in values])
-        known.update(zip(node.outputs, found, strict=True))
-
     for node in program.nodes:
-        run(node)
+        run_node(program, node, known, operations, sizes, steps)
     return [known[id] for id in program.outputs]
+
+
+def run_node(
+    program: Program,
+    node: Node,
+    known: dict[int, mx.array],
+    operations: Operations,
+    sizes: Mapping[str, int],
+    steps: Sequence[ForwardContext] = (),
+) -> None:
+    """Compute one node, and add its outputs to `known`, arrays by the ids of values."""
+    if node.kind == FUSED:
+        for each in node.arguments:
+            run_node(program, each, known, operations, sizes, steps)
+        return
+    inputs = [known[id] for id in node.inputs]
+    if node.is_operation:
+        found = _operation(node, inputs, operations, steps)
+    else:
+        values = [program.values[id] for id in node.outputs]
+        shape, arguments = bound(values[0].shape, sizes), bound(node.arguments, sizes)
+        found = compute(node.kind, inputs, arguments, shape, [v.dtype for v in values])
+    known.update(zip(node.outputs, found, strict=True))
 
 
 def _operation(

@@ -84,6 +84,14 @@ Matrix::Matrix(const array& weight, const std::optional<array>& scales, const st
     }
 }
 
+Weight Matrix::evaluated() const {
+    mlx::core::eval(arrays_);
+    for (const array& each : arrays_) require(each.flags().row_contiguous, "the weight must be row by row");
+    Tensors tensors = tensors_;
+    tensors.first = 0;
+    return tensors.weight(arrays_);
+}
+
 Tensors Matrix::among(std::vector<array>& inputs) const {
     Tensors tensors = tensors_;
     tensors.first = inputs.size();

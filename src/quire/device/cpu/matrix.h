@@ -29,6 +29,9 @@ public:
     int64_t depth() const { return tensors_.depth; }
     const array& values() const { return arrays_[0]; }
 
+    // The weight where it lies, for as long as this object or a copy of it lives.
+    Weight evaluated() const;
+
     // Adds the matrix to the inputs.
     Tensors among(std::vector<array>& inputs) const;
 

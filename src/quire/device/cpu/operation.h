@@ -38,6 +38,7 @@ void bind_attention(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_layers(nb::module_& m);
+void bind_segments(nb::module_& m);
 
 // Room for so many floats, where a cache line begins: vectors that lie across two take twice as long.
 inline float* in_line(std::vector<float>& kept, int64_t floats) {

@@ -218,4 +218,5 @@ NB_MODULE(_cpu, m) {
     quire::bind_cache(m);
     quire::bind_recurrent(m);
     quire::bind_layers(m);
+    quire::bind_segments(m);
 }

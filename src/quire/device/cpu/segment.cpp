@@ -1,0 +1,130 @@
+#include "segment.h"
+
+namespace quire {
+
+int SegmentBody::number(int64_t width, Kind kind) {
+    require(width > 0, "values have a width");
+    widths_.push_back(width);
+    kinds_.push_back(kind);
+    places_.push_back(-1);
+    return (int)widths_.size() - 1;
+}
+
+int SegmentBody::given(int64_t width) {
+    given_.push_back(number(width, Kind::given));
+    return given_.back();
+}
+
+int SegmentBody::value(int64_t width) { return number(width, Kind::computed); }
+
+int SegmentBody::constant(const array& whole) {
+    require(whole.dtype() == mlx::core::float32, "constants are float32");
+    array rows = mlx::core::contiguous(whole);
+    rows.eval();
+    const int id = number((int64_t)rows.size(), Kind::constant);
+    constants_.emplace_back(id, rows);
+    return id;
+}
+
+void SegmentBody::output(int value, const std::vector<int>& shape) {
+    int64_t width = 1;
+    for (const int size : shape) width *= size;
+    require(kinds_.at(value) == Kind::computed && width == widths_[value], "outputs are computed, of their width");
+    kinds_[value] = Kind::output;
+    outputs_.push_back(value);
+    output_shapes_.push_back(shape);
+}
+
+namespace {
+
+// Where values lie in a row of memory: the first free place that is long enough.
+class Room {
+public:
+    int64_t take(int64_t width) {
+        for (size_t i = 0; i < free_.size(); i++) {
+            auto& [begin, end] = free_[i];
+            if (end - begin < width) continue;
+            const int64_t place = begin;
+            begin += width;
+            if (begin == end) free_.erase(free_.begin() + (int64_t)i);
+            return place;
+        }
+        const int64_t place = most_;
+        most_ += width;
+        return place;
+    }
+    void give(int64_t place, int64_t width) {
+        free_.emplace_back(place, place + width);
+        std::sort(free_.begin(), free_.end());
+        std::vector<std::pair<int64_t, int64_t>> joined;
+        for (const auto& each : free_) {
+            if (!joined.empty() && joined.back().second == each.first) {
+                joined.back().second = each.second;
+            } else {
+                joined.push_back(each);
+            }
+        }
+        free_ = joined;
+    }
+    int64_t most() const { return most_; }
+
+private:
+    std::vector<std::pair<int64_t, int64_t>> free_;
+    int64_t most_ = 0;
+};
+
+constexpr int64_t kLine = 16;  // floats; each value begins where a cache line does
+
+int64_t lines(int64_t width) { return (width + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+void SegmentBody::finish() {
+    for (size_t i = 0; i < instructions_.size(); i++) {
+        const int64_t work = instructions_[i]->row_work();
+        if (work > 0 && !stages_.empty() && stages_.back().row_work > 0) {
+            stages_.back().end = i + 1;
+            stages_.back().row_work += work;
+        } else {
+            stages_.push_back({i, i + 1, work});
+        }
+    }
+    // A value's place is free behind the stage that reads it last: within a stage threads are at different rows.
+    std::vector<size_t> last(widths_.size(), 0);
+    for (size_t s = 0; s < stages_.size(); s++)
+        for (size_t i = stages_[s].begin; i < stages_[s].end; i++)
+            for (const auto* own : {&instructions_[i]->reads, &instructions_[i]->writes})
+                for (const int value : *own) last[value] = s;
+    Room room;
+    for (size_t s = 0; s < stages_.size(); s++) {
+        for (size_t i = stages_[s].begin; i < stages_[s].end; i++)
+            for (const int value : instructions_[i]->writes)
+                if (kinds_[value] == Kind::computed && places_[value] < 0)
+                    places_[value] = room.take(lines(widths_[value]));
+        for (size_t value = 0; value < widths_.size(); value++)
+            if (kinds_[value] == Kind::computed && places_[value] >= 0 && last[value] == s)
+                room.give(places_[value], lines(widths_[value]));
+    }
+    floats_ = room.most();
+}
+
+void SegmentBody::run(Frame& frame) const {
+    thread_local std::vector<float> kept;
+    float* memory = in_line(kept, floats_ * frame.rows);
+    for (size_t value = 0; value < widths_.size(); value++) {
+        frame.strides[value] = kinds_[value] == Kind::constant ? 0 : widths_[value];
+        if (places_[value] >= 0) frame.values[value] = memory + places_[value] * frame.rows;
+    }
+    for (const auto& [value, whole] : constants_) frame.values[value] = const_cast<float*>(whole.data<float>());
+    for (const Stage& stage : stages_) {
+        if (stage.row_work == 0) {
+            instructions_[stage.begin]->run(frame);
+            continue;
+        }
+        split(frame.rows, kLeastWork / stage.row_work + 1, 1, [&](int64_t begin, int64_t end) {
+            for (size_t i = stage.begin; i < stage.end; i++) instructions_[i]->run_rows(frame, begin, end);
+        });
+    }
+}
+
+}  // namespace quire

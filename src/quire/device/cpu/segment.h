@@ -1,0 +1,115 @@
+// A part of a step as one operation: instructions that run one after another over the step's rows, without MLX or
+// Python between them. `executor/segments` makes segments from programs. The bits are those of the operations apart.
+#pragma once
+
+#include "matrix.h"
+#include "paged.h"
+
+namespace quire {
+
+// An array of a pool of floats.
+struct PoolArray {
+    char* data;
+    Storage storage;
+    int rows, block, dim;  // [rows, block, dim]
+};
+
+// Where the rows of a KV group are written, and which keys they see.
+struct GroupRows {
+    Tables tables;
+    const int32_t *rows, *offsets;  // [T, kv_heads], [T, 1]
+};
+
+// What a segment computes with in one step: where its values lie, and the step's pools.
+struct Frame {
+    int64_t rows;
+    std::vector<float*> values;    // by number, `[rows, width]`, constants `[width]`
+    std::vector<int64_t> strides;  // by number: floats from row to row, 0 for constants
+    std::vector<PoolArray> pools;
+    std::vector<GroupRows> groups;
+
+    float* at(int value, int64_t row) const { return values[value] + row * strides[value]; }
+};
+
+// One computation of a segment, from values to values.
+class Instruction {
+public:
+    Instruction(std::vector<int> reads, std::vector<int> writes) : reads(std::move(reads)), writes(std::move(writes)) {}
+    virtual ~Instruction() = default;
+    virtual void run(const Frame& frame) const = 0;
+    // The multiplications of a row, about, where rows may be computed apart from each other; else 0.
+    virtual int64_t row_work() const { return 0; }
+    // Rows [begin, end).
+    virtual void run_rows(const Frame&, int64_t, int64_t) const {}
+
+    const std::vector<int> reads, writes;
+};
+
+// An instruction whose rows are computed apart from each other. Neighbours share one division of rows among threads.
+class RowInstruction : public Instruction {
+public:
+    RowInstruction(std::vector<int> reads, std::vector<int> writes, int64_t work)
+        : Instruction(std::move(reads), std::move(writes)), work_(work) {}
+    void run(const Frame& frame) const override { run_rows(frame, 0, frame.rows); }
+    int64_t row_work() const override { return work_; }
+
+private:
+    int64_t work_;
+};
+
+using Instructions = std::vector<std::unique_ptr<const Instruction>>;
+
+// The instructions of a segment and its values: what it is given, what it computes, and constants.
+class SegmentBody {
+public:
+    // Number new values of `width` floats a row.
+    int given(int64_t width);
+    int value(int64_t width);
+    // Number an array that all rows read.
+    int constant(const array& whole);
+    void output(int value, const std::vector<int>& shape);
+    void add(std::unique_ptr<const Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
+    // Decides where values lie. Nothing is added afterwards.
+    void finish();
+
+    int64_t width(int value) const { return widths_.at(value); }
+    size_t values() const { return widths_.size(); }
+    const std::vector<int>& given() const { return given_; }
+    const std::vector<int>& outputs() const { return outputs_; }
+    const std::vector<std::vector<int>>& output_shapes() const { return output_shapes_; }
+
+    // Computes a step. Given values and outputs are in the frame already; room for the others is added.
+    void run(Frame& frame) const;
+
+private:
+    enum class Kind { given, computed, constant, output };
+    int number(int64_t width, Kind kind);
+
+    // Neighbouring instructions that are computed row by row, or one instruction.
+    struct Stage {
+        size_t begin, end;
+        int64_t row_work;
+    };
+
+    Instructions instructions_;
+    std::vector<Stage> stages_;
+    std::vector<int64_t> widths_, places_;  // places of computed values, in floats a row
+    std::vector<Kind> kinds_;
+    std::vector<std::pair<int, array>> constants_;
+    std::vector<int> given_, outputs_;
+    std::vector<std::vector<int>> output_shapes_;
+    int64_t floats_ = 0;  // a row of all computed values together
+};
+
+// Add the instructions of elements, in `segment_elements.cpp`; the names are those of MLX's primitives.
+std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out, int64_t width);
+struct Operand {
+    int value;
+    std::vector<int64_t> strides;  // of each axis of a row, 0 where it is broadcast
+    int64_t offset = 0;
+};
+std::unique_ptr<const Instruction> binary(const std::string& name, const Operand& x, const Operand& y, int out,
+                                          const std::vector<int64_t>& shape);
+std::unique_ptr<const Instruction> copy(const Operand& x, int out, const std::vector<int64_t>& shape);
+
+}  // namespace quire

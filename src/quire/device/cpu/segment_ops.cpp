@@ -1,0 +1,297 @@
+// Segments as MLX operations: their instructions that call kernels, and their Python face.
+
+#include "segment.h"
+
+namespace quire {
+namespace {
+
+// Products of the same rows.
+class MultiplyRows : public Instruction {
+public:
+    MultiplyRows(int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs)
+        : Instruction({x}, outs), matrices_(matrices) {
+        for (const Matrix& each : matrices_) weights_.push_back(each.evaluated());
+    }
+    void run(const Frame& frame) const override {
+        std::vector<Product> products;
+        for (size_t i = 0; i < weights_.size(); i++) products.push_back({weights_[i], frame.values[writes[i]]});
+        multiply(products, frame.values[reads[0]], frame.rows);
+    }
+
+private:
+    std::vector<Matrix> matrices_;  // keep the weights alive
+    std::vector<Weight> weights_;
+};
+
+// An RMS norm of each head of a row.
+class NormRows : public RowInstruction {
+public:
+    NormRows(int x, std::optional<int> weight, int out, float eps, int64_t heads, int64_t dim)
+        : RowInstruction(weight ? std::vector<int>{x, *weight} : std::vector<int>{x}, {out}, 4 * heads * dim),
+          eps_(eps), heads_(heads), dim_(dim) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const float* weight = reads.size() > 1 ? frame.values[reads[1]] : nullptr;
+        kernels().rms_norm(frame.values[reads[0]], weight, nullptr, nullptr, eps_, dim_, begin * heads_, end * heads_,
+                           frame.values[writes[0]]);
+    }
+
+private:
+    float eps_;
+    int64_t heads_, dim_;
+};
+
+class RotateRows : public RowInstruction {
+public:
+    RotateRows(int x, int cosines, int sines, int out, int64_t heads, int64_t dim, int64_t half, bool neighbours)
+        : RowInstruction({x, cosines, sines}, {out}, 4 * heads * dim), heads_(heads), dim_(dim), half_(half),
+          neighbours_(neighbours) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        kernels().rotate(frame.values[reads[0]], frame.values[reads[1]], frame.values[reads[2]], heads_, dim_,
+                         2 * half_, neighbours_, begin, end, frame.values[writes[0]]);
+    }
+
+private:
+    int64_t heads_, dim_, half_;
+    bool neighbours_;
+};
+
+class GateRows : public RowInstruction {
+public:
+    GateRows(int gates, int up, int out, const std::string& activation, int64_t width)
+        : RowInstruction({gates, up}, {out}, 16 * width), activation_(activation_of(activation)), width_(width) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        kernels().gate(activation_, frame.values[reads[0]], frame.values[reads[1]], begin * width_, end * width_,
+                       frame.values[writes[0]]);
+    }
+
+private:
+    int activation_;
+    int64_t width_;
+};
+
+// Vectors of floats as elements of a pool.
+void store_as(Storage storage, const float* from, int64_t count, char* to) {
+    if (storage == Storage::float32) {
+        std::memcpy(to, from, count * 4);
+    } else if (storage == Storage::bfloat16) {
+        for (int64_t i = 0; i < count; i++) ((mlx::core::bfloat16_t*)to)[i] = from[i];
+    } else {
+        for (int64_t i = 0; i < count; i++) ((mlx::core::float16_t*)to)[i] = from[i];
+    }
+}
+
+// Writes keys and values, unless they are another layer's, and attends.
+class AttendRows : public Instruction {
+public:
+    AttendRows(int q, std::optional<int> k, std::optional<int> v, std::optional<int> sinks, int out, int keys,
+              int values, int group, int heads, int kv_heads, float scale, float softcap)
+        : Instruction(all_of(q, k, v, sinks), {out}), q_(q), k_(k), v_(v), sinks_(sinks), keys_(keys),
+          values_(values), group_(group), heads_(heads), kv_heads_(kv_heads), scale_(scale), softcap_(softcap) {}
+
+    void run(const Frame& frame) const override {
+        const PoolArray &keys = frame.pools.at(keys_), &values = frame.pools.at(values_);
+        const GroupRows& group = frame.groups.at(group_);
+        if (k_) write(frame, *k_, keys, group);
+        if (v_) write(frame, *v_, values, group);
+        PagedRows p{};
+        p.q = frame.values[q_];
+        p.out = frame.values[writes[0]];
+        p.heads = heads_;
+        p.kv_heads = kv_heads_;
+        p.key_dim = p.q_dim = keys.dim;
+        p.value_dim = p.out_dim = values.dim;
+        p.block = keys.block;
+        p.blocks = Blocks::floats;
+        p.storage = keys.storage;
+        p.keys = keys.data;
+        p.values = values.data;
+        p.first_written = INT32_MAX;
+        p.scale = scale_;
+        p.softcap = softcap_;
+        p.sinks = sinks_ ? frame.values[*sinks_] : nullptr;
+        attend_floats(p, group.tables);
+    }
+
+private:
+    static std::vector<int> all_of(int q, std::optional<int> k, std::optional<int> v, std::optional<int> sinks) {
+        std::vector<int> all = {q};
+        for (const auto& each : {k, v, sinks})
+            if (each) all.push_back(*each);
+        return all;
+    }
+    void write(const Frame& frame, int value, const PoolArray& pool, const GroupRows& group) const {
+        const float* from = frame.values[value];
+        const int64_t bytes = pool.storage == Storage::float32 ? 4 : 2;
+        for (int64_t n = 0; n < frame.rows * kv_heads_; n++) {
+            const int64_t place = (int64_t)group.rows[n] * pool.block + group.offsets[n / kv_heads_];
+            store_as(pool.storage, from + n * pool.dim, pool.dim, pool.data + place * pool.dim * bytes);
+        }
+    }
+
+    int q_;
+    std::optional<int> k_, v_, sinks_;
+    int keys_, values_, group_, heads_, kv_heads_;
+    float scale_, softcap_;
+};
+
+// One run of a segment. Inputs: pools, given values, and of each group its tables, rows and offsets. Outputs: the
+// segment's, then the pools, where they lie if nobody else reads them.
+class SegmentRun : public mlx::core::Primitive {
+public:
+    SegmentRun(mlx::core::Stream stream, std::shared_ptr<const SegmentBody> body, size_t pools,
+        std::vector<std::vector<int64_t>> sizes)
+        : Primitive(stream), body_(std::move(body)), pools_(pools), sizes_(std::move(sizes)) {}
+
+    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        auto& encoder = mlx::core::cpu::get_command_encoder(stream());
+        // Each output holds the inputs, though only one's are asked for: the others' would keep the pools in use.
+        for (array& out : outputs)
+            if (&out.inputs() != &inputs) out.inputs().clear();
+        const size_t values = outputs.size() - pools_;
+        for (size_t i = 0; i < values; i++) outputs[i].set_data(mlx::core::allocator::malloc(outputs[i].nbytes()));
+        for (size_t i = 0; i < pools_; i++) {
+            array& pool = outputs[values + i];
+            if (inputs[i].is_donatable() && inputs[i].flags().row_contiguous) {
+                pool.copy_shared_buffer(inputs[i]);
+            } else {
+                pool.set_data(mlx::core::allocator::malloc(pool.nbytes()));
+                encoder.dispatch(copying(inputs[i], pool));
+            }
+        }
+        encoder.dispatch([body = body_, frame = frame_of(in_rows(inputs, pools_, encoder), outputs)]() mutable {
+            body->run(frame);
+        });
+    }
+    void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("quire's CPU kernels do not run on a GPU");
+    }
+    const char* name() const override { return "quire::segment"; }
+
+private:
+    Frame frame_of(const std::vector<array>& rows, std::vector<array>& outputs) const {
+        Frame frame{};
+        frame.rows = rows[0].shape(0);
+        frame.values.resize(body_->values());
+        frame.strides.resize(body_->values());
+        size_t at = 0;
+        for (const int value : body_->given()) frame.values[value] = const_cast<float*>(rows[at++].data<float>());
+        for (const auto& sizes : sizes_) {
+            const Tables tables(rows[at].data<int32_t>(), sizes);
+            frame.groups.push_back({tables, rows[at + 1].data<int32_t>(), rows[at + 2].data<int32_t>()});
+            at += 3;
+        }
+        size_t to = 0;
+        for (const int value : body_->outputs()) frame.values[value] = outputs[to++].data<float>();
+        for (; to < outputs.size(); to++) {
+            array& pool = outputs[to];
+            frame.pools.push_back({pool.data<char>(), storage_of(pool), pool.shape(0), pool.shape(1), pool.shape(2)});
+        }
+        return frame;
+    }
+
+    std::shared_ptr<const SegmentBody> body_;
+    size_t pools_;
+    std::vector<std::vector<int64_t>> sizes_;  // of each group's tables
+};
+
+// A segment while it is built, and its runs.
+struct Segment {
+    std::shared_ptr<SegmentBody> body = std::make_shared<SegmentBody>();
+
+    // Runs the segment on given values `[T, ...]`. As where MLX assigns, the pools' Python objects become the pools
+    // after it.
+    std::vector<array> run(const std::vector<array>& given, const std::vector<TableArrays>& tables,
+                           const std::vector<array>& rows, const std::vector<array>& offsets,
+                           const nb::list& list) const {
+        using namespace mlx::core;
+        require(!given.empty() && given.size() == body->given().size(), "the segment is given other values");
+        const int count = given[0].shape(0);
+        std::vector<array*> pools;
+        for (const auto& pool : list) pools.push_back(&nb::cast<array&>(pool));
+        std::vector<array> inputs;
+        for (const array* pool : pools) inputs.push_back(*pool);
+        for (size_t i = 0; i < given.size(); i++) {
+            require(given[i].dtype() == float32 && given[i].shape(0) == count &&
+                        (int64_t)given[i].size() == count * body->width(body->given()[i]),
+                    "given values must be float32, with a row for each of the step's");
+            inputs.push_back(given[i]);
+        }
+        std::vector<std::vector<int64_t>> sizes;
+        for (size_t i = 0; i < tables.size(); i++) {
+            require(rows.at(i).dtype() == int32 && offsets.at(i).dtype() == int32, "rows and offsets are int32");
+            inputs.insert(inputs.end(), {tables[i].all, rows[i], offsets[i]});
+            sizes.push_back(tables[i].sizes);
+        }
+        std::vector<Shape> shapes;
+        std::vector<Dtype> types;
+        for (const auto& shape : body->output_shapes()) {
+            shapes.push_back({count});
+            shapes.back().insert(shapes.back().end(), shape.begin(), shape.end());
+            types.push_back(float32);
+        }
+        const size_t values = shapes.size();
+        for (const array* pool : pools) {
+            require(pool->ndim() == 3, "pools are [rows, block, dim]");
+            shapes.push_back(pool->shape());
+            types.push_back(pool->dtype());
+        }
+        auto primitive = std::make_shared<SegmentRun>(default_stream(Device(Device::cpu)), body, pools.size(), sizes);
+        auto made = array::make_arrays(shapes, types, primitive, inputs);
+        for (size_t i = 0; i < pools.size(); i++) pools[i]->overwrite_descriptor(made[values + i]);
+        made.resize(values, made[0]);
+        return made;
+    }
+
+    template <class Made, class... Arguments> void add(Arguments&&... arguments) {
+        body->add(std::make_unique<Made>(std::forward<Arguments>(arguments)...));
+    }
+};
+
+using RowShape = std::vector<int64_t>;
+
+}  // namespace
+
+void bind_segments(nb::module_& m) {
+    using MaybeValue = std::optional<int>;
+    nb::class_<Segment>(m, "Segment")
+        .def(nb::init<>())
+        .def("given", [](Segment& s, int64_t width) { return s.body->given(width); })
+        .def("value", [](Segment& s, int64_t width) { return s.body->value(width); })
+        .def("constant", [](Segment& s, const array& whole) { return s.body->constant(whole); })
+        .def("output", [](Segment& s, int value, const std::vector<int>& shape) { s.body->output(value, shape); })
+        .def("finish", [](Segment& s) { s.body->finish(); })
+        .def("run", &Segment::run, nb::arg("given"), nb::arg("tables"), nb::arg("rows"), nb::arg("offsets"),
+             nb::arg("pools"))
+        .def("products", [](Segment& s, int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs) {
+            s.add<MultiplyRows>(x, matrices, outs);
+        })
+        .def("rms_norm", [](Segment& s, int x, MaybeValue weight, int out, float eps, int64_t heads, int64_t dim) {
+            s.add<NormRows>(x, weight, out, eps, heads, dim);
+        }, nb::arg("x"), nb::arg("weight").none(), nb::arg("out"), nb::arg("eps"), nb::arg("heads"), nb::arg("dim"))
+        .def("rotate", [](Segment& s, int x, int cosines, int sines, int out, int64_t heads, int64_t dim, int64_t half,
+                          bool neighbours) { s.add<RotateRows>(x, cosines, sines, out, heads, dim, half, neighbours); },
+             nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("out"), nb::arg("heads"), nb::arg("dim"),
+             nb::arg("half"), nb::arg("neighbours"))
+        .def("gate", [](Segment& s, int gates, int up, int out, const std::string& activation, int64_t width) {
+            s.add<GateRows>(gates, up, out, activation, width);
+        }, nb::arg("gates"), nb::arg("up"), nb::arg("out"), nb::arg("activation"), nb::arg("width"))
+        .def("attend", [](Segment& s, int q, MaybeValue k, MaybeValue v, MaybeValue sinks, int out, int keys,
+                          int values, int group, int heads, int kv_heads, float scale, float softcap) {
+            s.add<AttendRows>(q, k, v, sinks, out, keys, values, group, heads, kv_heads, scale, softcap);
+        }, nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("sinks").none(), nb::arg("out"),
+             nb::arg("keys"), nb::arg("values"), nb::arg("group"), nb::arg("heads"), nb::arg("kv_heads"),
+             nb::arg("scale"), nb::arg("softcap"))
+        .def("unary", [](Segment& s, const std::string& name, int x, int out) {
+            s.body->add(unary(name, x, out, s.body->width(out)));
+        }, nb::arg("name"), nb::arg("x"), nb::arg("out"))
+        .def("binary", [](Segment& s, const std::string& name, int x, const RowShape& x_strides, int y,
+                          const RowShape& y_strides, int out, const RowShape& shape) {
+            s.body->add(binary(name, {x, x_strides}, {y, y_strides}, out, shape));
+        }, nb::arg("name"), nb::arg("x"), nb::arg("x_strides"), nb::arg("y"), nb::arg("y_strides"), nb::arg("out"),
+             nb::arg("shape"))
+        .def("copy", [](Segment& s, int x, const RowShape& strides, int64_t offset, int out, const RowShape& shape) {
+            s.body->add(copy({x, strides, offset}, out, shape));
+        }, nb::arg("x"), nb::arg("strides"), nb::arg("offset"), nb::arg("out"), nb::arg("shape"));
+}
+
+}  // namespace quire

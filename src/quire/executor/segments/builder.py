@@ -1,0 +1,308 @@
+"""Makes the instructions of one segment from nodes of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+
+from quire.cache.specs import KVLayout
+from quire.device.cpu.matrices import Matrices
+from quire.device.weights import Matrix
+from quire.executor.segments.places import (
+    Place,
+    UnsupportedNode,
+    fixed,
+    joined_axes,
+    row_shape,
+    sliced,
+    split,
+    transposed,
+)
+from quire.program.passes import PRODUCTS, RESHAPES
+from quire.program.values import Node, Program
+
+_GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
+UNARY = frozenset(
+    {
+        *("Abs", "Cos", "Erf", "Exp", "Expm1", "Log1p", "Negative"),
+        *("Rsqrt", "Sigmoid", "Sin", "Sqrt", "Square", "Tanh"),
+    }
+)
+BINARY = frozenset(["Add", "Divide", "LogAddExp", "Maximum", "Minimum", "Multiply", "Subtract"])
+_MULTIPLE = 16
+"""Head sizes must be multiples of this: the kernels' longest vector."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A built segment.
+
+    Attributes:
+        native: the extension's segment.
+        given, outputs: ids of the program's values, in its order.
+        layers: layers whose pools it reads, in the order of its pools.
+        groups: KV groups whose rows it needs, in order.
+    """
+
+    native: Any
+    given: tuple[int, ...]
+    outputs: tuple[int, ...]
+    layers: tuple[int, ...]
+    groups: tuple[int, ...]
+
+
+@dataclass
+class SegmentBuilder:
+    """Collects instructions for nodes, in order. A node that is refused leaves nothing behind.
+
+    Attributes:
+        computed: ids of the values that nodes of the segment compute.
+    """
+
+    program: Program
+    layout: KVLayout
+    ops: Any
+    computed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._native = self.ops.Segment()
+        self._matrices = Matrices(self.ops)
+        self._places: dict[int, Place] = {}
+        self._constants: dict[int, int] = {}
+        self._given: dict[int, int] = {}
+        self._layers: list[int] = []
+        self._groups: list[int] = []
+        self.instructions = 0
+        self._kinds: dict[str, Callable[[Node], None]] = {
+            **dict.fromkeys(PRODUCTS, lambda node: self.add_products([node])),
+            "rms_norm": self._rms_norm,
+            "rotate": self._rotate,
+            "gated": self._gated,
+            "attend": self._attend,
+            **dict.fromkeys(RESHAPES, self._reshape),
+            "Broadcast": self._broadcast,
+            "Slice": lambda node: self._view(node, [sliced(self._place(node.inputs[0]), node)]),
+            "Split": lambda node: self._view(node, split(self._place(node.inputs[0]), node)),
+            "Transpose": self._transpose,
+            **{name: partial(self._unary, name) for name in UNARY},
+            **{name: partial(self._binary, name) for name in BINARY},
+            "Sqrt": lambda node: self._unary("Rsqrt" if node.arguments[0] else "Sqrt", node),
+        }
+
+    def add(self, node: Node) -> None:
+        """Add a node.
+
+        Raises:
+            UnsupportedNode: there is no instruction for it.
+        """
+        if node.kind not in self._kinds:
+            raise UnsupportedNode(node.kind)
+        values = [self.program.values[id] for id in (*node.inputs, *node.outputs)]
+        if any(value.dtype != mx.float32 for value in values):
+            raise UnsupportedNode(f"{node.kind} of other types than float32")
+        self._kinds[node.kind](node)
+        self.computed |= set(node.outputs)
+
+    def add_products(self, nodes: Sequence[Node]) -> None:
+        """Add products of the same rows, as one instruction."""
+        matrices = []
+        for node in nodes:
+            bias = node.weight("bias")
+            made = self._matrices.of(Matrix(node.weight("weight"), bias))
+            if made is None or "bias" in node.roles or "weight" in node.roles:
+                raise UnsupportedNode(f"{node.kind} by this weight")
+            matrices.append(made)
+        x = self._whole(nodes[0].inputs[0])
+        outs = [self._new(node.outputs[0]) for node in nodes]
+        self._native.products(x, matrices, outs)
+        self.instructions += 1
+        self.computed |= {node.outputs[0] for node in nodes}
+
+    def finish(self, wanted: Sequence[int]) -> Segment:
+        """Return the segment.
+
+        Args:
+            wanted: ids of computed values that are read outside.
+        """
+        taken = set[int]()
+        for id in wanted:
+            shape = fixed(self.program.values[id].shape[1:])
+            self._whole(id)
+            place = self._place(id)
+            if place.value in taken or place.value in self._given.values():
+                place = self._copied(place)
+            taken.add(place.value)
+            self._native.output(place.value, list(shape))
+        self._native.finish()
+        return Segment(
+            self._native,
+            tuple(self._given),
+            tuple(wanted),
+            tuple(self._layers),
+            tuple(self._groups),
+        )
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def _place(self, id: int) -> Place:
+        """Return where a value's rows lie; a value from outside is given to the segment."""
+        if id not in self._places:
+            constant = self.program.constants.get(id)
+            if constant is not None:
+                shape = fixed(self.program.values[id].shape)
+                self._places[id] = Place.of(self._constant(constant.array), shape)
+            else:
+                shape = row_shape(self.program.values[id])
+                number = self._given[id] = self._native.given(prod(shape))
+                self._places[id] = Place.of(number, shape)
+        return self._places[id]
+
+    def _whole(self, id: int) -> int:
+        """Return the segment's value that holds a value's rows, element by element."""
+        place = self._place(id)
+        if not place.whole or place.value in self._constants.values():
+            place = self._places[id] = self._copied(place)
+        return place.value
+
+    def _copied(self, place: Place) -> Place:
+        shape, (strides,) = joined_axes([place])
+        number = self._native.value(prod(place.shape))
+        self._native.copy(place.value, strides, place.offset, number, shape)
+        return Place.of(number, place.shape)
+
+    def _new(self, id: int) -> int:
+        shape = row_shape(self.program.values[id])
+        number: int = self._native.value(prod(shape))
+        self._places[id] = Place.of(number, shape)
+        return number
+
+    def _constant(self, array: mx.array) -> int:
+        if array.dtype != mx.float32:
+            raise UnsupportedNode("constants of other types than float32")
+        if id(array) not in self._constants:
+            self._constants[id(array)] = self._native.constant(array)
+        return self._constants[id(array)]
+
+    # -- views -----------------------------------------------------------------------------------
+
+    def _view(self, node: Node, places: Sequence[Place]) -> None:
+        self._places.update(zip(node.outputs, places, strict=True))
+
+    def _reshape(self, node: Node) -> None:
+        shape = row_shape(self.program.values[node.outputs[0]])
+        row_shape(self.program.values[node.inputs[0]])
+        self._whole(node.inputs[0])
+        self._view(node, [self._place(node.inputs[0]).reshaped(shape)])
+
+    def _broadcast(self, node: Node) -> None:
+        shape = row_shape(self.program.values[node.outputs[0]])
+        place = self._place(node.inputs[0])
+        if node.inputs[0] in self.program.constants:
+            if len(place.shape) > len(shape):  # an axis of rows, of one row
+                place = place.reshaped(place.shape[1:])
+        elif len(self.program.values[node.inputs[0]].shape) != len(shape) + 1:
+            raise UnsupportedNode("a broadcast to more axes")
+        self._view(node, [place.broadcast(shape)])
+
+    def _transpose(self, node: Node) -> None:
+        self._view(node, [transposed(self._place(node.inputs[0]), node.arguments[0])])
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _rms_norm(self, node: Node) -> None:
+        weight = node.weight("weight")
+        if "weight" in node.roles:
+            raise UnsupportedNode("norms by computed weights")
+        number = None if weight is None else self._constant(weight)
+        shape = row_shape(self.program.values[node.outputs[0]])
+        x = self._whole(node.inputs[0])
+        out = self._new(node.outputs[0])
+        heads = prod(shape[:-1])
+        self._native.rms_norm(x, number, out, node.attributes["eps"], heads, shape[-1])
+        self.instructions += 1
+
+    def _rotate(self, node: Node) -> None:
+        x, cosines, sines = (node.input(role) for role in ("x", "cosines", "sines"))
+        if x is None or cosines is None or sines is None:
+            raise UnsupportedNode("rotations by constant angles")
+        heads, dim = row_shape(self.program.values[x])
+        (half,) = row_shape(self.program.values[cosines])
+        numbers = [self._whole(each) for each in (x, cosines, sines)]
+        neighbours = node.attributes["neighbours"]
+        self._native.rotate(*numbers, self._new(node.outputs[0]), heads, dim, half, neighbours)
+        self.instructions += 1
+
+    def _gated(self, node: Node) -> None:
+        gating = node.attributes["gating"]
+        name = _GATES.get(gating.activation) if gating.plain else None
+        if name is None:
+            raise UnsupportedNode(f"gates by {gating.activation}")
+        x, y = (self._whole(id) for id in node.inputs)
+        width = prod(row_shape(self.program.values[node.outputs[0]]))
+        self._native.gate(x, y, self._new(node.outputs[0]), name, width)
+        self.instructions += 1
+
+    def _unary(self, name: str, node: Node) -> None:
+        row_shape(self.program.values[node.inputs[0]])
+        x = self._whole(node.inputs[0])
+        self._native.unary(name, x, self._new(node.outputs[0]))
+        self.instructions += 1
+
+    def _binary(self, name: str, node: Node) -> None:
+        whole = row_shape(self.program.values[node.outputs[0]])
+        places = [self._operand(id, whole) for id in node.inputs]
+        out = self._new(node.outputs[0])
+        shape, strides = joined_axes([*places, self._places[node.outputs[0]]])
+        (a, b), (x, y, _) = places, strides
+        self._native.binary(name, a.value, x, b.value, y, out, shape)
+        self.instructions += 1
+
+    def _operand(self, id: int, shape: tuple[int, ...]) -> Place:
+        """Return an operand of elements, as a place of the result's shape without an offset."""
+        place = self._place(id)
+        if id in self.program.constants and len(place.shape) > len(shape):
+            place = place.reshaped(place.shape[1:])
+        if place.offset:
+            place = self._copied(place)
+        return place.broadcast(shape)
+
+    # -- attention -------------------------------------------------------------------------------
+
+    def _attend(self, node: Node) -> None:
+        own, layer = node.attributes, node.attributes["layer"]
+        group, owner = self.layout.group[layer], self.layout.owner[layer]
+        spec = self.layout.groups[group].spec.attention
+        if own.get("chosen_by") is not None or own["part"] or spec is None or spec.value_in_key:
+            raise UnsupportedNode("attention of this kind")
+        if "sinks" in node.roles or spec.head_dim % _MULTIPLE or spec.value_dim % _MULTIPLE:
+            raise UnsupportedNode("attention over heads of this size")
+        q, k, v = (node.input(role) for role in ("q", "k", "v"))
+        assert q is not None, "attention has queries"
+        sinks = node.weight("sinks")
+        if sinks is not None:
+            sinks = self._constant(sinks)
+        heads = row_shape(self.program.values[q])[0]
+        numbers = [None if id is None else self._whole(id) for id in (q, k, v)]
+        if owner not in self._layers:
+            self._layers.append(owner)
+        if group not in self._groups:
+            self._groups.append(group)
+        pool = 2 * self._layers.index(owner)
+        self._native.attend(
+            *numbers,
+            sinks,
+            self._new(node.outputs[0]),
+            pool,
+            pool + 1,
+            self._groups.index(group),
+            heads,
+            spec.kv_heads,
+            own["scale"],
+            own.get("softcap") or 0.0,
+        )
+        self.instructions += 1

@@ -1,0 +1,199 @@
+"""Runs steps by segments, and holds them against the model before they serve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from quire.attention.cpu import paged_tables
+from quire.attention.step import StepAttention
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
+from quire.device.device import current_device
+from quire.executor.graphs.states import KeptStates
+from quire.executor.inputs import StepInputs
+from quire.executor.segments.builder import BINARY, UNARY, Segment
+from quire.executor.segments.stages import Stages, staged
+from quire.models.base import LanguageModel
+from quire.program.passes import simplified
+from quire.program.primitives import ELEMENTWISE
+from quire.program.replay import run_node
+from quire.program.trace import NotLinear, trace
+
+log = logging.getLogger("quire.engine")
+
+_FEW_ROWS = 16
+"""Rows up to which kernels multiply by vectors, in other code than more rows."""
+
+
+def open_segments(model: LanguageModel) -> StepSegments | None:
+    """Trace a model's step and divide it into segments; None where no kernels are in use.
+
+    Models are traced in a fifth of a second.
+    """
+    kernels = current_device().kernels
+    if kernels is None:
+        return None
+    try:
+        program = simplified(trace(model).body)
+    except NotLinear as error:
+        log.info("steps go operation by operation: %s", error)
+        return None
+    layout = KVLayout.of(model.layout)
+    stages = staged(program, layout, kernels.ops, _inexact(kernels.ops))
+    narrows = any(spec.kept is None for spec in model.layout)
+    log.debug("%d of %d nodes in segments", stages.inside, len(program.nodes))
+    return StepSegments(stages, layout, kernels.ops, narrows=narrows)
+
+
+class StepSegments:
+    """Computes a model's steps by segments. Steps of three sizes (one row, few, many) are held
+    against the model when they first come: their bits must be equal.
+
+    A step is left to the model if it has media, several KV formats or others than plain blocks,
+    positions of several axes, or if the model narrows it to its wanted rows.
+
+    Args:
+        ops: the extension of CPU kernels.
+        narrows: whether the model computes its last layers for wanted rows only.
+    """
+
+    def __init__(self, stages: Stages, layout: KVLayout, ops: Any, *, narrows: bool) -> None:
+        self.stages = stages
+        self._layout, self._ops, self._narrows = layout, ops, narrows
+        self.agrees: dict[str, bool] = {}
+        """By size of a step, whether segments compute what the model does."""
+        self.steps = 0
+        """Number of steps that segments computed."""
+
+    def compute(
+        self, inputs: StepInputs, pools: Pools, run_eagerly: Callable[[], mx.array]
+    ) -> mx.array | None:
+        """Return the step's hidden states `[T, hidden]`; None if the model must compute them.
+
+        Args:
+            run_eagerly: runs the model, which writes to the pools; returns hidden states.
+        """
+        if not self._serves(inputs):
+            return None
+        size = _size(len(inputs.tokens))
+        if size not in self.agrees:
+            return self._verified(inputs, pools, size, run_eagerly)
+        return self._run(inputs) if self.agrees[size] else None
+
+    def _serves(self, inputs: StepInputs) -> bool:
+        if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
+            return False
+        if self._narrows and inputs.wanted is not None:
+            return False
+        return inputs.attention.is_plain
+
+    def _run(self, inputs: StepInputs) -> mx.array:
+        program = self.stages.program
+        known = {id: each.array for id, each in program.constants.items()}
+        fields = {"tokens.0": inputs.tokens, "positions.0": inputs.positions}
+        known |= {id: fields[name] for name, id in program.fields.items()}
+        operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
+        groups: dict[int, _GroupRows] = {}
+        for stage in self.stages.order:
+            if isinstance(stage, Segment):
+                found = self._computed(stage, inputs.attention, known, groups)
+                known.update(zip(stage.outputs, found, strict=True))
+            else:
+                run_node(program, stage, known, operations, sizes, [inputs])
+        self.steps += 1
+        return known[program.outputs[0]]
+
+    def _computed(
+        self,
+        segment: Segment,
+        attention: StepAttention,
+        known: Mapping[int, mx.array],
+        groups: dict[int, _GroupRows],
+    ) -> list[mx.array]:
+        for group in segment.groups:
+            if group not in groups:
+                metadata = attention.metadata(group)
+                slots = metadata.slots
+                tables = paged_tables(self._ops, metadata)
+                groups[group] = _GroupRows(tables, slots.head_rows, slots.head_offsets)
+        rows = [groups[group] for group in segment.groups]
+        found: list[mx.array] = segment.native.run(
+            [known[id] for id in segment.given],
+            [each.tables for each in rows],
+            [each.rows for each in rows],
+            [each.offsets for each in rows],
+            [array for layer in segment.layers for array in attention.store(layer).arrays()],
+        )
+        return found
+
+    def _verified(
+        self,
+        inputs: StepInputs,
+        pools: Pools,
+        size: str,
+        run_eagerly: Callable[[], mx.array],
+    ) -> mx.array:
+        """Run the model and the segments, and compare their bits."""
+        mx.synchronize()
+
+        def arrays() -> list[mx.array]:
+            return pools.arrays(range(len(self._layout.group)))
+
+        before = KeptStates(pools, self._layout, inputs.sequences)
+        expected = run_eagerly()
+        mx.eval(expected, *arrays())
+        before.restore()
+        found = self._run(inputs)
+        mx.eval(found, *arrays())
+        equal = bool(mx.array_equal(found, expected, equal_nan=True))
+        self.agrees[size] = equal
+        if equal:
+            return found
+        log.warning("steps of %s go operation by operation: segments compute something else", size)
+        before.restore()
+        return run_eagerly()
+
+
+class _GroupRows(NamedTuple):
+    """A KV group's part of a step: tables in the extension's form, and where rows are written."""
+
+    tables: Any
+    rows: mx.array
+    offsets: mx.array
+
+
+def _size(rows: int) -> str:
+    if rows == 1:
+        return "one row"
+    return "few rows" if rows <= _FEW_ROWS else "many rows"
+
+
+@cache
+def _inexact(ops: Any) -> frozenset[str]:
+    """Return the element-wise primitives whose instructions have other bits than MLX's."""
+    x = mx.concatenate([mx.sin(mx.arange(96.0)) * 8, mx.arange(96.0) - 20])
+    found = set()
+    for name in UNARY | BINARY:
+        segment = ops.Segment()
+        given, out = segment.given(1), segment.value(1)
+        y = x[::-1]
+        if name in UNARY:
+            segment.unary(name, given, out)
+        else:
+            segment.binary(name, given, [1], segment.given(1), [1], out, [1])
+        segment.output(out, [])
+        segment.finish()
+        (made,) = segment.run([x] if name in UNARY else [x, y], [], [], [], [])
+        if name == "Rsqrt":
+            expected = mx.rsqrt(x)
+        else:
+            inputs = [x] if name in UNARY else [x, y]
+            expected = ELEMENTWISE[name](inputs, (False,), x.shape)
+        if not mx.array_equal(made, expected, equal_nan=True).item():
+            found.add(name)
+    return frozenset(found)

@@ -1,0 +1,122 @@
+"""Divides the program of a step into segments, and nodes that MLX computes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.cache.specs import KVLayout
+from quire.executor.segments.builder import Segment, SegmentBuilder
+from quire.executor.segments.places import UnsupportedNode
+from quire.program.passes import KEEPS_ORDER, PRODUCTS
+from quire.program.values import Node, Program
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A program as segments and nodes that MLX computes, in order of computation.
+
+    Attributes:
+        inside: number of nodes that segments compute, views included.
+    """
+
+    program: Program
+    order: tuple[Segment | Node, ...]
+    inside: int
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments, in order."""
+        return [each for each in self.order if isinstance(each, Segment)]
+
+
+def staged(
+    program: Program, layout: KVLayout, ops: Any, refused: Collection[str] = frozenset()
+) -> Stages:
+    """Divide a program into as few segments as its order allows.
+
+    Args:
+        ops: the extension of CPU kernels.
+        refused: kinds of nodes that are left to MLX.
+    """
+    outside = _outside(program, layout, ops, refused)
+    order: list[Segment | Node] = []
+    known = {*program.constants, *program.fields.values()}
+    pending, inside = list(program.nodes), 0
+    while pending:
+        # What segments cannot compute comes first: the next segment is longer then.
+        alone = _ready(pending, known, lambda node: id(node) in outside)
+        order += alone
+        pending = _without(pending, alone)
+        batch = _ready(pending, known, lambda node: id(node) not in outside)
+        pending = _without(pending, batch)
+        builder = SegmentBuilder(program, layout, ops)
+        for nodes in _instructions(batch):
+            _add(builder, nodes)
+        if not builder.instructions:  # views alone
+            order += batch
+            continue
+        read = {value for node in pending for value in node.inputs} | set(program.outputs)
+        order.append(builder.finish(sorted(builder.computed & read)))
+        inside += len(batch)
+    return Stages(program, tuple(order), inside)
+
+
+def _outside(
+    program: Program, layout: KVLayout, ops: Any, refused: Collection[str]
+) -> frozenset[int]:
+    """Return the identities of the nodes that no instruction computes."""
+    trial = SegmentBuilder(program, layout, ops)
+    found = set[int]()
+    for node in program.nodes:
+        try:
+            if node.kind in refused:
+                raise UnsupportedNode(node.kind)
+            trial.add(node)
+        except UnsupportedNode:
+            found.add(id(node))
+    return frozenset(found)
+
+
+def _ready(pending: Sequence[Node], known: set[int], wanted: Callable[[Node], bool]) -> list[Node]:
+    """Return the wanted nodes that can be computed now, in order; their outputs become known.
+
+    Nodes that touch pools stay in the program's order.
+    """
+    found: list[Node] = []
+    in_turn = True
+    for node in pending:
+        ordered = node.kind in KEEPS_ORDER
+        if wanted(node) and known >= set(node.inputs) and (in_turn or not ordered):
+            found.append(node)
+            known |= set(node.outputs)
+        elif ordered:
+            in_turn = False
+    return found
+
+
+def _without(pending: Sequence[Node], taken: Sequence[Node]) -> list[Node]:
+    gone = set(map(id, taken))
+    return [node for node in pending if id(node) not in gone]
+
+
+def _instructions(batch: Sequence[Node]) -> list[list[Node]]:
+    """Group products of the same rows; each other node is a group of its own."""
+    groups: list[list[Node]] = []
+    products: dict[int, list[Node]] = {}
+    for node in batch:
+        if node.kind in PRODUCTS and node.inputs[0] in products:
+            products[node.inputs[0]].append(node)
+            continue
+        groups.append([node])
+        if node.kind in PRODUCTS:
+            products[node.inputs[0]] = groups[-1]
+    return groups
+
+
+def _add(builder: SegmentBuilder, nodes: Sequence[Node]) -> None:
+    if nodes[0].kind in PRODUCTS:
+        builder.add_products(nodes)
+    else:
+        builder.add(nodes[0])

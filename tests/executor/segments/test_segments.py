@@ -1,0 +1,126 @@
+"""Steps by segments: the model's bits, in one operation where instructions compute every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_unflatten
+
+from quire.core.config import EngineConfig
+from quire.device.device import current_device, open_device
+from quire.executor.factory import open_executor
+from quire.executor.segments.builder import Segment
+from quire.executor.segments.executor import SegmentExecutor
+from quire.executor.segments.runner import StepSegments, open_segments
+from quire.models.base import named_parameters
+from quire.models.weights.loader import LoadedModel
+from tests.program.programs import CONFIGS, opened
+from tests.support.parity import Company, Generated, prompts
+
+EVERYDAY = ["llama", "gemma4_moe", "qwen3_5_moe"]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    open_device("auto", threads=1)
+    if current_device().kernels is None:
+        pytest.skip("segments are made of the compiled kernels")
+    yield
+    open_device("auto")
+
+
+def answers(loaded: LoadedModel, segments: StepSegments | None) -> Mapping[str, Generated]:
+    """Serve three requests in steps that mix prompts and rows."""
+    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=24)
+    company = Company(loaded, config, open_executor=partial(open_executor, segments=segments))
+    return company.run(prompts((1, 40, 9), 6), every=2)
+
+
+def assert_equal(expected: Mapping[str, Generated], found: Mapping[str, Generated]) -> None:
+    """Check tokens, and the bits of all logits."""
+    for name, own in expected.items():
+        assert own.tokens == found[name].tokens
+        for position, row in own.logits.items():
+            assert np.array_equal(np.array(row), np.array(found[name].logits[position]))
+
+
+def checked(name: str, folder: Path) -> StepSegments:
+    """Serve a family with and without segments, and compare."""
+    loaded = opened(name, folder)
+    segments = open_segments(loaded.model)
+    assert segments is not None
+    assert_equal(answers(loaded, None), answers(loaded, segments))
+    assert set(segments.agrees.values()) <= {True}
+    return segments
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_segments_compute_what_the_model_does(name: str, tmp_path: Path) -> None:
+    segments = checked(name, tmp_path)
+    assert segments.steps > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - set(EVERYDAY)))
+def test_segments_compute_what_models_of_any_family_do(name: str, tmp_path: Path) -> None:
+    checked(name, tmp_path)
+
+
+def test_a_dense_step_is_one_segment_behind_its_embeddings(tmp_path: Path) -> None:
+    segments = open_segments(opened("llama", tmp_path).model)
+    assert segments is not None
+    *before, last = segments.stages.order
+    assert isinstance(last, Segment)
+    assert {each.kind for each in before if not isinstance(each, Segment)} == {"embed", "AsType"}
+    assert len(segments.stages.segments) == 1
+
+
+def test_threads_change_no_bit(tmp_path: Path) -> None:
+    loaded = opened("llama", tmp_path)
+    found = []
+    for threads in (1, 2, 16):
+        open_device("auto", threads=threads)
+        found.append(answers(loaded, open_segments(loaded.model)))
+    assert_equal(found[0], found[1])
+    assert_equal(found[0], found[2])
+
+
+def test_segments_that_differ_from_the_model_serve_no_step(tmp_path: Path) -> None:
+    loaded = opened("llama", tmp_path)
+    segments = open_segments(loaded.model)
+    assert segments is not None
+    name = next(name for name in named_parameters(loaded.model) if name.endswith("norm.weight"))
+    changed = named_parameters(loaded.model)[name] * 1.5  # segments hold the weight as it was
+    loaded.model.update(tree_unflatten([(name, changed)]))
+    assert_equal(answers(loaded, None), answers(loaded, segments))
+    assert set(segments.agrees.values()) == {False}
+
+
+def test_pools_are_written_where_they_lie(tmp_path: Path) -> None:
+    loaded = opened("llama", tmp_path)
+    segments = open_segments(loaded.model)
+    assert segments is not None
+    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False)
+    company = Company(loaded, config, open_executor=partial(open_executor, segments=segments))
+    executor = company.engine._executor
+    assert isinstance(executor, SegmentExecutor)
+    (request,) = prompts((40,), 8)
+    company.add(request)
+    while len(company.answers[request.id].tokens) < 2:
+        company.step()
+
+    def places() -> list[int]:
+        mx.synchronize()
+        arrays = executor.pools.arrays(range(len(loaded.model.layout)))
+        return [np.asarray(memoryview(each)).__array_interface__["data"][0] for each in arrays]  # type: ignore[arg-type]
+
+    before, steps = places(), segments.steps
+    for _ in range(4):
+        company.step()
+    assert places() == before
+    assert segments.steps > steps
