@@ -69,7 +69,7 @@ def test_parts_share_a_head_of_keys_where_there_are_fewer(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "size", "why"),
     [
-        ("llama", 3, "are no multiple of it"),
+        ("llama", 3, "not a multiple of 3"),
         ("mamba", 2, "cannot be split yet"),
         ("gemma3n_text", 2, "cannot be split yet"),
     ],

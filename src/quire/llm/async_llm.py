@@ -303,7 +303,7 @@ class AsyncLLM:
             scores += [Score(start + index, score) for index, score in enumerate(found)]
         return scores
 
-    # -- shared parts ---------------------------------------------------------------------------
+    # -- shared parts --------------------------------------------------------------------------
 
     @property
     def _opened(self) -> Context:

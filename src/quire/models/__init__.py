@@ -1,1 +1,3 @@
-"""One module a family; `registry` names them, `loader` opens them, `base` is their contract."""
+"""Models: families, layers, encoders, weights and tokenizer conversion. `registry` lists the
+families.
+"""

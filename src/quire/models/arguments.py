@@ -1,4 +1,4 @@
-"""Reading `config.json` into frozen dataclasses that mirror it."""
+"""Reads `config.json` into frozen dataclasses with the same field names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ A = TypeVar("A")
 
 
 def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
-    """Fills the dataclass `cls` from the keys of `config` that bear its fields' names.
+    """Fill the dataclass `cls` from the keys of `config` that have its
+    fields' names.
 
-    Keys that `cls` does not have are not the model's business (training settings, versions).
-    A null counts as absent. `computed` goes before `config`. An integer is at least 1, as most are
-    sizes, or at least its default, where that is less.
+    Other keys are ignored, such as training settings and versions. A null counts as absent.
+    `computed` overrides `config`. Integers must be at least 1, or at least their default if that is
+    less.
 
     Raises:
         ModelError: a field without a default has no value, or a value is of another type or too
@@ -45,11 +46,12 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
 
 
 def check_types(cls: type, values: dict[str, Any]) -> None:
-    """Holds values against the types of the dataclass fields that they are for.
+    """Check values against the types of the dataclass fields that they
+    are for.
 
     Raises:
-        ModelError: naming the key, the value, and the type it should have; a number that is not
-            finite.
+        ModelError: a value has another type or is not finite; the message names the key, the value
+            and the type.
     """
     hints = get_type_hints(cls)
     for name, value in values.items():

@@ -1,8 +1,9 @@
-"""The contract between a model and the engine.
+"""The interface between models and the
+engine.
 
-A model is a function of weights, a step's inputs and the KV pools. It never sees a mask, a cache
-object, a batch size or a request: the tokens of all sequences in a step come as one flat list, each
-with its own position, and `ForwardContext.attend` lets a row see exactly its visible keys.
+A model is a function of weights, a step's inputs and the KV pools. It sees no mask, cache object,
+batch size or request: the tokens of all sequences of a step are one flat list, each with its own
+position, and `ForwardContext.attend` lets each row see exactly its visible keys.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from quire.device.recurrence import DeltaGates
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """Rows of a step that stand for media; an encoder made their embeddings.
+    """Rows of a step whose embeddings come from a media
+    encoder.
 
     Attributes:
-        rows: `[M]` int32, among the step's T.
-        values: `[M, hidden]`.
-        deeper: further values, of those rows whose encoder has several levels: the first are added
-            behind the decoder's first layer, and so on.
+        rows: int32 `[M]`, indices of these rows in the step.
+        values: embeddings `[M, hidden]`.
+        deeper: further levels of encoders that have them: the first is added to the output of the
+            decoder's first layer, and so on.
     """
 
     rows: mx.array
@@ -51,12 +53,12 @@ class MediaRows:
         return cls(first.rows, first.values, tuple(deeper))
 
     def placed(self, embeddings: mx.array) -> mx.array:
-        """Return the embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
+        """Replace the embeddings of these rows by the encoder's, `[T, hidden]`."""
         embeddings[self.rows] = self.values.astype(embeddings.dtype)
         return embeddings
 
     def deepened(self, hidden: mx.array, layer: int) -> mx.array:
-        """Add the encoder's values of this level to a layer's output, `[T, hidden]`."""
+        """Add the encoder's level for this layer to the layer's output, `[T, hidden]`."""
         if layer >= len(self.deeper):
             return hidden
         added = self.deeper[layer]
@@ -65,12 +67,13 @@ class MediaRows:
 
 @dataclass(frozen=True, slots=True)
 class CrossRows:
-    """The media that rows of a step attend to through cross-attention layers.
+    """Media that rows of a step attend to in cross-attention
+    layers.
 
     Attributes:
-        attending: `[T, 1]`, true for rows that attend to anything; None where all do.
-        states: `[M, hidden]`, an encoder's rows for the media whose keys and values this step
-            computes; None where earlier steps have computed all of them.
+        attending: bool `[T, 1]`, which rows attend to media; None if all do.
+        states: `[M, hidden]`, encoder rows of media whose keys and values this step computes; None
+            if earlier steps computed all.
     """
 
     attending: mx.array | None
@@ -78,13 +81,15 @@ class CrossRows:
 
 
 class ForwardContext(Protocol):
-    """A model's view of one step: T rows, one per token, of any number of sequences.
+    """A model's view of one step: T rows, one per token, of any number of
+    sequences.
 
     Attributes:
-        tokens: `[T]` int32; a row of media has the id of the token that marks it.
-        positions: `[T]` int32, or `[axes, T]` float32 for multimodal RoPE.
-        media: None when there are no such rows.
-        cross: None when no row attends to media; cross-attention layers then change nothing.
+        tokens: int32 `[T]`; rows of media have the id of their placeholder.
+        positions: int32 `[T]`, or float32 `[axes, T]` for multimodal RoPE.
+        media: rows of media; None if there are none.
+        cross: media for cross-attention; None if no row attends to any, so that these layers change
+            nothing.
     """
 
     tokens: mx.array
@@ -104,29 +109,31 @@ class ForwardContext(Protocol):
         sinks: mx.array | None = None,
         chosen_by: int | None = None,
     ) -> mx.array:
-        """Writes k and v, then lets each row of q see the keys in its range.
+        """Write k and v to the cache, then attend from each row of q to its
+        visible keys.
 
         Args:
-            layer: index into the model's `layout`; its spec says what is visible.
+            layer: index into the model's `layout`, whose spec defines what is visible.
             q: `[T, heads, head_dim]`, rotated.
-            k, v: `[T, kv_heads, head_dim]`, rotated, and `[T, kv_heads, value_dim]`; None for a
-                `SharedKV` layer. Of a `CrossKV` layer `[M, ...]`, those of `cross.states`.
-            scale: multiplies the logits.
-            softcap: caps them then: `softcap * tanh(logits / softcap)`.
-            sinks: `[heads]`, extra logits that take weight and give nothing.
-            chosen_by: a layer whose `choose` said which of the keys in its range each row sees;
-                None lets it see all.
+            k, v: `[T, kv_heads, head_dim]`, rotated, and `[T, kv_heads, value_dim]`; None for
+                `SharedKV` layers. For `CrossKV` layers `[M, ...]`, computed from `cross.states`.
+            scale: factor of the logits.
+            softcap: if given, scaled logits become `softcap * tanh(logits / softcap)`.
+            sinks: `[heads]`, extra logits in the softmax, without a value.
+            chosen_by: layer whose `choose` selected the keys that each row sees; None means all
+                visible keys.
 
         Returns:
-            `[T, heads, value_dim]`; zeros for rows that see nothing.
+            `[T, heads, value_dim]`; zeros for rows without visible keys.
         """
         ...
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        """Writes an indexer's keys, then has it choose keys for each row, see `attend`.
+        """Write an indexer's keys, then select keys for each row, for
+        `attend`.
 
-        A key's score is the sum over heads of `weights * max(q . k, 0)`, in float32. The keys of
-        highest score among those that are visible are chosen, of equal ones the first.
+        A key's score is the sum over heads of `weights * max(q . k, 0)`, in float32. The visible
+        keys of highest score are selected; of equal scores the earlier key.
 
         Args:
             layer: index into the model's `layout`; its spec has an `index_dim`.
@@ -140,9 +147,10 @@ class ForwardContext(Protocol):
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
-        """Apply one filter per channel over each sequence's last tokens, then SiLU if `silu`.
+        """Apply one filter per channel over each sequence's last tokens, then SiLU if
+        `silu`.
 
-        Reads and replaces the array "conv" of the layer's `RecurrentState`.
+        This updates the array "conv" of the layer's `RecurrentState`.
 
         Args:
             x: `[T, channels]`.
@@ -157,11 +165,12 @@ class ForwardContext(Protocol):
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
     ) -> mx.array:
-        """Advance each sequence's array "delta" by the gated delta rule (arXiv:2412.06464).
+        """Advance each sequence's array "delta" by the gated delta rule
+        (arXiv:2412.06464).
 
         Args:
             mixed: `[T, channels]`, see `Operations.gated_delta`.
-            gates: whose `steps` and `betas` begin with an axis of `T`.
+            gates: the gates; the first axis of `steps` and `betas` is `T`.
 
         Returns:
             `[T, value_heads, value_dim]`.
@@ -177,7 +186,8 @@ class ForwardContext(Protocol):
         steps: mx.array,
         rates: mx.array,
     ) -> mx.array:
-        """Advance each sequence's array "state": decay, add the value at the key, read.
+        """Advance each sequence's array "state": decay it, add the outer product of value and key,
+        and read it with the query.
 
         Args:
             values: `[T, heads, head_dim]`.
@@ -191,77 +201,85 @@ class ForwardContext(Protocol):
         ...
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
-        """Return the narrowed context for layers after which nothing more is stored.
+        """Return a narrowed context for layers after which nothing is stored
+        any more.
 
-        Then only the rows matter whose hidden states are wanted, the last of each prompt that is
-        read to its end among them.
+        It holds only the rows whose hidden states are needed, such as the last row of each finished
+        prompt.
 
         Returns:
-            A step of those rows, and where they are among this one's, `[R]`; the model returns
-            `[R, hidden]` then. None when they are all of them, or when nobody wants any.
+            The context of these rows, and their indices `[R]`; the model then returns `[R,
+                hidden]`. None if all rows are needed, or if none is.
         """
         ...
 
 
 class Module(nn.Module):
-    """MLX's module with a typed constructor. A leading underscore marks what is no weight."""
+    """MLX's module with a typed constructor. Attributes with a leading underscore are not
+    weights.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # MLX does not annotate it
 
 
 Encoding = Generator[tuple[mx.array, ...], None, tuple[mx.array, ...]]
-"""An item that is being encoded: gives what each piece but the last has computed, then the rows."""
+"""An item being encoded: yields the state after each piece but the last, and returns the rows."""
 
 
 class MediaEncoder(Module):
-    """Makes embedding rows of one kind of media: encoder and projector of a checkpoint.
+    """Computes embeddings of one media kind: a checkpoint's encoder and
+    projector.
 
-    A step computes as many pieces of an item as its time allows. One that is not cut is one piece;
-    `CutEncoder` is the base of those that are.
+    A step computes as many pieces of an item as its time allows. By default an item is one piece;
+    encoders derived from `CutEncoder` have several.
     """
 
     @abstractmethod
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes of the features of an item of this shape."""
+        """Return the size in bytes of the features of an item of this shape."""
 
     @abstractmethod
     def rows(self, shape: tuple[int, ...]) -> int:
-        """Return the rows that an item of this shape becomes.
+        """Return the number of rows of an item of
+        this shape.
 
         Raises:
-            RequestError: the encoder does not take that shape; names the limit.
+            RequestError: the encoder does not take this shape; the message names the limit.
         """
 
     def cross_keys(self, shape: tuple[int, ...]) -> int:
-        """Return how many rows cross-attention layers attend to; 0 where rows replace embeddings.
+        """Return the number of rows for cross-attention; 0 if the rows replace embeddings
+        instead.
 
-        Where there are any, the item stands in the prompt as `rows` usual tokens.
+        If there are any, the item's `rows` in the prompt are ordinary tokens.
         """
         return 0
 
     @abstractmethod
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
-        """uint8 `[feature_bytes]`, as in `MediaItem`, to arrays `[rows, hidden]`.
+        """Encode features, uint8 `[feature_bytes]` as in `MediaItem`, to arrays `[rows,
+        hidden]`.
 
-        The first takes the place of the placeholders' embeddings. An encoder of several levels
-        (DeepStack, arXiv:2406.04334) gives more of them; see `MediaRows.deeper`.
+        The first array replaces the placeholders' embeddings. Encoders of several levels
+        (DeepStack, arXiv:2406.04334) return further ones, see `MediaRows.deeper`.
         """
 
     def pieces(self, shape: tuple[int, ...]) -> Pieces:
-        """Return how `encode` cuts the work on an item of this shape."""
+        """Return how `encode` divides the work on an item of this shape."""
         return Pieces(1, self.rows(shape))
 
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        """Encode in pieces; the result is that of calling the encoder."""
+        """Encode in pieces; the result equals that of calling the encoder."""
         yield from ()
         return self(features, shape)
 
 
 class CutEncoder(MediaEncoder):
-    """An encoder that is cut: by layers where all of an item sees all of it, else by its parts too.
+    """An encoder that works in pieces: by layers, and by independent parts of an item if there are
+    any.
 
-    The cuts depend on the shape alone, so that the rows do not depend on the steps' time.
+    The pieces depend only on the shape, so the result does not depend on the steps' time.
     """
 
     @abstractmethod
@@ -269,17 +287,18 @@ class CutEncoder(MediaEncoder):
 
     @abstractmethod
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        """Encode in pieces. Between pieces, yield the hidden states that the next one needs."""
+        """Encode in pieces. Between pieces, yield the hidden states that the next piece needs."""
 
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
         return finished(self.encode(features, shape))
 
 
 def finished(encoding: Encoding, pieces: int | None = None) -> tuple[mx.array, ...]:
-    """Return the rows, by all the pieces that are left.
+    """Compute all remaining pieces and return
+    the rows.
 
     Args:
-        pieces: how many those are; None if the caller does not know.
+        pieces: number of remaining pieces; None if unknown.
     """
     done = 0
     while True:
@@ -293,33 +312,36 @@ def finished(encoding: Encoding, pieces: int | None = None) -> tuple[mx.array, .
 
 
 class LanguageModel(Module):
-    """Base of every decoder. Subclasses mirror their checkpoint's names."""
+    """Base class of decoders. Subclasses use their checkpoint's names."""
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        """Encoders by media kind; empty for a model that takes text only."""
+        """Encoders by media kind; empty for models that take only text."""
         return {}
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:
-        """Return the positions of a prompt's tokens, `[axes, T]`: usually time, height, width.
+        """Return the positions of a prompt's tokens, `[axes, T]`, usually time, height
+        and width.
 
-        They need not be whole. None where a token's position is its index. Families with multimodal
-        RoPE override it.
+        They may be fractional. Return None if a token's position is its index. Families with
+        multimodal RoPE override this.
         """
         return None
 
     def cross_media(self, media: Sequence[PlacedMedia]) -> tuple[CrossMedia, ...]:
-        """Return the media that a prompt's tokens attend to through cross-attention, in order."""
+        """Return the media that a prompt's tokens attend to by cross-attention, in order."""
         return ()
 
     @property
     @abstractmethod
     def layout(self) -> tuple[LayerSpec, ...]:
-        """The state that each layer keeps, in order.
+        """The state that each layer keeps,
+        in order.
 
-        Here a layer is a block that mixes tokens: a checkpoint's may have none of these, or two.
+        A layer here is a block that mixes tokens; a checkpoint's layer may have none of these, or
+        two.
         """
 
     @property
@@ -355,30 +377,33 @@ class LanguageModel(Module):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Columns of `logits`."""
+        """Number of columns of `logits`."""
 
     @property
     def embedded_tokens(self) -> int:
-        """Tokens that a prompt may hold: ids below it. More than `vocab_size` where those that mark
-        media are generated by nobody."""
+        """Number of token ids that a prompt may hold. More than `vocab_size` if media placeholders
+        are never generated.
+        """
         return self.vocab_size
 
     @abstractmethod
     def __call__(self, step: ForwardContext) -> mx.array:
-        """Final hidden states, normalised, ready for `logits`: `[T, hidden]`.
+        """Return final hidden states, normalised, as input of `logits`: `[T,
+        hidden]`.
 
-        `[R, hidden]` when it took `ForwardContext.sampled_rows_only`.
+        The shape is `[R, hidden]` if the model used `ForwardContext.sampled_rows_only`.
         """
 
     @abstractmethod
     def logits(self, hidden: mx.array) -> mx.array:
-        """`[R, hidden]` -> `[R, vocab]` in float32, softcapped where the family does so."""
+        """Compute logits in float32, with the family's softcap: `[R, hidden]` -> `[R, vocab]`."""
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Translates foreign checkpoint names and layouts (Hugging Face, MLX) to this module's.
+        """Translate names and layouts of foreign checkpoints (Hugging Face, MLX) to this
+        module's.
 
-        What it leaves out is left out by name. Arrays may be packed codes with their `scales`.
+        Tensors are dropped only by name. Arrays may be quantised codes with their `scales`.
         """
 
 
@@ -389,6 +414,6 @@ def named_parameters(module: nn.Module) -> dict[str, mx.array]:
 
 
 def named_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that hold no others, by their path, e.g. `model.norm`."""
+    """Return the modules without submodules by path, e.g. `model.norm`."""
     flat: Any = tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module)
     return dict(flat)

@@ -1,8 +1,9 @@
-"""Defaults of absent configuration keys, by the classes of Hugging Face transformers.
+"""Defaults of absent configuration keys, by Hugging Face transformers'
+classes.
 
-The keys are those on which the shapes of tensors depend: a file that leaves one out was written by
-a class for which it goes without saying. Of transformers 5; `tests/models/test_class_defaults.py`
-holds the table against the classes. A null is not absent: it is what the file says.
+Only keys are listed that the shapes of tensors depend on. The values are transformers 5's;
+`tests/models/test_class_defaults.py` compares them with its classes. A null does not count as
+absent.
 """
 
 from __future__ import annotations
@@ -124,11 +125,11 @@ TEXT_TYPES: Mapping[str, str] = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
 }
-"""The `model_type` of the text in a multimodal model, where the file does not say."""
+"""The `model_type` of a multimodal model's text part, if the file does not say."""
 
 
 def with_class_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with its class's values for absent keys."""
+    """Return a configuration with its class's defaults for absent keys."""
     model_type = str(config.get("model_type"))
     text = config.get("text_config")
     if not isinstance(text, dict):

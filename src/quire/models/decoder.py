@@ -1,4 +1,4 @@
-"""The decoder that a `Description` describes."""
+"""The decoder built from a `Description`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("quire.models")
 
 
 class Decoder(Module):
-    """Everything but the head, named as most checkpoints name it: `model.`"""
+    """The model without its head, `model.` in most checkpoints."""
 
     def __init__(self, whole: Description) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Decoder(Module):
         return x if self._multiplier == 1 else x * self._multiplier
 
     def __call__(self, step: ForwardContext) -> mx.array:
-        """Normalised hidden states `[T, hidden]`."""
+        """Return normalised hidden states `[T, hidden]`."""
         x = self.embedded(step.tokens)
         if step.media is not None:
             x = step.media.placed(x)
@@ -58,10 +58,11 @@ class Decoder(Module):
 
 
 class DecoderModel(LanguageModel):
-    """A described decoder with its head.
+    """A decoder with its head, built from a
+    description.
 
     Args:
-        names: how the family's checkpoints name and lay out the tensors.
+        names: names and layouts of tensors in the family's checkpoints.
     """
 
     def __init__(self, description: Description, names: Names) -> None:
@@ -121,15 +122,16 @@ class DecoderModel(LanguageModel):
             self._read_head(ready)
         for name, place in named_parameters(self).items():
             if name not in ready and name.endswith(self.names.zero_if_absent):
-                log.warning("the checkpoint has no %s; zeros are used, as in its conversion", name)
+                log.warning("The checkpoint has no tensor %s; zeros are used instead.", name)
                 ready[name] = mx.zeros_like(place)
         return ready
 
     def _read_head(self, weights: dict[str, mx.array]) -> None:
-        """Drops a head that is the embedding table; keeps another, whatever the configuration says.
+        """Drop a head that equals the embedding table; keep any other, even if the configuration
+        ties them.
 
-        Configurations of several parts often leave out that the head is not tied. Transformers
-        reads such checkpoints so, too.
+        Configurations of several parts often omit that the head is not tied. Transformers reads
+        such checkpoints in the same way.
         """
         head, table = "lm_head.", "model.embed_tokens."
         own = {name: weights.pop(name) for name in list(weights) if name.startswith(head)}

@@ -1,7 +1,8 @@
-"""Description of a decoder as one value, as a paper's table gives it.
+"""Descriptions of decoders as frozen values, much like a table in
+a paper.
 
-A family is a function from `config.json` to a `Description`. Each part knows the module that
-computes it, so that a layer may mix tokens, or feed forward, in any way that has such a part.
+A family is a function from `config.json` to a `Description`. Each part makes the module that
+computes it, so new kinds of mixers and feed-forward blocks need no change here.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from quire.models.layers.norm import LayerNorm, RMSNorm, UnweightedNorm
 from quire.models.layers.rope import RopeParameters
 
 Rotation = tuple[int, RopeParameters]
-"""Size of a head, and how it is rotated."""
+"""Head size and rotary parameters."""
 
 
 class NormPlacement(Enum):
-    """The places of a layer's norms, for input `x` and the blocks `attention` and `mlp`."""
+    """The places of a layer's norms."""
 
     PRE = "before each block"
     POST = "after each block, before it is added"
@@ -32,11 +33,12 @@ class NormPlacement(Enum):
 
 @dataclass(frozen=True)
 class Norm:
-    """Root mean square (arXiv:1910.07467), or LayerNorm (arXiv:1607.06450) if `centred`.
+    """Root mean square (arXiv:1910.07467), or LayerNorm (arXiv:1607.06450) if
+    `centred`.
 
     Attributes:
-        bias: LayerNorm adds one.
-        weighted: without it, nothing is learned.
+        bias: whether LayerNorm has a bias.
+        weighted: whether the norm has a weight.
     """
 
     eps: float
@@ -45,7 +47,9 @@ class Norm:
     weighted: bool = True
 
     def module(self, *shape: int) -> Module:
-        """Normalises the last axis; `shape` is that of its weight, of one axis without centring."""
+        """Return a module that normalises the last axis; `shape` is its weight's, one axis unless
+        `centred`.
+        """
         if self.centred:
             return LayerNorm(shape, self.eps, self.bias)
         if not self.weighted:
@@ -55,50 +59,53 @@ class Norm:
 
 
 class Mixer(Protocol):
-    """How a layer mixes tokens: a frozen dataclass."""
+    """Description of a block that mixes tokens; implementations are frozen dataclasses."""
 
     @property
     def attribute(self) -> str:
-        """The module's name in checkpoints, within a layer."""
+        """The module's name within a layer, as in checkpoints."""
         ...
 
     @property
     def rotation(self) -> Rotation | None:
-        """The rotation of its queries and keys."""
+        """Rotation of the queries and keys; None if they are not rotated."""
         ...
 
     @property
     def spec(self) -> LayerSpec:
-        """The state that it keeps."""
+        """The state that the block keeps."""
         ...
 
     def module(self, hidden_size: int, layer: int) -> Module:
-        """Called with `x`, the step, and the rotation of its positions, if it has one.
+        """Return the module, which is called with `x`, the step, and the rotation of its positions,
+        if any.
 
         Args:
-            layer: index into the model's layout of what it keeps.
+            layer: index of the block's state in the model's layout.
         """
         ...
 
 
 class FeedForward(Protocol):
-    """The feed-forward part of a layer, which sees each token alone: a frozen dataclass."""
+    """Description of a feed-forward block, which treats each token alone; a frozen dataclass."""
 
     def module(self, hidden_size: int) -> Module:
-        """Called with `[T, hidden]`."""
+        """Return the module, which is called with `[T, hidden]`."""
         ...
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer.
+    """Description of
+    a layer.
 
     Attributes:
-        mixers: blocks that mix tokens; several read the same rows and are added together. A layer
-            without any is possible where norms are before each block.
-        feed_forward: None in a layer that only mixes, possible there too.
-        placement: None is the decoder's.
-        by_token: what feeds forward is called with the rows' tokens, `[T]`, as well.
+        mixers: blocks that mix tokens; several read the same rows, and their outputs are added.
+            There may be none if norms are before each block.
+        feed_forward: the feed-forward block; None for a layer without one, under the same
+            condition.
+        placement: places of the norms; None means the decoder's.
+        by_token: whether the feed-forward block also gets the rows' tokens `[T]`.
     """
 
     mixers: tuple[Mixer, ...]
@@ -109,19 +116,21 @@ class Layer:
 
 @dataclass(frozen=True)
 class Description:
-    """A decoder.
+    """Description of a decoder.
 
     Attributes:
-        norm: behind the last layer, and in all.
-        block_norm: of the layers, where it is another.
-        embedding_multiplier: multiplies what the embedding table says of a token.
-        residual_multiplier: multiplies what a block adds.
-        head_multiplier: multiplies what the head reads.
-        logit_softcap: bounds the logits by a hyperbolic tangent.
-        tied_head: the head is the embedding table.
-        marks: rows of the embedding table behind the vocabulary's, of marks that nobody generates.
-        ranks: processes that the model is split over; what each of their blocks adds is summed.
-        head_rows: rows of the head that this process has, where the model is split.
+        norm: the norm after the last layer, and by default in all layers.
+        block_norm: the layers' norm, if it differs.
+        embedding_multiplier: factor of the token embeddings.
+        residual_multiplier: factor of each block's output.
+        head_multiplier: factor of the head's input.
+        logit_softcap: softcap of the logits, by a hyperbolic tangent.
+        tied_head: whether the head is the embedding table.
+        marks: rows of the embedding table after the vocabulary's, of placeholders that are never
+            generated.
+        ranks: number of processes that the model is split over; the outputs of their blocks are
+            summed.
+        head_rows: rows of the head in this process, if the model is split.
         ahead: the layer with which some checkpoints predict the token after the next.
     """
 

@@ -1,8 +1,9 @@
-"""A head that guesses tokens ahead of a model: multi-token prediction without attention.
+"""A draft head: multi-token prediction without
+attention.
 
-After DeepSeek-V3's (arXiv:2412.19437, section 2.2): from the hidden state of a token and the
-embedding of the token that follows it comes the state of the latter, and so on. There is no layer
-of attention, so a head has no keys and values. It lies beside the model's weights.
+As in DeepSeek-V3 (arXiv:2412.19437, section 2.2), a token's hidden state and the embedding of the
+next token give the next token's state, and so on. The head has no attention and thus no keys and
+values. Its file is in the model's folder.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _EPS = 1e-6
 
 
 class DraftHead(Module):
-    """The head, named as `training.draft_head` saves it.
+    """The draft head, with names as `training.draft_head`
+    saves them.
 
     Args:
         hidden: width of the model.
-        width: of the head's MLP.
+        width: inner width of the head's MLP.
     """
 
     def __init__(self, hidden: int, width: int) -> None:
@@ -42,11 +44,12 @@ class DraftHead(Module):
         self._unit = UnweightedNorm(_EPS)
 
     def __call__(self, state: mx.array, embedding: mx.array) -> mx.array:
-        """Return the state after one more token, `[N, hidden]`, as `LanguageModel.logits` takes it.
+        """Return the state after one more token, `[N, hidden]`, as input of
+        `LanguageModel.logits`.
 
         Args:
-            state: `[N, hidden]`, normalised, of the token before.
-            embedding: `[N, hidden]` of the token.
+            state: normalised state of the previous token, `[N, hidden]`.
+            embedding: embedding of the token, `[N, hidden]`.
         """
         joined = mx.concatenate([self._unit(state), self._unit(embedding)], axis=-1)
         x = self.fc(joined)
@@ -56,17 +59,20 @@ class DraftHead(Module):
 
 
 class TokenGuesser:
-    """A model with its head: guesses tokens in the step that draws the ones before them."""
+    """A model with its draft head. Drafts tokens in the same step that samples the token before
+    them.
+    """
 
     def __init__(self, model: LanguageModel, head: DraftHead) -> None:
         self._model = model
         self._head = head
 
     def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
-        """Return the tokens expected after `tokens`, int32 `[R, count]`.
+        """Return the drafts after `tokens`, int32 `[R,
+        count]`.
 
         Args:
-            state: `[R, hidden]`, normalised, from which `tokens` were drawn, `[R]`.
+            state: normalised states `[R, hidden]` from which `tokens`, `[R]`, were sampled.
         """
         table = self._model.model.embed_tokens
         guesses: list[mx.array] = []
@@ -78,7 +84,8 @@ class TokenGuesser:
 
 
 def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
-    """Return the head in a model's folder, in the model's type; None if there is none.
+    """Load the draft head of a model's folder in the model's dtype; None if there
+    is none.
 
     Raises:
         ModelError: the file does not fit the model.

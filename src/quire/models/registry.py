@@ -1,5 +1,6 @@
-"""Maps a `model_type` to the function that builds its models. A new family is one line in its
-module."""
+"""Maps a `model_type` to the function that builds its models. A new module is one line in
+`_MODULES`.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ _MODULES = (
     "youtu",
     "zhipu",
 )
-"""Module names within `models.families`."""
+"""Names of the modules in `models.families`."""
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -82,15 +83,17 @@ FAMILIES: dict[str, Family] = {
 
 
 _MOST_LAYERS = 10_000
-"""Making a hundred takes a tenth of a second; a damaged number is not to take hours."""
+"""The most layers of a model. A hundred take 0.1 s to build; a corrupt number must not
+take hours.
+"""
 
 
 def build(config: dict[str, Any]) -> LanguageModel:
-    """Return the model that a `config.json` describes, without its weights.
+    """Build the model that a `config.json` describes, without its
+    weights.
 
     Raises:
-        ModelError: no family of that `model_type`, a value is missing, or it is one that the
-            family does not know or cannot compute with.
+        ModelError: the `model_type` is unknown, or a value is missing or not supported.
     """
     model_type = Settings(config).word("model_type", default="")
     if model_type not in FAMILIES:

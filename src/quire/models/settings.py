@@ -1,4 +1,4 @@
-"""Reading `config.json` key by key, with the types of its values checked."""
+"""Reads `config.json` key by key, and checks the values' types."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ _ALIASES = (
     {"use_qk_norm", "qk_layernorm"},
     {"scale_emb", "embedding_multiplier"},
 )
-"""Names of one setting: libraries write a second one beside that which the family reads."""
+"""Names of the same setting. Libraries may write a second one beside the one that the
+family reads.
+"""
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, [])
 
 
 class Settings(Values):
-    """The keys of a `config.json`, and what families make of them.
+    """The keys of a `config.json`, with helpers for
+    families.
 
-    Keys that nobody asks for are not the model's business (training, versions).
+    Keys that no family asks for are ignored, such as training settings and versions.
     """
 
     def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
@@ -66,33 +69,35 @@ class Settings(Values):
         return [[self.like(e, within) for e in one._elements(name, dict)] for one in lists]
 
     def changed(self, **changes: Any) -> Settings:
-        """Return the same with other values."""
+        """Return the settings with other values."""
         return self.like(self.values | changes)
 
     def filled(self, **defaults: Any) -> Settings:
-        """Return the same with values for absent keys."""
+        """Return the settings with values for absent keys."""
         given = {name: value for name, value in self.values.items() if value is not None}
         return self.like(defaults | given)
 
     def null(self, name: str) -> bool:
-        """Return whether a key is there without a value, where that is not the same as absent."""
+        """Return whether a key is present with the value null."""
         return not self.has(name) and name in self.values
 
     def window(self, default: int | None = None) -> int | None:
-        """Return how many tokens a query of a sliding layer sees.
+        """Return the number of tokens that a query of a sliding
+        layer sees.
 
         Args:
-            default: where the key is absent; a null is no window.
+            default: value if the key is absent; a null means no window.
         """
         if "sliding_window" not in self.values:
             return default
         return self.integer("sliding_window") if self.has("sliding_window") else None
 
     def refuse_unasked(self) -> None:
-        """Refuses keys that change what other families compute and this one did not ask for.
+        """Refuse keys that change what other families compute and that this family did
+        not read.
 
         Raises:
-            ModelError: naming the key and its value.
+            ModelError: there is such a key; the message names it and its value.
         """
         for name in _CHANGES_RESULTS:
             way = self.prefix + name
@@ -100,23 +105,23 @@ class Settings(Values):
                 require(way, self.values.get(name), _NEUTRAL, self.file)
 
     def _repeats(self, name: str) -> bool:
-        """Return whether a key says what one that was asked for says by another name."""
+        """Return whether a key has the same value as an alias that was read."""
         others = [each for names in _ALIASES if name in names for each in names - {name}]
         asked = [each for each in others if self.prefix + each in self._asked]
         return any(self.values.get(each) == self.values.get(name) for each in asked)
 
     def rope(self, *, theta: float = 1e4, partial: float | None = None) -> RopeParameters:
-        """Return the rotation of all layers.
+        """Return the rotary parameters of all
+        layers.
 
         Args:
-            theta: where the configuration has none.
-            partial: the share of a head that is rotated where the configuration does not say; None
-                where the family rotates whole heads, and pays no heed to `partial_rotary_factor`,
-                as in the transformers library.
+            theta: default theta.
+            partial: default share of a head that is rotated; None if the family rotates whole heads
+                and ignores `partial_rotary_factor`, as transformers does.
 
         Raises:
-            ModelError: as `RopeParameters.from_dict`, and for a part of each head stretched in a
-                family that rotates whole heads, which nothing computes.
+            ModelError: as `RopeParameters.from_dict`; or the configuration rotates part of each
+                head with an extended context, in a family that rotates whole heads.
         """
         longest = self.integer("max_position_embeddings", default=0, minimum=0)
         trained = self.trained_context()
@@ -139,23 +144,27 @@ class Settings(Values):
         return replace(rope, partial_rotary_factor=1.0)
 
     def scaling(self) -> Settings:
-        """The rotary settings, under the key of transformers 4 or 5; empty if there are none."""
+        """Return the rotary settings, under the key of transformers 4 or 5; empty if there are
+        none.
+        """
         return self.nested("rope_scaling", "rope_parameters", needed=False)
 
     def rope_type(self) -> str:
-        """Return how the rotations of all layers are stretched."""
+        """Return the rotary type of all layers."""
         return rope_type(self.scaling().values)
 
     def rope_types(self) -> set[str]:
-        """Return the same where each kind of layer may have its own."""
+        """Return the rotary types of all kinds of layers."""
         scaling = self.scaling().values
         by_kind = (part for part in scaling.values() if isinstance(part, dict))
         return {rope_type(part) for part in (scaling, *by_kind)}
 
     def trained_context(self) -> int | None:
-        """Return the context of training, if the configuration tells it from the longest one."""
+        """Return the context length of training, if the configuration distinguishes it from the
+        longest one.
+        """
         key = "original_max_position_embeddings"
-        for where in (self, self.scaling()):  # the outer one counts
+        for where in (self, self.scaling()):  # the outer one takes precedence
             if where.has(key):
                 return where.integer(key)
         return None
@@ -163,11 +172,12 @@ class Settings(Values):
     def rope_by_type(
         self, full: float, sliding: float, partial: float = 1.0
     ) -> tuple[RopeParameters, RopeParameters]:
-        """Return the rotations of full and of sliding layers. Only full ones may be stretched.
+        """Return the rotary parameters of full and of sliding layers. Only full ones may be
+        extended.
 
         Args:
-            full, sliding: theta of each where the configuration has none.
-            partial: the share of a head that both rotate, where it has none.
+            full, sliding: default theta of each.
+            partial: default share of a head that is rotated.
         """
         by_kind, parts = self.nested("rope_parameters", needed=False), []
         if not by_kind.has(FULL):
@@ -188,7 +198,7 @@ class Settings(Values):
     def layer_types(
         self, default: list[str], known: Iterable[str] = (FULL, SLIDING)
     ) -> tuple[str, ...]:
-        """Return one of `known` a layer."""
+        """Return the type of each layer, one of `known`."""
         types = self.names("layer_types") or tuple(default)
         for kind in types:
             require("layer_types", kind, known)

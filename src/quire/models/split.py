@@ -1,7 +1,8 @@
-"""A model split over ranks: each has its heads, columns of MLPs, and rows of the head.
+"""Splits a model over ranks: each has a part of the heads, of the MLPs' columns and of the head's
+rows.
 
-A description is split, so that the same modules compute a part; the weights are cut by the name of
-their place in a layer. What a rank's blocks add to a row is a part of a sum (`Description.split`).
+The description is split, so the same modules compute a part; weights are cut by their names within
+a layer. The outputs of all ranks' blocks are summed, see `Description.ranks`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,28 @@ from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
 
 _HEADS = ("q_proj", "g_proj", "q_norm", "sinks")
-"""Split by query heads."""
+"""Modules split by query heads."""
 _KV_HEADS = ("k_proj", "v_proj", "k_norm")
-"""Split by the heads of keys and values; of fewer than ranks, several ranks have the same one."""
+"""Modules split by KV heads. If there are fewer KV heads than ranks, several ranks have the same
+one.
+"""
 _WIDTH = ("gate_proj", "up_proj")
-"""Split by the values between the layers of an MLP, or of each expert."""
+"""Modules split by the inner width of an MLP or of each expert."""
 _SUMMED = ("o_proj", "down_proj")
-"""Split by what they read: the ranks' products are summed, and the first rank adds the bias."""
+"""Modules split by their inputs: the ranks' products are summed, and the first rank adds
+the bias.
+"""
 _LAYER = re.compile(r"model\.layers\.(\d+)\..+")
 _KINDS = ("weight", "scales", "biases", "bias")
 _HEAD, _TABLE = "lm_head.", "model.embed_tokens."
 
 
 def split_model(model: LanguageModel, part: Part) -> LanguageModel:
-    """Return the model with a rank's part of each layer, without weights.
+    """Return the model with a rank's part of each layer, without
+    weights.
 
     Raises:
-        ModelError: a layer cannot be split over so many ranks.
+        ModelError: a layer cannot be split over this number of ranks.
     """
     if not isinstance(model, DecoderModel) or type(model) is not DecoderModel:
         raise ModelError("--tensor-parallel: models of this family cannot be split yet")
@@ -78,12 +84,14 @@ def _fed(kind: FeedForward, size: int) -> FeedForward:
 
 def _share(count: int, size: int, what: str) -> int:
     if count % size:
-        raise ModelError(f"--tensor-parallel {size}: {count} {what} are no multiple of it")
+        raise ModelError(
+            f"--tensor-parallel {size}: the model has {count} {what}, not a multiple of {size}"
+        )
     return count // size
 
 
 def cut(weights: dict[str, mx.array], whole: LanguageModel, part: Part) -> dict[str, mx.array]:
-    """Return a rank's part of the weights of a whole model, which stay lazy."""
+    """Return a rank's part of a whole model's weights, as lazy arrays."""
     assert isinstance(whole, DecoderModel)
     ready = {
         name: array if name.startswith(_HEAD) else _cut(name, array, whole.description, part)
@@ -97,7 +105,7 @@ def cut(weights: dict[str, mx.array], whole: LanguageModel, part: Part) -> dict[
 
 
 def _rows(array: mx.array, part: Part) -> mx.array:
-    """Return a rank's rows of the head; rows of zeros fill up the last rank's."""
+    """Return a rank's rows of the head; zeros fill up the last rank's."""
     each = -(-array.shape[0] // part.size)
     own = array[part.rank * each : (part.rank + 1) * each]
     missing = each - own.shape[0]
@@ -130,7 +138,7 @@ def _cut(name: str, array: mx.array, whole: Description, part: Part) -> mx.array
 
 
 def _slice(array: mx.array, axis: int, count: int, part: Part, name: str) -> mx.array:
-    """Return a rank's of `count` equal pieces along an axis."""
+    """Return a rank's share of `count` equal pieces along an axis."""
     if array.shape[axis] % count or (count > part.size and count % part.size):
         raise ModelError(f"--tensor-parallel {part.size}: {name} cannot be cut into equal parts")
     each, own = array.shape[axis] // count, part.within(count)

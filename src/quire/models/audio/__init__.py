@@ -1,1 +1,1 @@
-"""Encoders of sound."""
+"""Audio encoders."""

@@ -1,7 +1,8 @@
-"""Gemma 3n's audio encoder: Gemma 4's Conformer behind other convolutions (model cards).
+"""Gemma 3n's audio encoder: Gemma 4's Conformer with other convolutions (model
+cards).
 
-The convolutions look ahead, and are normalised by all that came before. A sound becomes as many
-rows as the longest one has: behind its own stands the embedding of a token.
+The convolutions look ahead, and are normalised over all frames so far. Each sound becomes the same
+number of rows: it is padded with the embedding of a token.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from quire.models.weights.names import renamed
 
 @dataclass(frozen=True)
 class Gemma3nAudioArguments(Gemma4AudioArguments):
-    """The keys of `audio_config` that decide the computation.
+    """The keys of `audio_config` that affect the
+    computation.
 
     Attributes:
-        input_feat_size: bins of the spectrogram.
-        conf_reduction_factor: of so many rows one is left, behind the layers.
-        sscp_conv_group_norm_eps: of the convolutions' norms.
-        vocab_size, vocab_offset: of the tokens that are embedded here, and the first one's id.
-        rows: that a sound becomes.
-        padding: the token that stands behind a sound's own rows.
+        input_feat_size: number of bins of the spectrogram.
+        conf_reduction_factor: after the layers, one of this many rows is kept.
+        sscp_conv_group_norm_eps: epsilon of the convolutions' norms.
+        vocab_size, vocab_offset: number and first id of the tokens embedded by this encoder.
+        rows: number of rows of every sound.
+        padding: the token whose embedding pads a sound.
     """
 
     use_clipped_linears: bool = False
@@ -49,8 +51,8 @@ class Gemma3nAudioArguments(Gemma4AudioArguments):
         super().__post_init__()
         if not 0 <= self.padding - self.vocab_offset < self.vocab_size:
             raise ModelError(
-                f"config.json: token {self.padding} is none of the {self.vocab_size} tokens from "
-                f"{self.vocab_offset} on of audio_config"
+                f"config.json: token {self.padding} is not among the {self.vocab_size} tokens of "
+                f"audio_config, which start at {self.vocab_offset}"
             )
 
     @classmethod
@@ -101,7 +103,7 @@ _KEYS = {
 
 
 class CumulativeNorm(Module):
-    """Each frame is normalised by the mean and variance of itself and all before it."""
+    """Normalises each frame by the mean and variance of itself and all frames before it."""
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ class Subsampling(Module):
 
 
 class Gemma3nAudioTower(ConformerTower):
-    """Gemma 3n's, `audio_tower.` in checkpoints."""
+    """Gemma 3n's audio encoder, `audio_tower.` in checkpoints."""
 
     def __init__(self, args: Gemma3nAudioArguments) -> None:
         super().__init__(args, partial(Subsampling, eps=args.sscp_conv_group_norm_eps))
@@ -143,7 +145,7 @@ class Gemma3nAudioTower(ConformerTower):
 
 
 class Gemma3nAudioEncoder(ConformerEncoder):
-    """The tower and the embedder."""
+    """The tower and the embedder, as a `MediaEncoder`."""
 
     def __init__(self, audio_tower: Gemma3nAudioTower, embed_audio: Embedder) -> None:
         super().__init__(audio_tower)
@@ -192,7 +194,7 @@ _PARTS = {
 
 
 def audio_name(name: str) -> str:
-    """Return a tensor of the tower by this package's name; one that has it already, as it is."""
+    """Translate a tensor's name to this package's. Names already translated are kept."""
     if ".layers." in name or ".layer0." in name or ".layer1." in name:
         return name
     return renamed(re.sub(r"(conformer\.\d+)\.norm\.", r"\1.norm_out.", name), _PARTS)

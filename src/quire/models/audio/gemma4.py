@@ -1,9 +1,10 @@
-"""Gemma 4's audio encoder: a mel spectrogram to rows of the decoder's width (model cards).
+"""Gemma 4's audio encoder: from a mel spectrogram to rows of the decoder's width (model
+cards).
 
-A Conformer (arXiv:2005.08100) as in the Universal Speech Model (arXiv:2303.01037), in which nothing
-looks ahead: two convolutions leave a quarter of the frames, attention sees the last few of those
-with a bias by distance (arXiv:1901.02860, appendix B), and the convolution within a layer sees the
-last few too. Sounds come one at a time, so there is no padding.
+It is a causal Conformer (arXiv:2005.08100), as in the Universal Speech Model (arXiv:2303.01037):
+two convolutions keep a quarter of the frames, attention sees the last few rows with a bias by
+distance (arXiv:1901.02860, appendix B), and so does each layer's convolution. Sounds are encoded
+one at a time, without padding.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ _LONGEST_PERIOD = 10_000.0
 
 @dataclass(frozen=True)
 class Gemma4AudioArguments:
-    """The keys of `audio_config` that decide the computation, and the decoder's width.
+    """The keys of `audio_config` that affect the computation, and the
+    decoder's width.
 
     Attributes:
-        text_hidden_size: what the projector makes rows of; `hidden_size` of the text part.
-        subsampling_conv_channels: of the two convolutions before the layers.
-        residual_weight: scales what a feed-forward adds.
+        text_hidden_size: width of the projector's rows; `hidden_size` of the text part.
+        subsampling_conv_channels: channels of the two convolutions before the layers.
+        residual_weight: factor of a feed-forward block's output.
         attention_chunk_size: rows of a block of attention.
-        attention_context_left: one more than the rows that a row sees, itself among them.
-        attention_logit_cap: bounds logits by a hyperbolic tangent.
-        gradient_clipping: bounds hidden states where float16 might overflow.
-        output_proj_dims: width of the encoder's rows.
+        attention_context_left: one more than the number of rows that a row sees, including itself.
+        attention_logit_cap: softcap of the logits, by a hyperbolic tangent.
+        gradient_clipping: bound of hidden states where float16 might overflow.
+        output_proj_dims: width of the encoder's output.
     """
 
     text_hidden_size: int
@@ -70,17 +72,18 @@ class Gemma4AudioArguments:
     def __post_init__(self) -> None:
         require("hidden_act", self.hidden_act, ACTIVATIONS)
         require("attention_context_right", self.attention_context_right, (0,))
-        # Else a row's distances and the rows that it sees are not the same numbers.
+        # Otherwise the number of distances would differ from the number of visible rows.
         require("attention_context_left", self.attention_context_left, (self.block + 1,))
         if len(self.subsampling_conv_channels) != 2:
             raise ModelError("config.json: subsampling_conv_channels are not two numbers")
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Gemma4AudioArguments | None:
-        """Reads a multimodal configuration; None where it has no audio part.
+        """Read a multimodal configuration; None if it has no
+        audio part.
 
         Raises:
-            ModelError: a value that is not known.
+            ModelError: a value is not supported.
         """
         s = Settings(config)
         audio = s.nested("audio_config", needed=False)
@@ -95,7 +98,7 @@ class Gemma4AudioArguments:
 
     @property
     def block(self) -> int:
-        """Rows of a block; each sees its own block and the one before, as far as it sees."""
+        """Rows of a block of attention. A row sees rows of its own block and the one before."""
         return self.attention_chunk_size
 
     @property
@@ -105,12 +108,12 @@ class Gemma4AudioArguments:
 
     @property
     def seen(self) -> int:
-        """Rows that a row sees, itself among them."""
+        """Number of rows that a row sees, including itself."""
         return self.block
 
     @property
     def key_scale(self) -> float:
-        """Multiplies keys."""
+        """Factor of the keys."""
         return math.log(1 + math.e) / math.log(2)
 
 
@@ -128,10 +131,12 @@ class Subsampling(Module):
 
 
 class SubsamplingProjection(Module):
-    """Frames of the spectrogram to a quarter as many rows.
+    """Reduces the spectrogram's frames to a quarter as
+    many rows.
 
     Args:
-        layer: a convolution of so many input and output channels that halves frames and bins.
+        layer: makes a convolution from its numbers of input and output channels; it halves frames
+            and bins.
     """
 
     def __init__(self, args: Gemma4AudioArguments, layer: Callable[[int, int], Module]) -> None:
@@ -149,13 +154,14 @@ class SubsamplingProjection(Module):
 
 
 class Distances:
-    """Relative positions for attention, the same for all layers.
+    """Relative positions for attention, shared by all
+    layers.
 
     Attributes:
         table: `[block + 1, hidden]`, sines and cosines of the distances from 0 up.
-        index: int32 `[block, 2 * block]`, the distance from each row of a block to each key of it
-            and the block before, as an index into `table`.
-        visible: bool, of the same shape.
+        index: int32 `[block, 2 * block]`, the distance from each row of a block to each key of the
+            block before and its own, as an index into `table`.
+        visible: bool `[block, 2 * block]`, whether the row sees the key.
     """
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
@@ -170,7 +176,7 @@ class Distances:
 
 
 class Attention(Module):
-    """A row sees itself and the rows just before it. Computed in float32, as transformers does."""
+    """Attention of each row to itself and the rows just before it, in float32 like transformers."""
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
         super().__init__()
@@ -208,23 +214,29 @@ class Attention(Module):
         return self.post(rows.astype(x.dtype))
 
     def _blocks(self, x: mx.array) -> mx.array:
-        """`[N, width]` -> float32 `[blocks, heads, block, head_dim]`, zeros behind the end."""
+        """Split rows into blocks, padded with zeros: `[N, width]` -> float32 `[blocks, heads,
+        block, head_dim]`.
+        """
         padded = mx.pad(x.astype(mx.float32), [(0, -x.shape[0] % self._block), (0, 0)])
         return padded.reshape(-1, self._block, self._heads, self._head_dim).swapaxes(1, 2)
 
     def _with_block_before(self, x: mx.array) -> mx.array:
-        """`[blocks, heads, block, head_dim]` -> `[blocks, heads, 2 * block, head_dim]`."""
+        """Prepend to each block the one before it: `[blocks, heads, block, head_dim]` -> `[blocks,
+        heads, 2 * block, head_dim]`.
+        """
         before = mx.concatenate([mx.zeros_like(x[:1]), x[:-1]])
         return mx.concatenate([before, x], axis=2)
 
     def _there(self, blocks: int) -> mx.array:
-        """bool `[blocks, 1, 1, 2 * block]`: the first block has none before it."""
+        """Return which keys exist, as the first block has none before it: bool `[blocks, 1, 1, 2 *
+        block]`.
+        """
         keys = mx.arange(blocks)[:, None] * self._block + mx.arange(2 * self._block)
         return (keys >= self._block)[:, None, None, :]
 
 
 class FeedForward(Module):
-    """Half of what a layer does to each row for itself."""
+    """A feed-forward block of half weight; a layer has two."""
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
         super().__init__()
@@ -244,7 +256,7 @@ class FeedForward(Module):
 
 
 class LightConvolution(Module):
-    """A gate, and each channel's own convolution over the last few rows."""
+    """A gated convolution over the last few rows, separate for each channel."""
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
         super().__init__()
@@ -266,7 +278,7 @@ class LightConvolution(Module):
 
 
 class ConformerLayer(Module):
-    """Feed-forward, attention, convolution, feed-forward."""
+    """A layer: feed-forward, attention, convolution, feed-forward."""
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
         super().__init__()
@@ -289,7 +301,8 @@ class ConformerLayer(Module):
 
 
 class ConformerTower(Module):
-    """A spectrogram to the layers' rows.
+    """The layers of a Conformer, which turn a spectrogram
+    into rows.
 
     Args:
         subsampling: see `SubsamplingProjection`.
@@ -305,13 +318,15 @@ class ConformerTower(Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The activations' type: that of a tensor which is never packed."""
+        """The activations' type, which is that of a tensor that is never quantised."""
         first: Any = self.subsample_conv_projection.layer0
         dtype: mx.Dtype = first.norm.weight.dtype
         return dtype
 
     def states(self, spectrogram: mx.array) -> Iterator[mx.array]:
-        """float32 `[frames, bins]` -> `[rows, hidden]` of each layer."""
+        """Yield the output `[rows, hidden]` of each layer, for a float32 spectrogram `[frames,
+        bins]`.
+        """
         x = self.subsample_conv_projection(spectrogram.astype(self.dtype))
         for layer in self.layers:
             x = layer(x, self._distances)
@@ -319,7 +334,7 @@ class ConformerTower(Module):
 
 
 class AudioTower(ConformerTower):
-    """Gemma 4's, `audio_tower.` in checkpoints."""
+    """Gemma 4's audio encoder, `audio_tower.` in checkpoints."""
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
         super().__init__(args, partial(Subsampling, eps=args.rms_norm_eps))
@@ -328,7 +343,9 @@ class AudioTower(ConformerTower):
 
 
 class ConformerEncoder(CutEncoder):
-    """A tower and what follows it as one. A piece is a layer, and the last one what follows."""
+    """A tower and its projection as a `MediaEncoder`. Each layer is a piece, and so is the
+    projection.
+    """
 
     def __init__(self, audio_tower: ConformerTower) -> None:
         super().__init__()
@@ -349,11 +366,11 @@ class ConformerEncoder(CutEncoder):
 
     @abstractmethod
     def embedded(self, x: mx.array) -> mx.array:
-        """Return the last layer's rows `[rows, hidden]` -> those that the decoder reads."""
+        """Convert the last layer's rows `[rows, hidden]` to the decoder's embeddings."""
 
 
 class Gemma4AudioEncoder(ConformerEncoder):
-    """The tower and the projector."""
+    """The tower and the projector, as a `MediaEncoder`."""
 
     def __init__(self, audio_tower: AudioTower, embed_audio: Projector) -> None:
         super().__init__(audio_tower)
@@ -373,10 +390,11 @@ class Gemma4AudioEncoder(ConformerEncoder):
 
 
 def channels_last(name: str, array: mx.array) -> mx.array:
-    """Return a convolution's weight as MLX has it; other tensors as they are.
+    """Return a convolution's weight in MLX's layout; other tensors
+    unchanged.
 
-    Transformers has a kernel's axes last, MLX the input channels. Kernels are 3 by 3, and a
-    convolution within a layer has a single input channel.
+    Transformers has the kernel's axes last, MLX the input channels. Kernels are 3 by 3, and the
+    layers' own convolutions have one input channel.
     """
     if name.endswith("depthwise_conv1d.weight") and array.shape[1] == 1:
         return array.swapaxes(1, 2)
@@ -386,6 +404,6 @@ def channels_last(name: str, array: mx.array) -> mx.array:
 
 
 def _bounded(x: mx.array, bound: float) -> mx.array:
-    """Within `bound`, and within what its type holds."""
+    """Clip `x` to `bound` and to the range of its type."""
     most = min(bound, float(mx.finfo(x.dtype).max))
     return mx.clip(x, -most, most)

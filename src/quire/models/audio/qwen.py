@@ -1,8 +1,9 @@
-"""The audio encoder of Qwen3-Omni (arXiv:2509.17765): a mel spectrogram to the decoder's width.
+"""Qwen3-Omni's audio encoder (arXiv:2509.17765): from a mel spectrogram to the
+decoder's width.
 
-Three convolutions leave an eighth of the frames of each chunk, one second long, which see nothing
-of each other. A transformer follows, whose rows see those of their own window of some chunks, in
-both directions. The places of rows are counted within a chunk.
+Three convolutions keep an eighth of the frames of each chunk, one second long; chunks are
+independent there. A transformer follows, whose rows see their own window of a few chunks, in both
+directions. Positions of rows are counted within a chunk.
 """
 
 from __future__ import annotations
@@ -24,21 +25,26 @@ from quire.models.layers.norm import LayerNorm
 
 _LONGEST_PERIOD = 10_000.0
 _ROWS_AT_ONCE = 512
-"""Through the layers, as whole windows: products of fewer rows are slower by the row."""
+"""Rows that go through the layers together, in whole windows: products of fewer rows are slower per
+row.
+"""
 _CHUNKS_AT_ONCE = 16
-"""Through the convolutions: their outputs take far more memory than the rows."""
+"""Chunks that go through the convolutions together: their outputs need far more memory than the
+rows.
+"""
 
 
 @dataclass(frozen=True)
 class QwenAudio:
-    """The encoder, described.
+    """Sizes of the
+    encoder.
 
     Attributes:
-        bins: of the spectrogram.
-        width: values between the two layers of a feed-forward.
-        channels: of the convolutions.
-        chunk: frames of a chunk.
-        window: chunks whose rows see each other.
+        bins: number of bins of the spectrogram.
+        width: inner width of a feed-forward block.
+        channels: channels of the convolutions.
+        chunk: number of frames of a chunk.
+        window: number of chunks whose rows see each other.
         output_size: the decoder's width.
     """
 
@@ -61,23 +67,23 @@ class QwenAudio:
 
     @property
     def chunks_at_once(self) -> int:
-        """Chunks that are encoded together, of whole windows."""
+        """Chunks that are encoded together, in whole windows."""
         windows = max(1, _ROWS_AT_ONCE // (_eighth(self.chunk) * self.window))
         return windows * self.window
 
     def rows(self, frames: int) -> int:
-        """Return the rows that so many frames become."""
+        """Return the number of rows for a number of frames."""
         whole, rest = divmod(frames, self.chunk)
         return whole * _eighth(self.chunk) + _eighth(rest)
 
 
 def _eighth(size: int) -> int:
-    """Return the size that three convolutions of stride two leave."""
+    """Return the size after three convolutions of stride two."""
     return -(-size // 8)
 
 
 class SelfAttention(Module):
-    """All projections have biases."""
+    """Self-attention with biases in all projections."""
 
     def __init__(self, kind: QwenAudio) -> None:
         super().__init__()
@@ -98,7 +104,7 @@ class SelfAttention(Module):
 
 
 class Block(Module):
-    """Attention and feed-forward, each behind a norm."""
+    """A layer: attention and feed-forward, each after a norm."""
 
     def __init__(self, kind: QwenAudio) -> None:
         super().__init__()
@@ -121,7 +127,7 @@ class Block(Module):
 
 
 class AudioTower(Module):
-    """A spectrogram to rows of the decoder's width, `audio_tower.` in checkpoints."""
+    """The encoder of sound, `audio_tower.` in checkpoints."""
 
     def __init__(self, kind: QwenAudio) -> None:
         super().__init__()
@@ -138,12 +144,13 @@ class AudioTower(Module):
         self._activation = ACTIVATIONS[kind.activation]
 
     def encode(self, spectrogram: mx.array) -> Encoding:
-        """float32 `[frames, bins]` -> `[rows, output_size]`.
+        """Encode a float32 spectrogram `[frames, bins]` to `[rows,
+        output_size]`.
 
-        Windows do not see each other, so a piece is a layer of a few of them.
+        Windows are independent, so a piece is one layer of a few windows.
         """
         kind, frames = self.kind, spectrogram.shape[0]
-        # Published code fills the last chunk with zeros, unless it is the only one.
+        # The published code pads the last chunk with zeros, unless it is the only one.
         size = min(frames, kind.chunk)
         filled = mx.pad(spectrogram, [(0, -frames % size), (0, 0)])
         chunks = filled.reshape(-1, size, kind.bins).astype(self.ln_post.weight.dtype)
@@ -162,10 +169,12 @@ class AudioTower(Module):
         return (mx.concatenate(parts),)
 
     def _convolved(self, chunks: mx.array) -> mx.array:
-        """`[chunks, frames, bins]` -> `[chunks, rows, hidden]`, with their places."""
+        """Apply the convolutions and add positions: `[chunks, frames, bins]` -> `[chunks, rows,
+        hidden]`.
+        """
         parts: list[mx.array] = []
         for start in range(0, chunks.shape[0], _CHUNKS_AT_ONCE):
-            # Each waits for the one before, so that one part's maps are in memory at a time.
+            # Each part depends on the one before, so that only one part's outputs are in memory.
             part = mx.depends([chunks[start : start + _CHUNKS_AT_ONCE]], parts[-1:])[0]
             x = part.swapaxes(1, 2)[..., None]  # [chunks, bins, frames, 1]
             for layer in (self.conv2d1, self.conv2d2, self.conv2d3):
@@ -177,7 +186,7 @@ class AudioTower(Module):
 
 
 def _places(rows: int, hidden: int) -> mx.array:
-    """Sines and cosines of each row's place, float32 `[rows, hidden]`."""
+    """Return sines and cosines of each row's position, float32 `[rows, hidden]`."""
     pairs = hidden // 2
     step = math.log(_LONGEST_PERIOD) / max(pairs - 1, 1)
     turns = mx.arange(rows)[:, None] * mx.exp(mx.arange(pairs) * -step)
@@ -185,7 +194,7 @@ def _places(rows: int, hidden: int) -> mx.array:
 
 
 class QwenSoundEncoder(CutEncoder):
-    """The tower for sounds. Their shape is frames and bins."""
+    """The encoder of sounds as a `MediaEncoder`. An item's shape is frames and bins."""
 
     def __init__(self, audio_tower: AudioTower) -> None:
         super().__init__()
@@ -216,7 +225,7 @@ class QwenSoundEncoder(CutEncoder):
 
 
 def channels_last(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the tower's tensors with convolutions as MLX has them; kernels are 3 by 3."""
+    """Return the tower's tensors with convolutions in MLX's layout; kernels are 3 by 3."""
     return {
         name: array.moveaxis(1, -1)
         if name.startswith("conv2d") and array.ndim == 4 and array.shape[1:3] != (3, 3)

@@ -1,4 +1,4 @@
-"""Videos with their sound for Qwen3-Omni (arXiv:2509.17765): rows of both, in the order of time."""
+"""Videos with sound for Qwen3-Omni (arXiv:2509.17765): rows of both, in order of time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from quire.models.base import Encoding
 from quire.models.vision.qwen import QwenVideoEncoder, VisionTower
 
 _SEEN = 4
-"""Numbers in the shape of a video without sound."""
+"""Length of the shape of a video without sound."""
 HEARD = _SEEN + 2
-"""Fields of a video with sound: frames and spectrogram bins are added."""
+"""Length of the shape of a video with sound: frames and bins of the spectrogram are added."""
 
 
 class QwenVideoAudioEncoder(QwenVideoEncoder):
-    """The towers for videos, with sound or without.
+    """The encoder of videos, with or without sound, as a
+    `MediaEncoder`.
 
-    Their features are those of the video, then those of its sound.
+    The sound's features follow the video's.
     """
 
     def __init__(self, visual: VisionTower, sounds: QwenSoundEncoder) -> None:

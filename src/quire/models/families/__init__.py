@@ -1,1 +1,1 @@
-"""The families of models, a module for each who publishes them."""
+"""Model families, one module for each publisher."""

@@ -1,4 +1,6 @@
-"""Jamba (arXiv:2403.19887, arXiv:2408.12570): state spaces, attention without order, experts."""
+"""Jamba (arXiv:2403.19887, arXiv:2408.12570): state space layers, attention without positions,
+experts.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def jamba(s: Settings) -> LanguageModel:
 
 
 def _blocks(s: Settings) -> tuple[FeedForward, FeedForward]:
-    """Return the blocks of most layers, and of those that have experts."""
+    """Return the feed-forward blocks of dense layers, and of layers with experts."""
     dense = mlp(s, bias=False)
     if s.integer("num_experts", "num_local_experts", default=16) == 1:
         return dense, dense

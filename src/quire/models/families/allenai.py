@@ -26,14 +26,14 @@ from quire.models.weights.names import Names, Weights, float_type
 
 
 def olmo(s: Settings) -> LanguageModel:
-    """Norms learn nothing: checkpoints have no weights of theirs."""
+    """Build OLMo. Its norms have no weights in checkpoints; `_with_norms` adds ones."""
     layers = uniform_layers(s, attention(s, clip=_clip(s)), mlp(s, bias=False))
     prepare = partial(_with_norms, hidden_size=s.integer("hidden_size"), layers=len(layers))
     return decoder(s, layers, Names(prepare=prepare), norm=Norm(1e-5, centred=True))
 
 
 def _with_norms(weights: Weights, *, hidden_size: int, layers: int) -> Weights:
-    """Ones for all norms, in the type of the checkpoint's weights."""
+    """Add weights of one for all norms, in the type of the checkpoint's weights."""
     one = mx.ones(hidden_size, dtype=float_type(weights))
     norms = [f"layers.{i}.{part}_layernorm" for i in range(layers) for part in _NORMED]
     return {f"model.{name}.weight": one for name in (*norms, "norm")} | weights

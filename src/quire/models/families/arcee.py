@@ -1,4 +1,4 @@
-"""Arcee Foundation Models: AFM-4.5B, and Trinity (of experts)."""
+"""Arcee's models: AFM-4.5B, and Trinity, which has experts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arcee(s: Settings) -> LanguageModel:
 
 
 def afmoe(s: Settings) -> LanguageModel:
-    """Only sliding layers rotate; what attention gives is gated."""
+    """Build Trinity. Only sliding layers rotate; the output of attention is gated."""
     s.only("route_norm", True)
     s.only("score_func", "sigmoid")
     for groups in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense and of experts."""
+"""ERNIE 4.5, dense and with experts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ernie4_5_moe(s: Settings) -> LanguageModel:
 
 
 def _flat(weights: Weights) -> Weights:
-    """Return the routers' biases, stored as a matrix of one row, as vectors."""
+    """Return routers' biases, stored as one-row matrices, as vectors."""
     return {
         name: array.flatten() if name.endswith("e_score_correction_bias") else array
         for name, array in weights.items()

@@ -1,4 +1,4 @@
-"""PaddleOCR-VL (arXiv:2510.14528) and ERNIE 4.5 VL, which see."""
+"""PaddleOCR-VL (arXiv:2510.14528) and ERNIE 4.5 VL: text, pictures and videos."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from quire.models.weights.names import Names, Weights, renamed
 
 
 def paddleocr_vl(s: Settings) -> LanguageModel:
-    """Describe PaddleOCR-VL: ERNIE 4.5's decoder with positions of three axes.
+    """Build PaddleOCR-VL: ERNIE 4.5's decoder with positions of
+    three axes.
 
     Early files have the decoder's keys outside `text_config`.
     """
@@ -83,8 +84,9 @@ def ernie4_5_vl_moe(s: Settings) -> LanguageModel:
 
 
 def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
-    """Return the layers of experts behind dense ones. The file's outer part knows the tokens of
-    media."""
+    """Return the layers: dense ones, then layers with experts. Token ids of media are in the outer
+    configuration.
+    """
     text.only("use_bias", False)
     text.only("moe_norm_min", 1e-12)
     theta = with_axes(text, (22, 22, 20), interleaved=False).rope(theta=5e5)
@@ -133,7 +135,7 @@ def _sparse(text: Settings) -> list[bool]:
 
 
 def _pair(s: Settings, name: str, default: int) -> tuple[int, int]:
-    """Read a number for text and one for media; a single number is for both."""
+    """Read a number for text and one for media; a single number applies to both."""
     value = s.values.get(name, default)
     if isinstance(value, list):
         values = s.integers(name)
@@ -145,13 +147,13 @@ def _pair(s: Settings, name: str, default: int) -> tuple[int, int]:
 
 
 def _by_kind(experts: int, weights: Weights) -> Weights:
-    """Experts, routers and their biases apart for text and media."""
+    """Separate experts, routers and their biases of text and of media."""
     ready: Weights = {}
     for name, array in weights.items():
         base, _, last = name.rpartition(".mlp.")
         if last in ("gate.weight", "gate.weight_1", "gate_1.weight"):
             kind = "text" if last == "gate.weight" else "vision"
-            # Published with a column an expert, converted with a row.
+            # Published with a column per expert, converted with a row per expert.
             array = array if array.shape[0] == experts else array.T
             ready[f"{base}.mlp.{kind}_moe.gate.weight"] = array
         elif last == "moe_statics.e_score_correction_bias":
@@ -202,7 +204,9 @@ def _ernie_vision(v: Settings, width: int) -> QwenVision:
 
 
 def _layers(at: str, here: str) -> dict[str, str]:
-    """Return the names of two layers and a norm: as published, in transformers, in conversions."""
+    """Return the names of two layers and a norm: as published, in transformers, and in
+    conversions.
+    """
     parts = {"linear_fc1": ("0", "fc1"), "linear_fc2": ("2", "fc2"), "ln": ("3", "ln")}
     return {
         f"resampler.{at}.{name}": f"{here}.{part}"

@@ -35,7 +35,7 @@ def cohere(s: Settings) -> LanguageModel:
 
 
 def cohere2(s: Settings) -> LanguageModel:
-    """Sliding layers rotate, full ones know no order."""
+    """Build Command R7B. Sliding layers rotate; full layers have no positions."""
     usual, every = _attention(s, 1e4), s.integer("sliding_window_pattern", default=4)
     mixers: dict[str, Mixer] = {
         FULL: replace(usual, rope=None),
@@ -46,8 +46,9 @@ def cohere2(s: Settings) -> LanguageModel:
 
 
 def cohere2_moe(s: Settings) -> LanguageModel:
-    """Build a `cohere2` model whose first layers are dense, followed by layers with experts. Dense
-    layers may have their own pattern."""
+    """Build a `cohere2` model with experts after the first, dense layers. Dense layers may have
+    their own pattern of sliding layers.
+    """
     s = s.filled(head_dim=128, num_experts=8, num_experts_per_tok=2)
     count = s.integer("num_hidden_layers")
     first = min(s.integer("first_k_dense_replace", default=0, minimum=0), count)

@@ -1,4 +1,4 @@
-"""Reads the configuration keys that families share into descriptions."""
+"""Reads configuration keys that families share into descriptions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from quire.models.weights.names import HeadNames, Names, Weights
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type` that is served.
+    """A supported
+    `model_type`.
 
     Attributes:
-        title: what people call it.
-        build: the model, without weights, from its configuration.
-        context: tokens that prompt and answer may have together, where that is not what
-            `max_position_embeddings` and YaRN say.
+        title: the family's usual name.
+        build: builds the model, without weights, from its configuration.
+        context: reads the context length, for families where `max_position_embeddings` and YaRN do
+            not give it.
     """
 
     model_type: str
@@ -38,7 +39,9 @@ class Family:
 
 
 def text_of(s: Settings) -> Settings:
-    """Return the decoder's keys. The head is tied if the whole or its `text_config` says so."""
+    """Return the text part's settings. The head is tied if either the outer or the text part says
+    so.
+    """
     text = s.within("text_config")
     tied = any(part.flag("tie_word_embeddings", default=False) for part in (s, text))
     return text.changed(tie_word_embeddings=tied)
@@ -48,16 +51,16 @@ EXPERT_PARTS = {
     "gate.e_score_correction_bias": "e_score_correction_bias",
     "shared_experts": "shared_expert",
 }
-"""Names of a router's bias and of the shared expert, as in DeepSeek's checkpoints."""
+"""Names of the router's bias and of the shared expert in DeepSeek's checkpoints."""
 
 
 def activation(s: Settings, default: str = "silu") -> str:
-    """Return the name of a known activation."""
+    """Read the name of the activation."""
     return _known_activation(s, "hidden_act", "hidden_activation", default=default)
 
 
 def projector_activation(s: Settings) -> str:
-    """Return the name of a known activation, of what is between an encoder and the decoder."""
+    """Read the name of the activation between an encoder and the decoder."""
     return _known_activation(s, "projector_hidden_act", default="gelu")
 
 
@@ -68,18 +71,20 @@ def _known_activation(s: Settings, *names: str, default: str) -> str:
 
 
 def rms(s: Settings, default: float = 1e-6, **changes: Any) -> Norm:
-    """Return the root mean square norm of most families."""
+    """Return the usual norm: root mean square."""
     return replace(Norm(s.number("rms_norm_eps", default=default, minimum=0.0)), **changes)
 
 
 def attention(s: Settings, **changes: Any) -> Attention:
-    """Full attention, biased everywhere or nowhere.
+    """Return full attention, with biases in all projections or
+    in none.
 
     Raises:
-        ModelError: a value is of another type, or the file turns off norms that the family has.
+        ModelError: a value has another type, or the file turns off norms that the family always
+            has.
     """
     if changes.get("qk_norm") is not None:
-        s.only("use_qk_norm", True)  # some files name what their family always has
+        s.only("use_qk_norm", True)  # some files state a setting that the family always has
     heads = s.integer("num_attention_heads")
     head_dim = s.integer("head_dim", default=s.integer("hidden_size") // heads)
     kv_heads = s.integer("num_key_value_heads", default=heads)
@@ -102,26 +107,26 @@ def attention(s: Settings, **changes: Any) -> Attention:
 
 
 def mlp(s: Settings, **changes: Any) -> MLP:
-    """Return a gated block."""
+    """Return a gated MLP."""
     bias = s.flag("mlp_bias", default=False)
     usual = MLP(s.integer("intermediate_size"), activation(s), bias=bias)
     return replace(usual, **changes)
 
 
 def gate_up(s: Settings) -> tuple[tuple[str, int], ...]:
-    """Return the rows of a projection that holds a gated block's first two; see `Names.fused`."""
+    """Return the parts of a fused projection of a gated MLP, for `Names.fused`."""
     width = s.integer("intermediate_size")
     return (("gate_proj", width), ("up_proj", width))
 
 
 def query_key_value(kind: Attention) -> tuple[tuple[str, int], ...]:
-    """Return the rows of a projection that holds attention's first three; see `Names.fused`."""
+    """Return the parts of a fused query, key and value projection, for `Names.fused`."""
     width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
     return (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
 
 
 def softmax_mixture(s: Settings, **changes: Any) -> Mixture:
-    """Experts behind a softmax router."""
+    """Return a mixture of experts with a softmax router."""
     usual = Mixture(
         experts=s.integer("num_experts", "num_local_experts"),
         width=changes.get("width") or s.integer("moe_intermediate_size"),
@@ -134,7 +139,7 @@ def softmax_mixture(s: Settings, **changes: Any) -> Mixture:
 
 
 def sigmoid_mixture(s: Settings, **changes: Any) -> Mixture:
-    """Experts as in DeepSeek V3, with their shared ones in one block."""
+    """Return a mixture of experts as in DeepSeek V3, whose shared experts form one block."""
     width, experts = s.integer("moe_intermediate_size"), s.integer("n_routed_experts")
     s.only("scoring_func", "sigmoid")
     s.only("topk_method", "noaux_tc")
@@ -157,7 +162,7 @@ def sigmoid_mixture(s: Settings, **changes: Any) -> Mixture:
 
 
 def channels_last(weights: Weights) -> Weights:
-    """Short convolutions as MLX has them, `[channels, kernel, 1]`."""
+    """Convert short convolutions to MLX's layout `[channels, kernel, 1]`."""
     return {
         name: array.swapaxes(-1, -2)
         if name.endswith((".conv1d.weight", ".conv.conv.weight")) and array.shape[-1] != 1
@@ -167,12 +172,12 @@ def channels_last(weights: Weights) -> Weights:
 
 
 def uniform_layers(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
-    """Return the layers that are all the same."""
+    """Return equal layers."""
     return (Layer((mixer,), feed_forward),) * s.integer("num_hidden_layers")
 
 
 def full_every(s: Settings, number: int, others: str = SLIDING) -> list[str]:
-    """Return the types of layers of which the last one of each `number` is full."""
+    """Return layer types of which every `number`-th is full."""
     count = s.integer("num_hidden_layers")
     return [others if (index + 1) % number else FULL for index in range(count)]
 
@@ -180,19 +185,19 @@ def full_every(s: Settings, number: int, others: str = SLIDING) -> list[str]:
 def by_type(
     types: tuple[str, ...], mixers: Mapping[str, Mixer], feed_forward: FeedForward
 ) -> tuple[Layer, ...]:
-    """Return the layers whose attention follows from their types."""
+    """Return layers whose attention depends on their type."""
     return tuple(Layer((mixers[kind],), feed_forward) for kind in types)
 
 
 def windows(s: Settings, usual: Attention, default: int | None = None) -> dict[str, Mixer]:
-    """`usual` for layers of each type."""
+    """Return `usual` for full layers, and with a window for sliding ones."""
     return {FULL: usual, SLIDING: replace(usual, window=s.window(default))}
 
 
 def with_dense(
     layers: tuple[Layer, ...], dense: FeedForward, which: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """Return the same with dense blocks instead of experts in some layers."""
+    """Return the layers with a dense block instead of experts in some."""
     return tuple(
         replace(layer, feed_forward=dense) if which(index) else layer
         for index, layer in enumerate(layers)
@@ -200,13 +205,14 @@ def with_dense(
 
 
 def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
-    """Return a test whether a layer is dense, by `mlp_layer_types` if present.
+    """Return a test of whether a layer is dense, by `mlp_layer_types` if
+    present.
 
     Args:
-        first: so many have, where it is not.
+        first: number of dense layers at the start, if the key is absent.
 
     Raises:
-        ModelError: an unknown type, or not one a layer.
+        ModelError: a type is unknown, or their number is not that of the layers.
     """
     types = s.names("mlp_layer_types")
     for kind in types:
@@ -236,10 +242,11 @@ def extra_layer(count: int) -> HeadNames:
 def described(
     s: Settings, layers: tuple[Layer, ...], *, tied: bool = False, **changes: Any
 ) -> Description:
-    """Return the decoder of these layers, its other parts as usual.
+    """Return the description of a decoder with these layers and the usual
+    other parts.
 
     Args:
-        tied: whether the head is the embedding table where the configuration does not say.
+        tied: whether the head is the embedding table if the configuration does not say.
     """
     usual = Description(
         vocab_size=s.integer("vocab_size"),
@@ -258,5 +265,5 @@ def described(
 def decoder(
     s: Settings, layers: tuple[Layer, ...], names: Names | None = None, **changes: Any
 ) -> DecoderModel:
-    """Return the model of what is `described`."""
+    """Build the model of a `described` decoder."""
     return DecoderModel(described(s, layers, **changes), names or Names())

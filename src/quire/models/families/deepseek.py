@@ -1,6 +1,7 @@
-"""DeepSeek V2 to V3.2 (arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556) and its heirs.
+"""DeepSeek V2 to V3.2 (arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556) and
+successors.
 
-Kimi K2 (arXiv:2507.20534) and GLM-5 (arXiv:2602.15763) among them.
+Kimi K2 (arXiv:2507.20534) and GLM-5 (arXiv:2602.15763) are among these.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def deepseek_v3(s: Settings) -> LanguageModel:
 
 
 def deepseek_v3_described(s: Settings, unused: tuple[str, ...] = ()) -> tuple[Description, Names]:
-    """Return the decoder. `unused`: see `Names`."""
+    """Describe DeepSeek V3's decoder. For `unused`, see `Names`."""
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3, minimum=0)
@@ -80,11 +81,12 @@ def deepseek_v32(s: Settings) -> LanguageModel:
 
 
 def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
-    """Return a decoder whose queries attend to the keys that an indexer chooses.
+    """Build a decoder whose queries attend to keys selected by an
+    indexer.
 
     Args:
-        choosing: by layer, whether it has an indexer; the others take the keys of the last layer
-            before them that has one (arXiv:2603.12201).
+        choosing: whether each layer has an indexer; the others use the keys selected by the last
+            layer before them that has one (arXiv:2603.12201).
     """
     first, count = (
         s.integer("first_k_dense_replace", default=3, minimum=0),
@@ -110,10 +112,12 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
 
 
 def _choosing_layers(s: Settings) -> tuple[bool, ...]:
-    """By layer, whether it has an indexer.
+    """Return whether each layer has an
+    indexer.
 
     Raises:
-        ModelError: an unknown type, not one a layer, or a first layer without indexer.
+        ModelError: a type is unknown, their number is not that of the layers, or the first layer
+            has no indexer.
     """
     count = s.integer("num_hidden_layers")
     if s.has("indexer_types"):
@@ -141,7 +145,7 @@ def glm4_moe_lite(s: Settings) -> LanguageModel:
 
 
 def latent_attention(s: Settings) -> LatentAttention:
-    """Attention by the keys that DeepSeek introduced."""
+    """Describe latent attention by the keys that DeepSeek introduced."""
     plain, rotated = s.integer("qk_nope_head_dim"), s.integer("qk_rope_head_dim")
     interleaved = s.flag("rope_interleave", default=True)
     rope = replace(s.rope(), interleaved=interleaved)
@@ -159,7 +163,7 @@ def latent_attention(s: Settings) -> LatentAttention:
 
 
 def _stretched(rope: RopeParameters) -> float:
-    """Return the factor of the logits for a stretched context."""
+    """Return the factor of the logits for an extended context."""
     if rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
@@ -172,8 +176,9 @@ def latent_described(
     first: int,
     unused: tuple[str, ...] = (),
 ) -> tuple[Description, Names]:
-    """Return layers with experts, of which the first have a plain block instead. `unused`: see
-    `Names`."""
+    """Describe a decoder whose first layers have a dense block instead of experts. For `unused`,
+    see `Names`.
+    """
     count, ahead = (
         len(layers),
         s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0),
@@ -197,7 +202,7 @@ def latent_decoder(
     first: int,
     unused: tuple[str, ...] = (),
 ) -> LanguageModel:
-    """Return the model of what is `latent_described`."""
+    """Build the model of a `latent_described` decoder."""
     return DecoderModel(*latent_described(s, kind, layers, first, unused))
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-VL (arXiv:2403.05525), which sees a picture as one tile, or twice."""
+"""DeepSeek-VL (arXiv:2403.05525), which encodes a picture as one tile, with one or two encoders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def deepseek_vl(s: Settings) -> LanguageModel:
 
 
 def _as_llava(weights: Weights) -> Weights:
-    """Return the tensors by the names that most families of tiles have."""
+    """Rename tensors to the names of most tiled vision families."""
     ready: Weights = {}
     for name, array in weights.items():
         plain = name.removeprefix("model.")
@@ -71,7 +71,9 @@ def _two_encoders(s: Settings, prepare: Callable[[Weights], Weights] | None) -> 
 
 
 def multi_modality(s: Settings) -> LanguageModel:
-    """DeepSeek-VL, or Janus, of which what draws is left out, as DeepSeek publishes them."""
+    """Build DeepSeek-VL or Janus as DeepSeek publishes them. Janus's image generation is
+    left out.
+    """
     if s.has("high_res_vision_config"):
         return _two_encoders(s, original_names.deepseek_vl_hybrid)
     return _one_encoder(s, original_names.deepseek_vl)
@@ -104,7 +106,7 @@ _VISUAL = ("vision_model.", "high_res_vision_", "aligner.", "visual.")
 
 
 class HybridModel(DecoderModel):
-    """The decoder with both encoders; without their tensors, a model of text."""
+    """The decoder with both encoders; without their tensors, a model of text only."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ def _high_name(name: str) -> str:
 
 
 def _laid_out(name: str, array: mx.array) -> mx.array:
-    """Return a convolution with what it reads last; one over patches as a matrix."""
+    """Convert a convolution to channels last, and one over patches to a matrix."""
     if array.ndim != 4 or name.endswith("pos_embed"):
         return array
     array = array.moveaxis(1, -1) if array.shape[2] == array.shape[3] else array

@@ -1,4 +1,4 @@
-"""GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373)."""
+"""GPT-NeoX (arXiv:2204.06745) and Pythia (arXiv:2304.01373)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.models.settings import Settings
 from quire.models.weights.names import Names, Weights
 
 _MASKS = re.compile(r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)")
-"""Constants that old files carry along."""
+"""Constant buffers in old files, which are dropped."""
 
 
 def gpt_neox(s: Settings) -> LanguageModel:
@@ -50,7 +50,7 @@ _PARTS = {
 
 
 def _apart(weights: Weights, attention: Attention) -> Weights:
-    """Queries, keys and values, which lie by head, apart."""
+    """Split fused projections, which interleave queries, keys and values by head."""
     ready: Weights = {}
     for full, array in weights.items():
         name = full.removeprefix("model.").removeprefix("gpt_neox.")

@@ -1,4 +1,4 @@
-"""Falcon-OCR and Falcon Perception (arXiv:2603.27365): one decoder for patches and text."""
+"""Falcon-OCR and Falcon Perception (arXiv:2603.27365): one decoder reads patches and text."""
 
 from __future__ import annotations
 
@@ -65,18 +65,19 @@ def falcon_vl(s: Settings) -> LanguageModel:
 
 
 def _renamed(s: Settings) -> Settings:
-    """Return the keys by their usual names, with those of `text_config` if there is one."""
+    """Return the settings under their usual names, merged with `text_config` if present."""
     if s.has("text_config"):
         s = s.filled(**s.within("text_config").values)
     return s.filled(**{ours: s.values[key] for key, ours in _KEYS.items() if s.has(key)})
 
 
 class FusedModel(DecoderModel):
-    """A decoder that reads patches itself.
+    """A decoder that reads patches
+    itself.
 
     Args:
         patch: pixels on a patch's side.
-        around: the tokens of the learned rows before a picture.
+        around: token ids of the learned rows before a picture.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ _PLACES = "freqs_cis_golden"
 
 
 def _prepared(weights: Weights, layers: int) -> Weights:
-    """Return a layer's own turns by place, and gates before what they gate.
+    """Give each layer its table of angles by place, and order gated
+    projections' rows.
 
-    The publisher's files have rows of gates and of the others in turns, conversions to MLX do not;
-    those carry tables of angles along.
+    The publisher's files interleave the rows of gates and of the gated projection and share one
+    table of angles. Conversions to MLX separate the rows, and hold tables of cosines and sines,
+    which are dropped.
     """
     ready: Weights = {}
     for name, array in weights.items():

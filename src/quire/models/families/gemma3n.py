@@ -1,9 +1,10 @@
-"""Gemma 3n, E2B and E4B (Google's model cards).
+"""Gemma 3n, E2B and E4B (Google's model
+cards).
 
-What sets it apart from Gemma 4, whose attention and whose embeddings for each layer it has: several
-hidden states a token, of which each layer computes one and predicts the others (AltUp,
-arXiv:2301.13310); a path of low rank beside attention (LAuReL, arXiv:2411.07501); and feed-forward
-blocks of which most values are cut off.
+It shares attention and per-layer embeddings with Gemma 4. In addition, a token has several hidden
+states, of which each layer computes one and predicts the others (AltUp, arXiv:2301.13310); a
+low-rank path runs beside attention (LAuReL, arXiv:2411.07501); and feed-forward blocks cut off most
+of their values.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ from quire.models.vision.mobilenet import MobileNetTower
 
 _THETA = {SLIDING: 1e4, FULL: 1e6}
 _LEAST_SQUARE = 1e-5
-"""The least mean square that a hidden state is divided by the root of."""
+"""Lower bound of the mean square by whose root a hidden state is divided."""
 
 
 @dataclass(frozen=True)
 class Gemma3nArguments(Gemma4Arguments):
-    """The keys of the text part of `config.json` that decide the computation.
+    """The keys of the text part of `config.json` that affect the
+    computation.
 
     Attributes:
-        intermediate_sizes: of feed-forward, one a layer.
-        activation_sparsity_pattern: the share of a feed-forward block's values that is cut off, one
-            a layer.
-        altup_num_inputs: hidden states of a token.
-        altup_active_idx: the one that layers compute.
-        altup_correct_scale: what a layer's own embedding is gated by is scaled first.
-        laurel_rank: of the path beside attention.
+        intermediate_sizes: inner widths of the feed-forward blocks, one per layer.
+        activation_sparsity_pattern: share of a feed-forward block's values that is cut off, one per
+            layer.
+        altup_num_inputs: number of hidden states of a token.
+        altup_active_idx: index of the hidden state that layers compute.
+        altup_correct_scale: whether the input of the gate of a layer's embedding is scaled.
+        laurel_rank: rank of the path beside attention.
     """
 
     intermediate_sizes: tuple[int, ...] = ()
@@ -118,7 +120,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _rotations(s: Settings) -> dict[str, RopeParameters]:
-    """By the kind of layer, in either spelling."""
+    """Return the rotary parameters by layer type, from either spelling."""
     by_kind = s.nested("rope_parameters", needed=False)
     if not by_kind.values:
         stretched = s.nested("rope_scaling", needed=False).values
@@ -133,7 +135,7 @@ def _rotations(s: Settings) -> dict[str, RopeParameters]:
 
 
 class Laurel(Module):
-    """A path of low rank beside attention (arXiv:2411.07501)."""
+    """A low-rank path beside attention (arXiv:2411.07501)."""
 
     def __init__(self, args: Gemma3nArguments) -> None:
         super().__init__()
@@ -147,7 +149,7 @@ class Laurel(Module):
 
 
 class SparseMLP(Module):
-    """A gated block, of whose gate only what stands out passes."""
+    """A gated MLP of whose gate only the largest values pass."""
 
     def __init__(self, args: Gemma3nArguments, index: int) -> None:
         super().__init__()
@@ -163,7 +165,7 @@ class SparseMLP(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         gate = self.gate_proj(x)
         if self._deviations is not None:
-            # As if the values were spread normally.
+            # The cut assumes normally distributed values.
             cut = gate.mean(axis=-1, keepdims=True)
             cut = cut + gate.std(axis=-1, keepdims=True) * self._deviations
             gate = mx.maximum(gate - cut, 0.0)
@@ -172,7 +174,7 @@ class SparseMLP(Module):
 
 
 class AltUp(Module):
-    """Predicts a token's hidden states, and corrects them by the one that was computed."""
+    """Predicts a token's hidden states, and corrects them by the computed one."""
 
     def __init__(self, args: Gemma3nArguments) -> None:
         super().__init__()
@@ -184,26 +186,26 @@ class AltUp(Module):
         self.router_norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def predict(self, states: mx.array) -> mx.array:
-        """`[T, states, hidden]` -> the same."""
+        """Predict the states: `[T, states, hidden]` -> `[T, states, hidden]`."""
         count = self._args.altup_num_inputs
         mixture = self.prediction_coefs(self._route(states[:, self._args.altup_active_idx]))
         return mixture.reshape(-1, count, count) @ states + states
 
     def correct(self, predicted: mx.array, computed: mx.array) -> mx.array:
-        """`[T, states, hidden]` and `[T, hidden]` -> `[T, states, hidden]`."""
+        """Correct predicted states `[T, states, hidden]` by the computed one `[T, hidden]`."""
         shares = self.correction_coefs(self._route(computed)) + 1.0
         missed = computed - predicted[:, self._args.altup_active_idx]
         corrected: mx.array = predicted + shares[:, :, None] * missed[:, None]
         return corrected
 
     def _route(self, x: mx.array) -> mx.array:
-        """`[T, hidden]` -> `[T, states]`."""
+        """Return the router's outputs: `[T, hidden]` -> `[T, states]`."""
         routed = self.modality_router(self.router_norm(x) * self._args.hidden_size**-1.0)
         return mx.tanh(routed.astype(mx.float32)).astype(x.dtype)
 
 
 class DecoderLayer(Module):
-    """Attention and LAuReL, feed-forward, and the layer's own embedding, within AltUp."""
+    """A layer: attention with LAuReL, feed-forward, and the layer's own embedding, within AltUp."""
 
     def __init__(self, args: Gemma3nArguments, index: int) -> None:
         super().__init__()
@@ -225,7 +227,9 @@ class DecoderLayer(Module):
     def __call__(
         self, states: mx.array, own: mx.array | None, step: ForwardContext, rotate: Rotate
     ) -> mx.array:
-        """`[T, states, hidden]` -> the same; `own` is `[T, hidden_size_per_layer_input]`."""
+        """Map `[T, states, hidden]` to the same shape; `own` is `[T,
+        hidden_size_per_layer_input]`.
+        """
         assert own is not None
         args = self._args
         predicted = self.altup.predict(states)
@@ -245,7 +249,7 @@ class DecoderLayer(Module):
 
 
 class Gemma3nDecoder(Decoder):
-    """Everything but the head."""
+    """The model without its head."""
 
     def __init__(self, args: Gemma3nArguments) -> None:
         super().__init__(args)
@@ -257,7 +261,7 @@ class Gemma3nDecoder(Decoder):
         ]
 
     def embed_own(self, embedder: Embedder) -> None:
-        """Takes the embeddings of an encoder's own tokens from it from now on."""
+        """Use an encoder's embeddings for the encoder's own tokens."""
         self._own_tokens.append(OwnTokens(embedder))
 
     def _embedded(self, tokens: mx.array) -> mx.array:
@@ -271,12 +275,14 @@ class Gemma3nDecoder(Decoder):
         return DecoderLayer(args, index)
 
     def _opened(self, x: mx.array) -> mx.array:
-        """`[T, hidden]` -> `[T, states, hidden]`, all as large as the first."""
+        """Make all states from the first, of equal magnitude: `[T, hidden]` -> `[T, states,
+        hidden]`.
+        """
         others = [project(x) for project in self.altup_projections]
         return mx.stack([x, *(_as_large(other, x) for other in others)], axis=1)
 
     def _closed(self, x: mx.array) -> mx.array:
-        """`[T, states, hidden]` -> `[T, hidden]`: their mean."""
+        """Average the projected states: `[T, states, hidden]` -> `[T, hidden]`."""
         first = x[:, 0]
         others = [
             project(x[:, number])
@@ -286,14 +292,14 @@ class Gemma3nDecoder(Decoder):
 
 
 def _as_large(x: mx.array, other: mx.array) -> mx.array:
-    """`x` scaled to the mean square of `other`, both `[T, hidden]`."""
+    """Scale `x` to the mean square of `other`, both `[T, hidden]`."""
     wanted = mx.square(other).mean(axis=-1, keepdims=True)
     found = mx.maximum(mx.square(x).mean(axis=-1, keepdims=True), _LEAST_SQUARE)
     return x * mx.sqrt(wanted) / mx.sqrt(found)
 
 
 class Gemma3n(Gemma4):
-    """The text decoder with its head, and the encoders that the checkpoint has."""
+    """The text decoder with its head, and the encoders of the checkpoint."""
 
     def __init__(
         self,
@@ -302,7 +308,7 @@ class Gemma3n(Gemma4):
         audio: Gemma3nAudioArguments | None = None,
     ) -> None:
         super().__init__(args)
-        # Other modules by the names of Gemma 4's.
+        # These modules have Gemma 4's attribute names but other types.
         if vision is not None:
             self.vision_tower = cast("Any", MobileNetTower(vision.net))
             self.embed_vision = cast("Any", Embedder(vision))

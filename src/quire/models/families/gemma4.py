@@ -1,11 +1,10 @@
-"""Gemma 4 in all its shapes: E2B, E4B, 26B-A4B, 31B (Google's model cards).
+"""Gemma 4 in all sizes but 12B: E2B, E4B, 26B-A4B, 31B (Google's model
+cards).
 
-The text decoder is here, the encoders are in `gemma4_vision` and `gemma4_audio`.
-
-What sets the decoder apart: sliding and full layers with head sizes and RoPE of their own; full
-layers that may use one projection for keys and values; late layers that read the keys and values of
-an earlier one; an embedding of each token for each layer; a mixture of experts beside the dense
-block.
+This is the text decoder; the encoders are in `vision/gemma4.py` and `audio/gemma4.py`. Its
+particulars: sliding and full layers have their own head sizes and RoPE; full layers may use one
+projection for keys and values; late layers read an earlier layer's keys and values; each layer has
+its own embedding of each token; experts run beside the dense block.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _AUDIO = ("audio_tower.", "embed_audio.")
 
 
 class Attention(Module):
-    """Queries and keys are normalised by head, and values too, so the logits need no scale."""
+    """Attention with queries, keys and values normalised per head, so the logits need no scale."""
 
     def __init__(self, args: Gemma4Arguments, layer: int) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class Attention(Module):
 
 
 class Router(Module):
-    """Chooses experts for each row and says how much of each to take."""
+    """Selects each row's experts and their weights."""
 
     def __init__(self, args: Gemma4Arguments) -> None:
         super().__init__()
@@ -102,8 +101,8 @@ class Router(Module):
         self._norm = self.scale, self.scale * self._root
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
-        if self._norm[0] is not self.scale:  # it was loaded since
+        """Map `[T, hidden]` to experts `[T, k]` and float32 weights `[T, k]`."""
+        if self._norm[0] is not self.scale:  # the weights were loaded since
             self._norm = self.scale, self.scale * self._root
         operations = current_device().operations
         logits = self.proj(operations.rms_norm(x, self._norm[1], self._eps)).astype(mx.float32)
@@ -111,7 +110,9 @@ class Router(Module):
 
 
 class DecoderLayer(Module):
-    """Attention and feed-forward between norms on both sides; then the layer's own embedding."""
+    """A layer: attention and feed-forward with norms before and after, then the layer's own
+    embedding.
+    """
 
     def __init__(self, args: Gemma4Arguments, index: int) -> None:
         super().__init__()
@@ -144,7 +145,9 @@ class DecoderLayer(Module):
     def __call__(
         self, x: mx.array, own: mx.array | None, step: ForwardContext, rotate: Rotate
     ) -> mx.array:
-        """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
+        """Map `[T, hidden]` to the same shape; `own` is `[T, hidden_size_per_layer_input]`
+        or None.
+        """
         y = self.self_attn(self.input_layernorm(x), step, rotate)
         x = self.post_attention_layernorm.added(x, y)
         y = self._feed_forward(x)
@@ -166,7 +169,7 @@ class DecoderLayer(Module):
 
 
 class Decoder(Module):
-    """Everything but the head, named as the text-only checkpoints name it: `model.`"""
+    """The model without its head, `model.` in text-only checkpoints."""
 
     def __init__(self, args: Gemma4Arguments) -> None:
         super().__init__()
@@ -184,7 +187,7 @@ class Decoder(Module):
             self.per_layer_projection_norm = RMSNorm(own, eps=args.rms_norm_eps)
 
     def __call__(self, step: ForwardContext) -> mx.array:
-        """Normalised hidden states `[T, hidden]`."""
+        """Return normalised hidden states `[T, hidden]`."""
         args = self._args
         tokens = self._looked_up(step)
         x = self._embedded(tokens)
@@ -205,17 +208,16 @@ class Decoder(Module):
         return y
 
     def _layer(self, args: Gemma4Arguments, index: int) -> Module:
-        """Return one layer."""
         return DecoderLayer(args, index)
 
     def _embedded(self, tokens: mx.array) -> mx.array:
-        """`[T]` -> `[T, hidden]`."""
+        """Return scaled token embeddings: `[T]` -> `[T, hidden]`."""
         dtype = self.norm.weight.dtype
         x = embed(self.embed_tokens, tokens, dtype)
         return x * float(self._args.hidden_size**0.5)
 
     def _opened(self, x: mx.array) -> mx.array:
-        """Embeddings `[T, hidden]` to what goes through the layers."""
+        """Convert embeddings `[T, hidden]` to the layers' input."""
         return x
 
     def _closed(self, x: mx.array) -> mx.array:
@@ -223,31 +225,32 @@ class Decoder(Module):
         return x
 
     def _looked_up(self, step: ForwardContext) -> mx.array:
-        """Return the tokens `[T]` whose embeddings are read: padding replaces media tokens."""
+        """Return the tokens `[T]` to embed, with padding in place of media tokens."""
         if step.media is None:
             return step.tokens
         padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)
         return mx.put_along_axis(step.tokens, step.media.rows, padding, axis=0)
 
     def _rotations(self, step: ForwardContext) -> dict[str, Rotate]:
-        """By the kind of layer."""
+        """Return the step's rotations by layer type."""
         return {kind: rope(step.positions) for kind, rope in self._ropes}
 
     def _parts(self, own: mx.array | None) -> list[mx.array | None]:
-        """Return each layer's part of `_own_embeddings`."""
+        """Split `_own_embeddings` by layer."""
         count = len(self.layers)
         return [None] * count if own is None else list(mx.split(own, count, axis=-1))
 
     def _own_embeddings(self, x: mx.array, tokens: mx.array) -> mx.array | None:
-        """Return the layers' embeddings of the tokens, mixed with a projection of `x`.
+        """Return the layers' embeddings of the tokens, combined with a projection
+        of `x`.
 
-        `[T, layers * own]`, or None for models without.
+        The shape is `[T, layers * own]`. Return None for models without them.
         """
         args = self._args
         own, layers = args.hidden_size_per_layer_input, args.num_hidden_layers
         if not own:
             return None
-        if args.vocab_size_per_layer_input < args.vocab_size:  # tokens of media have none
+        if args.vocab_size_per_layer_input < args.vocab_size:  # media tokens have none
             tokens = mx.where(tokens < args.vocab_size_per_layer_input, tokens, 0)
         looked_up = embed(self.embed_tokens_per_layer, tokens, x.dtype) * own**0.5
         projected = self.per_layer_model_projection(x) * args.hidden_size**-0.5
@@ -257,7 +260,7 @@ class Decoder(Module):
 
 
 class Gemma4(LanguageModel):
-    """The text decoder with its head, and the encoders that the checkpoint has."""
+    """The text decoder with its head, and the encoders of the checkpoint."""
 
     def __init__(
         self,
@@ -285,7 +288,7 @@ class Gemma4(LanguageModel):
         self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
 
     def _decoder(self, args: Gemma4Arguments) -> Decoder:
-        """Everything but the head."""
+        """Return the model without its head."""
         return Decoder(args)
 
     @classmethod
@@ -341,7 +344,7 @@ class Gemma4(LanguageModel):
         return stack_experts(renamed)
 
     def _is_unused(self, name: str) -> bool:
-        """Return the tensors that checkpoints carry although nothing reads them."""
+        """Return whether a checkpoint's tensor is not used."""
         if name.startswith("lm_head."):
             return self.lm_head is None
         if name.startswith((*_VISION, *_AUDIO)):

@@ -1,4 +1,4 @@
-"""Arguments of Gemma 4's text part in `config.json`."""
+"""Reads the text part of Gemma 4's `config.json`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _DEFAULT_ROPE = {
 
 @dataclass(frozen=True)
 class Gemma4Arguments:
-    """The keys of the text part of `config.json` that decide the computation.
+    """The keys of the text part of `config.json` that affect the
+    computation.
 
     Attributes:
-        head_dim, num_key_value_heads: of sliding layers.
-        global_head_dim, num_global_key_value_heads: of full layers.
-        attention_k_eq_v: full layers have no value projection; the keys' serves both.
-        num_kv_shared_layers: how many of the last layers read an earlier layer's cache.
-        use_double_wide_mlp: those layers' MLPs are twice as wide.
-        hidden_size_per_layer_input: size of each layer's own token embedding; 0 is none.
-        layer_types: `sliding_attention` or `full_attention`, one a layer.
-        pad_token_id: rows of media look up its embeddings, those of the layers among them.
-        rope: RoPE by layer type.
+        head_dim, num_key_value_heads: head size and KV heads of sliding layers.
+        global_head_dim, num_global_key_value_heads: head size and KV heads of full layers.
+        attention_k_eq_v: whether full layers use the key projection for values too.
+        num_kv_shared_layers: number of last layers that read an earlier layer's keys and values.
+        use_double_wide_mlp: whether the MLPs of these layers are twice as wide.
+        hidden_size_per_layer_input: size of each layer's own token embedding; 0 means none.
+        layer_types: `sliding_attention` or `full_attention`, one per layer.
+        pad_token_id: the token whose embeddings, including the layers' own, rows of media get.
+        rope: rotary parameters by layer type.
     """
 
     model_type: str
@@ -67,7 +68,7 @@ class Gemma4Arguments:
 
     def __post_init__(self) -> None:
         require("hidden_activation", self.hidden_activation, ACTIVATIONS)
-        # "vision": rows of one image see each other; the engine's visible ranges say so.
+        # "vision": rows of one image see each other, by the engine's visible ranges.
         require("use_bidirectional_attention", self.use_bidirectional_attention, (None, "vision"))
         if self.enable_moe_block:
             for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
@@ -76,11 +77,11 @@ class Gemma4Arguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Reads a text configuration, or the text part of a multimodal one."""
+        """Read a text configuration, or the text part of a multimodal one."""
         s = Settings(config).within("text_config")
         text, count = s.values, s.integer("num_hidden_layers")
         types = s.layer_types([SLIDING if (i + 1) % 6 else FULL for i in range(count)])
-        types = (*types[:-1], FULL)  # the last layer is full whatever the file says
+        types = (*types[:-1], FULL)  # the last layer is always full
         rope = s.nested("rope_parameters", needed=False).filled(**_DEFAULT_ROPE)
         head_dim, kv_heads = _full_layer_shape(s, types)
         return read_arguments(
@@ -99,7 +100,9 @@ class Gemma4Arguments:
 
     @property
     def first_shared(self) -> int:
-        """The first layer that reads another's cache; the number of layers if none does."""
+        """Index of the first layer that reads another's keys and values; the number of layers if
+        none does.
+        """
         return self.num_hidden_layers - self.num_kv_shared_layers
 
     def layer_spec(self, index: int) -> LayerSpec:
@@ -121,11 +124,12 @@ class Gemma4Arguments:
 
 
 def _full_layer_shape(s: Settings, types: tuple[str, ...]) -> tuple[int | None, int | None]:
-    """Head size and KV heads of full layers; None where the file does not say.
+    """Return head size and KV heads of full layers; None if the file does not
+    give them.
 
-    There are two spellings. The first has `global_head_dim` and `num_global_key_value_heads`, which
-    counts only where K and V share a projection; transformers 5 lists what differs layer by layer
-    in `per_layer_config`, whose keys have leading zeros.
+    There are two spellings. The older has `global_head_dim` and `num_global_key_value_heads`, which
+    counts only if K and V share a projection. Transformers 5 lists differences by layer in
+    `per_layer_config`, whose keys have leading zeros.
     """
     text = s.values
     if not s.has("per_layer_config"):

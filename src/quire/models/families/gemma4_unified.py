@@ -1,11 +1,11 @@
-"""Gemma 4 12B ("unified"): the decoder reads patches and sound as they are (Google's model card).
+"""Gemma 4 12B ("unified"): the decoder reads raw patches and sound (Google's
+model card).
 
-There are no encoders. Squares of pixels and pieces of a waveform go through a norm or two and one
-layer to the decoder's width; the decoder is `gemma4`'s, without experts and embeddings of layers.
-
-Rows of a picture see each other in sliding layers alone, and within the window, as in `gemma4` and
-in Google's code. Transformers 5.23 has that mask for static caches; for others full layers see
-whole pictures, too, and sliding ones beyond the window.
+There are no encoders: norms and one linear layer project squares of pixels and pieces of a waveform
+to the decoder's width. The decoder is `gemma4`'s, without experts and per-layer embeddings. Rows of
+a picture see each other only in sliding layers and within the window, as in `gemma4` and in
+Google's code. Transformers 5.23 has this mask for static caches; with other caches full layers see
+whole pictures too, and sliding layers see beyond the window.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from quire.models.settings import Settings
 from quire.models.vision.gemma4 import soft_tokens
 
 _NEUTRAL = {"enable_moe_block": False, "hidden_size_per_layer_input": 0, "num_experts": 0}
-"""Settings that this decoder lacks, with the only values that configurations may give them."""
+"""Settings that this decoder does not support, with their only accepted values."""
 _LAYER_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True)
 class PatchArguments:
-    """The keys of `vision_config` that decide the computation, and the decoder's width.
+    """The keys of `vision_config` that affect the computation, and the
+    decoder's width.
 
     Attributes:
         patch_size: pixels along each side of a patch.
@@ -51,10 +52,11 @@ class PatchArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PatchArguments | None:
-        """Reads a multimodal configuration; None where it has no vision part.
+        """Read a multimodal configuration; None if it has no
+        vision part.
 
         Raises:
-            ModelError: a value that is not known.
+            ModelError: a value is not supported.
         """
         s = Settings(config)
         vision = s.nested("vision_config", needed=False)
@@ -68,12 +70,14 @@ class PatchArguments:
 
     @property
     def patch_values(self) -> int:
-        """Numbers in a patch."""
+        """Number of values of a patch."""
         return 3 * self.patch_size**2
 
 
 class PatchEmbedder(Module):
-    """Squares of pixels to soft tokens, `embed_vision.` or `vision_embedder.` in checkpoints."""
+    """Projects squares of pixels to soft tokens, `embed_vision.` or `vision_embedder.` in
+    checkpoints.
+    """
 
     def __init__(self, args: PatchArguments) -> None:
         super().__init__()
@@ -92,14 +96,14 @@ class PatchEmbedder(Module):
         rows, columns = rows // k, columns // k
         grid = patches.reshape(rows, k, columns, k, side, side, 3).transpose(0, 2, 1, 4, 3, 5, 6)
         colours = grid.reshape(rows * columns, -1).astype(mx.float32) / 255
-        dtype = self.pos_embedding.dtype  # the one tensor here which is never packed
+        dtype = self.pos_embedding.dtype  # the only tensor here that is never quantised
         x = self.patch_ln2(self.patch_dense(self.patch_ln1(colours.astype(dtype))))
         places = self.pos_embedding[None, :columns, 0] + self.pos_embedding[:rows, None, 1]
         return self.multimodal_embedder(self.pos_norm(x + places.reshape(x.shape)), dtype)
 
 
 class PatchEncoder(MediaEncoder):
-    """The embedder of pictures and of a video's frames; takes what `Gemma4VisionEncoder` does."""
+    """Embeds pictures and frames of videos. Its features are those of `Gemma4VisionEncoder`."""
 
     def __init__(self, embed_vision: PatchEmbedder) -> None:
         super().__init__()
@@ -121,10 +125,11 @@ class PatchEncoder(MediaEncoder):
 
 @dataclass(frozen=True)
 class WaveArguments:
-    """The keys of `audio_config` that decide the computation.
+    """The keys of `audio_config` that affect the
+    computation.
 
     Attributes:
-        samples: that become one row.
+        samples: samples of one row.
     """
 
     samples: int
@@ -132,7 +137,7 @@ class WaveArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WaveArguments | None:
-        """Reads a multimodal configuration; None where it has no audio part."""
+        """Read a multimodal configuration; None if it has no audio part."""
         audio = Settings(config).nested("audio_config", needed=False)
         if not audio.values:
             return None
@@ -143,10 +148,11 @@ class WaveArguments:
 
 
 class WaveEncoder(MediaEncoder):
-    """Pieces of a waveform, each a row.
+    """Embeds pieces of a waveform, each as
+    one row.
 
     Args:
-        norm: of the decoder, whose weight has the activations' type.
+        norm: the decoder's norm, whose weight has the activations' type.
     """
 
     def __init__(self, embed_audio: Projector, samples: int, norm: RMSNorm) -> None:
@@ -174,7 +180,7 @@ class WaveEncoder(MediaEncoder):
 
 
 class Gemma4Unified(Gemma4):
-    """The text decoder with its head, and the embedders that the checkpoint has."""
+    """The text decoder with its head, and the embedders of the checkpoint."""
 
     def __init__(
         self,
@@ -217,7 +223,9 @@ class Gemma4Unified(Gemma4):
 
 
 def _renamed(name: str) -> str:
-    """Transformers' name of a tensor; what is published has the projector beside the embedder."""
+    """Return transformers' name of a tensor; published files have the projector beside the
+    embedder.
+    """
     inner = "embed_vision.multimodal_embedder.embedding_projection."
     return name.replace("embed_vision.embedding_projection.", inner).replace(
         "vision_embedder.", "embed_vision."

@@ -40,7 +40,7 @@ def glm4v_moe(s: Settings) -> LanguageModel:
 
 
 def glm46v(s: Settings) -> LanguageModel:
-    """Transformers' name for either decoder, of which `text_config` says which."""
+    """Build either decoder of GLM-4.6V, by the `model_type` of `text_config`."""
     text = s.within("text_config")
     text.only("model_type", "glm4v_text", "glm4v_moe_text")
     return (glm4v_moe if text.values.get("model_type") == "glm4v_moe_text" else glm4v)(s)

@@ -39,7 +39,7 @@ _NAMES = Names(less_one=("norm.weight",))
 def gemma(s: Settings) -> LanguageModel:
     s.only("use_bidirectional_attention", False)
     s.only("hidden_act", "gelu", "gelu_pytorch_tanh")
-    # The first configurations say "gelu" and mean its approximation.
+    # Early configurations say "gelu" but mean its approximation.
     s = s.changed(hidden_act="gelu_pytorch_tanh")
     return _decoder(s, uniform_layers(s, attention(s), mlp(s, bias=False)))
 
@@ -49,7 +49,7 @@ def gemma2(s: Settings) -> LanguageModel:
 
 
 def vaultgemma(s: Settings) -> LanguageModel:
-    """VaultGemma (arXiv:2510.15001): Gemma 2 with norms before blocks alone."""
+    """Build VaultGemma (arXiv:2510.15001): Gemma 2 with norms only before blocks."""
     names = replace(_NAMES, renamed={"pre_feedforward_layernorm": "post_attention_layernorm"})
     return _gemma2(s, names, placement=NormPlacement.PRE)
 
@@ -64,8 +64,8 @@ def _gemma2(s: Settings, names: Names, *, placement: NormPlacement) -> LanguageM
 
 
 def gemma3(s: Settings) -> LanguageModel:
-    """Build the model. Rows of a picture see each other, in full layers too."""
-    # Text-only conversions have a part for the encoder with hardly a key.
+    """Build Gemma 3. Rows of a picture see each other, in full layers too."""
+    # Text-only conversions have a `vision_config` without sizes.
     sees = s.has("vision_config") and s.within("vision_config").has("hidden_size")
     text = gemma3_text(s.within("text_config"), bidirectional_media=sees)
     if not sees:
@@ -76,7 +76,7 @@ def gemma3(s: Settings) -> LanguageModel:
 
 
 def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageModel:
-    # The multimodal models' configurations leave out what the library has as defaults.
+    # Configurations of the multimodal models omit transformers' defaults.
     s = s.filled(
         vocab_size=262_208,
         num_attention_heads=8,
@@ -121,7 +121,7 @@ def _softcap(s: Settings, name: str, default: float | None) -> float | None:
 
 
 def _mixers(s: Settings, usual: Attention) -> dict[str, Mixer]:
-    """Full layers rotate slower than sliding ones; only they are stretched."""
+    """Return attention by layer type. Full layers rotate more slowly; only they are extended."""
     full, sliding = s.rope_by_type(1e6, s.number("rope_local_base_freq", default=1e4))
     return {
         FULL: replace(usual, rope=full),

@@ -12,7 +12,7 @@ from quire.models.settings import FULL, SLIDING, Settings
 
 
 def smollm3(s: Settings) -> LanguageModel:
-    """Build a model in which every fourth layer has no positions (arXiv:2501.18795)."""
+    """Build SmolLM3, in which every fourth layer has no positions (arXiv:2501.18795)."""
     usual, block = attention(s, rope=s.rope(theta=2e6)), mlp(s)
     count, every = s.integer("num_hidden_layers"), s.integer("no_rope_layer_interval", default=4)
     rotated = s.integers("no_rope_layers") or [(index + 1) % every for index in range(count)]

@@ -1,4 +1,4 @@
-"""HunyuanOCR (arXiv:2511.19575): Hunyuan's dense decoder, which reads pictures."""
+"""HunyuanOCR (arXiv:2511.19575): Hunyuan's dense decoder with a vision encoder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hunyuan_vl(s: Settings) -> LanguageModel:
 
 
 def _text(s: Settings) -> Settings:
-    """Return the decoder's keys: in a part of their own, or at first beside the encoder's."""
+    """Return the text part's settings, which early files have beside the encoder's."""
     text = text_of(s.filled(tie_word_embeddings=True))
     if text.has("attention_head_dim"):
         text = text.filled(head_dim=text.integer("attention_head_dim"))
@@ -89,10 +89,11 @@ def _vision(v: Settings, width: int) -> QwenVision:
 
 
 class HunyuanVL(VisionLanguageModel):
-    """The decoder with its encoder.
+    """The decoder with its
+    encoder.
 
     Args:
-        axes: positions that a token has.
+        axes: number of position axes.
     """
 
     def __init__(self, text: DecoderModel, visual: HunyuanTower, axes: int) -> None:
@@ -135,7 +136,7 @@ _KERNELS = ("patch_embed.proj.weight", "merger.proj_conv.weight", "merger.proj_o
 
 
 def _visual_names(weights: Weights) -> Weights:
-    """Return the encoder's tensors. Some matrices are published as convolutions."""
+    """Rename the encoder's tensors. Some matrices are published as convolutions."""
     ready: Weights = {}
     for name, array in weights.items():
         ours = renamed(name, _PARTS)

@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense, of experts and with state spaces."""
+"""Granite 3 and 4: dense, with experts, and with state space layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def granitemoe(s: Settings) -> LanguageModel:
 
 
 def granitemoehybrid(s: Settings) -> LanguageModel:
-    """Granite 4: most layers are state spaces; attention knows no order."""
+    """Build Granite 4. Most layers are state space layers; attention may have no positions."""
     s.only("position_embedding_type", "nope", "rope")
     s = s.filled(num_local_experts=8, shared_intermediate_size=1024)
     if s.integer("num_local_experts", minimum=0):
@@ -82,7 +82,7 @@ def _names(s: Settings) -> Names:
 
 
 def _stacked(weights: Weights) -> Weights:
-    """Experts by the names of other families, and convolutions `[channels, kernel, 1]`."""
+    """Rename experts as in other families, and convert convolutions to `[channels, kernel, 1]`."""
     return {
         name.replace(".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj").replace(
             ".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"

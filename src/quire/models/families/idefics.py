@@ -18,7 +18,8 @@ from quire.models.weights.names import Weights
 
 _TOWERS = ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision", SIGLIP)
 """Model types of the encoder. It supports pictures of any shape; for this family's tiles it equals
-SigLIP."""
+SigLIP.
+"""
 
 
 def idefics3(s: Settings) -> LanguageModel:
@@ -48,7 +49,7 @@ _PREFIXES = {
 
 
 def _by_usual_names(weights: Weights) -> Weights:
-    """Return the tensors by the names that most families have for their parts."""
+    """Rename tensors to the names of most families."""
     ready: Weights = {}
     for name, array in weights.items():
         plain = name.removeprefix("model.")

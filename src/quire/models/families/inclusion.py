@@ -1,4 +1,4 @@
-"""Ling and Ring, the first generation (arXiv:2503.05139), and Ling 3.0."""
+"""Ling and Ring, first generation (arXiv:2503.05139), and Ling 3.0."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def bailing_moe(s: Settings) -> LanguageModel:
 
 
 def bailing_hybrid(s: Settings) -> LanguageModel:
-    """Ling 3.0: Kimi's delta nets, and latents whose heads have gates.
+    """Build Ling 3.0: Kimi's delta nets, and latent attention with
+    gated heads.
 
-    Ling 2.5 has the same `model_type` and other layers, which are refused.
+    Ling 2.5 has the same `model_type` but other layers, and is refused.
     """
     s.only("architectures", ["BailingMoeV3ForCausalLM"], ["BailingHybridForCausalLM"])
     s.only("group_norm_size")
@@ -106,10 +107,11 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
 
 
 def _most_forgotten(s: Settings) -> float:
-    """Return the logarithm of what a channel keeps at least.
+    """Return the logarithm of the least decay factor of a
+    channel.
 
     Raises:
-        ModelError: it is more than all.
+        ModelError: it is not negative.
     """
     bound = s.number("kda_lower_bound", default=-5.0)
     if bound >= 0:
@@ -126,7 +128,7 @@ def _hybrid_types(s: Settings) -> tuple[str, ...]:
     """Return the mixer type of each layer: the last layer of each group has attention."""
     count, group = s.integer("num_hidden_layers"), s.integer("layer_group_size", default=6)
     if not s.has("layer_types"):
-        # Of layers behind the last whole group implementations differ.
+        # Implementations differ in layers after the last whole group.
         require("num_hidden_layers % layer_group_size", count % group, (0,), s.file)
     return s.layer_types(full_every(s, group, LINEAR), (FULL, LINEAR))
 

@@ -1,6 +1,7 @@
-"""InternLM 2 and 2.5 (arXiv:2403.17297): Llama by other names, one projection for attention.
+"""InternLM 2 and 2.5 (arXiv:2403.17297): Llama under other names, with fused attention
+projections.
 
-InternLM 3 is Llama, with biases where it says so.
+InternLM 3 is Llama, with biases if its configuration says so.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _as_llama(kind: Attention, weights: Weights) -> Weights:
         if ".attention.wqkv." not in name:
             ready[renamed(name, _PARTS)] = array
             continue
-        # Behind the queries of each key head lie its key and its value.
+        # Rows of each KV head: its queries, then its key and its value.
         rows = array.reshape(kind.kv_heads, -1, kind.head_dim, *array.shape[1:])
         parts = {"q_proj": rows[:, :-2], "k_proj": rows[:, -2:-1], "v_proj": rows[:, -1:]}
         for part, heads in parts.items():

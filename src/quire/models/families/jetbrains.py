@@ -1,4 +1,4 @@
-"""Mellum 2, of experts."""
+"""Mellum 2, with experts."""
 
 from __future__ import annotations
 

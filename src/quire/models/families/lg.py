@@ -31,15 +31,15 @@ def exaone4(s: Settings) -> LanguageModel:
 
 
 def exaone4_described(s: Settings) -> Description:
-    """EXAONE 4's decoder."""
+    """Describe EXAONE 4's decoder."""
     layers = by_type(*_mixers(s), mlp(s, bias=False))
     return described(s, layers, norm=rms(s, 1e-5), placement=NormPlacement.POST)
 
 
 def exaone_moe(s: Settings) -> LanguageModel:
-    """Norms before the blocks, and experts."""
+    """Build K-EXAONE, with norms before the blocks, and experts."""
     first = s.integer("first_k_dense_replace", default=1, minimum=0)
-    listed = s.value("is_moe_layer")  # of files before transformers had the family
+    listed = s.value("is_moe_layer")  # key of files older than transformers' support
     if isinstance(listed, list):
         s = s.filled(mlp_layer_types=["sparse" if each else "dense" for each in listed])
     else:
@@ -58,8 +58,9 @@ def exaone_moe(s: Settings) -> LanguageModel:
 
 
 def _mixers(s: Settings) -> tuple[tuple[str, ...], dict[str, Mixer]]:
-    """Return the layers' types, and their attention. Where there is a window, only sliding ones
-    rotate."""
+    """Return the layers' types, and attention by type. If there is a window, only sliding layers
+    rotate.
+    """
     norm, window = rms(s, 1e-5), s.window(4096)
     usual = attention(s, qk_norm=QKNorm(norm), qkv_bias=False, out_bias=False)
     mixers: dict[str, Mixer] = {
@@ -70,7 +71,9 @@ def _mixers(s: Settings) -> tuple[tuple[str, ...], dict[str, Mixer]]:
 
 
 def _types(s: Settings, window: int | None) -> list[str]:
-    """By a pattern that is a number (every so many is full) or letters (L is sliding, G full)."""
+    """Return layer types by a pattern: a number n (every n-th layer is full) or letters (L sliding,
+    G full).
+    """
     count, pattern = s.integer("num_hidden_layers"), s.values.get("sliding_window_pattern", 4)
     if window is None or not pattern:
         return [FULL] * count

@@ -1,4 +1,4 @@
-"""LightOnOCR (arXiv:2601.14251): Pixtral's encoder, whose lines nothing ends, and Qwen3."""
+"""LightOnOCR (arXiv:2601.14251): Qwen3 with Pixtral's encoder, without rows that end a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.models.weights.names import Weights
 
 
 class LightOnModel(TextPositionsModel):
-    """A decoder that sees; its encoder has names of its own."""
+    """Qwen3 with the encoder, whose tensors have other names than usual."""
 
     def sanitize(self, weights: Weights) -> Weights:
         return super().sanitize({_usual(name): array for name, array in weights.items()})

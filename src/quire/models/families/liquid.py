@@ -1,4 +1,4 @@
-"""LFM2, dense and of experts (arXiv:2511.23404), and LFM3."""
+"""LFM2, dense and with experts (arXiv:2511.23404), and LFM3."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def lfm2(s: Settings) -> LanguageModel:
 
 
 def _width(s: Settings) -> int:
-    """Return width of the blocks, which the configuration gives before it is cut to two thirds."""
+    """Return the width of the MLPs; the configuration states it before its reduction to two
+    thirds.
+    """
     width = s.integer("block_ff_dim", "intermediate_size")
     if not s.flag("block_auto_adjust_ff_dim", default=True):
         return width
@@ -117,7 +119,7 @@ _AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffn_norm": "post_feedforward_layernorm",
 }
-"""Parts of names where there are norms before and after each block."""
+"""Parts of names in models with norms before and after each block."""
 
 
 def _norm(s: Settings) -> Norm:

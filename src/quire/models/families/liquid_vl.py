@@ -1,4 +1,4 @@
-"""LFM2-VL (arXiv:2511.23404, section 5), LFM2 with SigLIP 2 (arXiv:2502.14786), and LFM3-VL."""
+"""LFM2-VL (arXiv:2511.23404, section 5): LFM2 with SigLIP 2 (arXiv:2502.14786); and LFM3-VL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.models.vision.vision_language import TextPositionsModel
 
 _DECODERS = {"lfm2": lfm2, "lfm2_moe": lfm2_moe}
 _TOWERS = ("siglip2_vision_model", "lfm2_vl")
-"""Model types of SigLIP 2's encoder in publishers' and converted configurations."""
+"""Model types of SigLIP 2's encoder, in published and converted configurations."""
 
 
 def lfm2_vl(s: Settings) -> LanguageModel:
@@ -44,7 +44,7 @@ def lfm2_vl(s: Settings) -> LanguageModel:
 
 
 def _projector(s: Settings, *, normed: bool) -> LayersProjector:
-    """Return the projector; `normed` squares are so before its first layer."""
+    """Return the projector; if `normed`, a norm precedes its first layer."""
     name = projector_activation(s)
     return LayersProjector(
         name,
@@ -55,7 +55,7 @@ def _projector(s: Settings, *, normed: bool) -> LayersProjector:
 
 
 def _vision(projector: LayersProjector, square: int, v: Settings, width: int) -> QwenVision:
-    """Whole pictures, of any shape; the rows of a square are what its patches become together."""
+    """Describe the encoder of pictures of any shape; each square of patches becomes one row."""
     require("vision_config.model_type", v.word("model_type", default=_TOWERS[0]), _TOWERS)
     v = v.filled(
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision (arXiv:2407.21783, section 7): its text decoder looks at pictures."""
+"""Llama 3.2 Vision (arXiv:2407.21783, section 7): the text decoder attends to pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.models.vision.llama import LlamaPictureEncoder, LlamaVision, VisionTo
 from quire.models.weights.names import Names, Weights, renamed
 
 _MARKS = 8
-"""Rows of the embedding table behind the vocabulary's: the picture's mark is the first."""
+"""Rows of the embedding table after the vocabulary's; the first is the picture's placeholder."""
 
 _VISUAL = ("vision_model.", "vision_tower.", "multi_modal_projector.")
 _PARTS = {"vision_tower": "vision_model", "fc1": "up_proj", "fc2": "down_proj"}
@@ -51,7 +51,7 @@ def _vision(v: Settings, width: int) -> LlamaVision:
     if size % patch:
         raise ModelError(f"config.json: image_size = {size} is no multiple of {patch}")
     tiles = v.integer("max_num_tiles", default=4)
-    # The usual ones: all that are no more tiles than there may be.
+    # The default: all grids of at most the allowed number of tiles.
     usual = tuple((a, b) for a in range(1, tiles + 1) for b in range(1, tiles // a + 1))
     return LlamaVision(
         depth=v.integer("num_hidden_layers", default=32),
@@ -72,7 +72,7 @@ def _vision(v: Settings, width: int) -> LlamaVision:
 
 
 class VisionTowerAndProjector(Module):
-    """The encoder and its projector, as checkpoints have them."""
+    """The encoder and its projector, as in checkpoints."""
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()
@@ -82,7 +82,8 @@ class VisionTowerAndProjector(Module):
 
 
 class LlamaVisionModel(DecoderModel):
-    """A decoder whose tokens attend to the picture before them, or to all of a run of pictures.
+    """A decoder whose tokens attend to the preceding picture, or to all pictures
+    of a run.
 
     Tokens before any picture attend to none, as in Meta's own model.
     """
@@ -126,7 +127,7 @@ class LlamaVisionModel(DecoderModel):
 
 
 def _neighbours(media: Sequence[PlacedMedia]) -> list[tuple[int, int]]:
-    """Ranges `[first, last)` of items that stand next to each other."""
+    """Return ranges `[first, last)` of items that are adjacent in the prompt."""
     cuts = [0] + [n for n in range(1, len(media)) if media[n].start != media[n - 1].end]
     return list(zip(cuts, [*cuts[1:], len(media)], strict=True)) if media else []
 

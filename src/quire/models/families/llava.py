@@ -1,4 +1,4 @@
-"""LLaVA 1.5 (arXiv:2310.03744), LLaVA-NeXT, LLaVA-OneVision (arXiv:2408.03326)."""
+"""LLaVA 1.5 (arXiv:2310.03744), LLaVA-NeXT and LLaVA-OneVision (arXiv:2408.03326)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def llava_onevision(s: Settings) -> LanguageModel:
 
 
 def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -> LanguageModel:
-    """Return the model. Absent keys mean this tower type and this output layer."""
+    """Build the model. `tower` and `layer` are the defaults of absent keys."""
     text = decoder_of(s, *(("qwen2", "llama") if tower == SIGLIP else _TEXT))
     if not s.has("vision_config"):
         return without_vision(text)

@@ -1,4 +1,4 @@
-"""Mamba (arXiv:2312.00752), Mamba 2 (arXiv:2405.21060), and what hybrids of it have in common."""
+"""Mamba (arXiv:2312.00752), Mamba 2 (arXiv:2405.21060), and shared parts of their hybrids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.models.weights.names import Names
 
 
 def mamba2(s: Settings) -> LanguageModel:
-    """Return the layers of state spaces and nothing else."""
+    """Build Mamba 2, whose layers are all state space layers."""
     s.only("hidden_act", "silu")
     heads, head_dim = s.integer("num_heads"), s.integer("head_dim")
     width = s.integer("expand", default=2) * s.integer("hidden_size")
@@ -47,16 +47,20 @@ def mamba(s: Settings) -> LanguageModel:
 
 
 def falcon_mamba(s: Settings) -> LanguageModel:
-    """Steps and the vectors that write and read are normalised, without weights."""
+    """Build Falcon Mamba, which normalises steps and the vectors that write and read, without
+    weights.
+    """
     eps = s.number("mixer_rms_eps", default=1e-6, minimum=0.0)
     return _first(s, Norm(eps, weighted=False))
 
 
 def _first(s: Settings, inner: Norm | None) -> LanguageModel:
-    """Return the layers of Mamba's first state spaces and nothing else."""
+    """Build a model of Mamba's first state space layers."""
     s.only("hidden_act", "silu")
     hidden = s.integer("hidden_size", default=768)
-    wide = s.integer("expand", default=2) * hidden  # where a file has both, its width counts
+    wide = (
+        s.integer("expand", default=2) * hidden
+    )  # if a file has both keys, `intermediate_size` counts
     if s.value("time_step_rank", "auto") == "auto":
         s = s.changed(time_step_rank=-(-hidden // 16))
     norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
@@ -111,9 +115,9 @@ def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
 
 
 def step_limits(s: Settings) -> tuple[float, float]:
-    """Return the smallest and the largest step of a token."""
+    """Return the least and the largest time step of a token."""
     given = s.values.get("time_step_limit")
-    if isinstance(given, list):  # transformers 5 writes infinity as an object that holds its name
+    if isinstance(given, list):  # transformers 5 writes infinity as an object
         s = s.changed(time_step_limit=[_INFINITE if e == _INFINITY else e for e in given])
     minimum, maximum = s.numbers("time_step_limit", (0.0, _INFINITE))
     return minimum, maximum
@@ -124,7 +128,7 @@ _INFINITY = {"__float__": "Infinity"}
 
 
 def _context(s: Settings) -> int:
-    """Return the context, which states of one size do not limit."""
+    """Return the context length. The state's size does not limit it."""
     return s.integer("max_position_embeddings", default=1 << 20)
 
 

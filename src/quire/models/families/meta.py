@@ -34,7 +34,7 @@ def llama(s: Settings) -> LanguageModel:
 
 
 def cwm(s: Settings) -> LanguageModel:
-    """Code World Model (arXiv:2510.02387): all but every fourth layer slide."""
+    """Build Code World Model (arXiv:2510.02387), whose layers are sliding, except every fourth."""
     s = s.filled(num_key_value_heads=8, head_dim=128)
     if not s.scaling().values:
         s = s.changed(rope_parameters=_CWM_ROPE)
@@ -53,11 +53,13 @@ _CWM_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""CWM's rotary settings where the configuration gives none."""
+"""CWM's rotary settings, if the configuration gives none."""
 
 
 def llama4(s: Settings) -> LanguageModel:
-    """Rotated layers see a chunk; the others all, with queries that grow with their position."""
+    """Build Llama 4. Rotated layers see a chunk; others see all, with queries scaled by
+    position.
+    """
     text = s.within("text_config")
     text.only("model_type", "llama4_text")
     return llama4_text(text)
@@ -103,7 +105,7 @@ def _attention(s: Settings) -> tuple[Attention, Attention]:
 
 def _chunked(s: Settings, kind: Attention, layer_type: str) -> Attention:
     known = "attention_chunk_size" in s.values
-    chunk = s.values["attention_chunk_size"] if known else 8192  # a null is no chunk
+    chunk = s.values["attention_chunk_size"] if known else 8192  # null means no chunks
     if layer_type == FULL or chunk is None:
         return kind
     return replace(kind, chunk=s.integer("attention_chunk_size", default=8192))
@@ -124,7 +126,7 @@ def _experts(s: Settings) -> Mixture:
 
 
 def _rows_first(weights: Weights) -> Weights:
-    """Experts `[experts, out, in]`, which Hugging Face holds transposed."""
+    """Transpose experts, which Hugging Face stores as `[experts, in, out]`."""
     return {
         name: array.swapaxes(-1, -2)
         if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))

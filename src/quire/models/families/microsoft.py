@@ -52,7 +52,7 @@ def phi(s: Settings) -> LanguageModel:
 
 
 def phi3(s: Settings) -> LanguageModel:
-    if s.rope_type() in ("su", "yarn"):  # its first names
+    if s.rope_type() in ("su", "yarn"):  # early names of longrope
         s = s.changed(rope_scaling=s.scaling().values | {"rope_type": "longrope"})
     usual = attention(
         s, rope=s.rope(partial=1.0), qkv_bias=False, out_bias=False, window=s.window()

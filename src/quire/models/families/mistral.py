@@ -52,7 +52,7 @@ def ministral(s: Settings) -> LanguageModel:
 
 
 def ministral3(s: Settings) -> LanguageModel:
-    """Build a model whose queries scale with their position past the context of training (YaRN)."""
+    """Build Ministral 3, whose queries are scaled by position beyond the trained context (YaRN)."""
     stretched = s.scaling().filled(**_YARN)
     s = s.changed(rope_parameters=stretched.values, rope_scaling=None)
     temperature = _temperature(stretched)
@@ -63,7 +63,7 @@ def ministral3(s: Settings) -> LanguageModel:
 
 
 def _temperature(stretched: Settings) -> Temperature:
-    """Return the temperature that the rotary settings ask for."""
+    """Return the temperature of the rotary settings."""
     return Temperature(
         stretched.number("llama_4_scaling_beta"),
         stretched.integer("original_max_position_embeddings"),
@@ -79,17 +79,19 @@ _YARN: dict[str, Any] = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Ministral 3's rotary settings where the configuration gives none."""
+"""Ministral 3's rotary settings, if the configuration gives none."""
 
 
 def mistral4(s: Settings) -> LanguageModel:
-    """DeepSeek's latents and experts, these behind a softmax; Ministral 3's temperature."""
+    """Build Mistral Small 4: DeepSeek's latent attention and experts, with a softmax router and
+    Ministral 3's temperature.
+    """
     s = s.filled(**_MISTRAL4)
     stretched = s.scaling()
     if not stretched.values:
         stretched = s.like(_MISTRAL4_YARN)
     plain, rotated = s.integer("qk_nope_head_dim"), s.integer("qk_rope_head_dim")
-    # The share of a head that is rotated, which the sizes of its parts say.
+    # The rotated share of a head follows from the sizes of its parts.
     stretched.only("partial_rotary_factor", rotated / (plain + rotated))
     values = stretched.values | {"partial_rotary_factor": None}
     s = s.changed(rope_parameters=values, rope_scaling=None)
@@ -127,11 +129,11 @@ _MISTRAL4_YARN = _YARN | {
     "factor": 128.0,
     "original_max_position_embeddings": 8192,
 }
-"""Mistral Small 4's rotary settings where the configuration gives none."""
+"""Mistral Small 4's rotary settings, if the configuration gives none."""
 
 
 def mistral3_text(s: Settings) -> LanguageModel:
-    """Return the text of Mistral Small 3.1 to 4 and of Ministral 3."""
+    """Build the text decoder of Mistral Small 3.1 to 4 and of Ministral 3."""
     text = text_of(s)
     text.only("model_type", "mistral", "ministral3", "mistral4")
     others = {"ministral3": ministral3, "mistral4": mistral4}

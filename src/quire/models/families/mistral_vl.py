@@ -1,4 +1,6 @@
-"""Mistral Small 3.1 to 4, Ministral 3 and Pixtral 12B: Pixtral's encoder (arXiv:2410.07073)."""
+"""Mistral Small 3.1 to 4, Ministral 3 and Pixtral 12B, with Pixtral's encoder
+(arXiv:2410.07073).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def mistral3(s: Settings) -> LanguageModel:
 
 
 def pixtral_12b(s: Settings) -> LanguageModel:
-    """Return a LLaVA with Pixtral's encoder in the place of CLIP's; each patch becomes a row."""
+    """Build Pixtral 12B: a LLaVA with Pixtral's encoder; each patch becomes one row."""
     text = decoder_of(s, "mistral")
     assert isinstance(text, DecoderModel)
     s.only("vision_feature_layer", -1)
@@ -49,11 +51,12 @@ def pixtral_12b(s: Settings) -> LanguageModel:
 
 
 def pixtral(merging: Merging, square: int, v: Settings, width: int) -> QwenVision:
-    """Return the encoder of a `vision_config`.
+    """Describe the encoder of a
+    `vision_config`.
 
     Args:
-        square: patches on the side of what becomes a row.
-        width: the decoder's.
+        square: patches on the side of a square, which becomes one row.
+        width: the decoder's width.
     """
     v.only("model_type", "pixtral")
     v.only("num_channels", 3)
@@ -91,7 +94,7 @@ PIXTRAL_PARTS = {
     "feed_forward": "mlp",
     "patch_merger.merging_layer": "merging_layer",
 }
-"""Parts of names, see `Names.renamed`."""
+"""Parts of names for `Names.renamed`."""
 _PARTS_12B = PIXTRAL_PARTS | {
     "merger.linear_1": "merger.linear_fc1",
     "merger.linear_2": "merger.linear_fc2",

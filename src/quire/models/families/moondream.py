@@ -1,4 +1,4 @@
-"""Moondream 3: text and a picture in, text out."""
+"""Moondream 3: answers about a picture."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _VISION = {
     "crop_size": 378,
     "overlap_margin": 4,
     "proj_inner_dim": 8192,
-    # The publisher's code has this one, which conversions to MLX write otherwise.
+    # As in the publisher's code; conversions to MLX have another value.
     "layer_norm_eps": 1e-5,
 }
 """Defaults of keys that configurations omit."""
@@ -132,7 +132,7 @@ def moondream3(s: Settings) -> LanguageModel:
 
 
 def _part(s: Settings, names: tuple[str, ...], keys: Mapping[str, str]) -> Settings:
-    """Return a part of the configuration, its keys by their usual names."""
+    """Return a part of the configuration under the usual key names."""
     whole = s.within("config")
     found = whole.nested(*names, needed=False)
     given = {ours: found.values[key] for key, ours in keys.items() if found.has(key)}
@@ -167,11 +167,12 @@ def _transformer(v: Settings) -> VisionTransformer:
 
 
 class Moondream(DecoderModel):
-    """The decoder and its encoder. What finds points and boxes is left out.
+    """The decoder and its encoder. Heads for points and boxes are
+    left out.
 
     Args:
         margin: see `OverlappingTiles`.
-        first: the token that begins a text.
+        first: id of the token that starts a text.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ _ENCODER_PARTS = {
 
 
 def _experts(weights: Weights) -> Weights:
-    """Return the experts' matrices by their names here. What is gated has one added to it."""
+    """Rename the experts' matrices, and add one to the gated part."""
     ready: Weights = {}
     dtype = float_type(weights)
     for name, array in weights.items():
@@ -255,10 +256,10 @@ def _experts(weights: Weights) -> Weights:
 
 
 def _encoder_tensor(name: str, array: mx.array) -> Weights:
-    """Return an encoder tensor by its name here; joined queries, keys and values become three."""
+    """Rename an encoder tensor; fused queries, keys and values become three tensors."""
     ours = "visual." + renamed(name, _ENCODER_PARTS)
     if ours.endswith("patch_embedding.weight"):
-        # A patch is published colour by colour.
+        # Published patches have the colours as the outermost axis.
         side = round((array.shape[1] / 3) ** 0.5)
         array = array.reshape(-1, 3, side, side).moveaxis(1, -1).flatten(1)
     elif ours.endswith("position_embedding.weight"):

@@ -1,7 +1,8 @@
-"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491) and Kimi Linear (arXiv:2510.26692).
+"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491) and Kimi Linear
+(arXiv:2510.26692).
 
-The first two are DeepSeek V3's decoder, of which K2.5 sees here; the third has delta nets that
-forget by channel beside latents without order.
+The first two use DeepSeek V3's decoder; of them only K2.5 takes pictures here. Kimi Linear combines
+delta nets with per-channel decay and latent attention without positions.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PUBLISHED_KEYS = {
     "moe_renormalize": "norm_topk_prob",
     "moe_router_activation_func": "scoring_func",
 }
-"""Names that Moonshot, and Ling 3.0 after it, use for DeepSeek V3's keys."""
+"""Moonshot's names of DeepSeek V3's keys, also used by Ling 3.0."""
 
 
 def kimi_linear(s: Settings) -> LanguageModel:
@@ -93,11 +94,12 @@ def _delta(s: Settings) -> KimiDelta:
 
 
 def _types(s: Settings) -> tuple[str, ...]:
-    """Return the mixer type of each layer.
+    """Return the mixer type of
+    each layer.
 
     Raises:
-        ModelError: the lists of `linear_attn_config`, which count from one, do not name each layer
-            once.
+        ModelError: the lists of `linear_attn_config`, which count layers from one, do not name each
+            layer once.
     """
     count, own = s.integer("num_hidden_layers"), s.nested("linear_attn_config", needed=False)
     usual = [FULL if index and index % 4 == 0 else LINEAR for index in range(count)]
@@ -110,7 +112,7 @@ def _types(s: Settings) -> tuple[str, ...]:
 
 
 def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
-    """Return three convolutions of a layer in one, channels last; rates and biases on one axis."""
+    """Join the three convolutions of a layer, channels last, and flatten rates and biases."""
     ready: Weights = {}
     for name, array in weights.items():
         path, _, part = name.partition(".self_attn.")
@@ -130,7 +132,7 @@ def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
 
 
 def kimi_k25(s: Settings) -> LanguageModel:
-    """Return text and pictures; videos are not served."""
+    """Build Kimi K2.5 for text and pictures; videos are not supported."""
     text = text_of(s)
     text.only("model_type", "deepseek_v3", "kimi_k2")
     description, names = deepseek_v3_described(text)
@@ -151,7 +153,7 @@ def kimi_k25(s: Settings) -> LanguageModel:
 
 
 def kimi_vl(s: Settings) -> LanguageModel:
-    """Return the text; the encoder is left out."""
+    """Build Kimi-VL for text; its encoder is left out."""
     text = text_of(s)
     text.only("model_type", "deepseek_v3")
     unused = ("vision_tower.", "multi_modal_projector.")
@@ -159,7 +161,9 @@ def kimi_vl(s: Settings) -> LanguageModel:
 
 
 def _vision(v: Settings, width: int, projection: Norm) -> QwenVision:
-    """Return layers rotated by row and column, places of a table, and squares behind two norms."""
+    """Describe the encoder: rotation by row and column, a table of positions, and merged
+    squares.
+    """
     side = v.integer("pos_emb_height", default=64)
     v.only("pos_emb_width", side)
     v.only("merge_kernel_size", [2, 2])
@@ -198,15 +202,18 @@ _PARTS = {
     "merger.proj.0": "merger.linear_fc1",
     "merger.proj.2": "merger.linear_fc2",
 }
-"""Parts of names, see `Names.renamed`; those of a layer mean something else in our own names.
-Transformers saves some by names between the publisher's and its own."""
+"""Parts of names for `Names.renamed`. Within a layer other parts apply, see `_LAYER`. Transformers
+uses some names between the publisher's and its own.
+"""
 
 
 def _published(kind: QwenVision, weights: Weights) -> Weights:
-    """Reorder rotated pairs: published ones alternate columns and rows; here rows come first."""
+    """Reorder rotated pairs: published ones alternate columns and rows; here all rows
+    come first.
+    """
     quarter = kind.head_dim // 4
     pairs = np.arange(2 * quarter)
-    taken = 2 * (pairs % quarter) + (pairs < quarter)  # which pair of the published ones
+    taken = 2 * (pairs % quarter) + (pairs < quarter)  # index of the published pair
     order = mx.array(np.concatenate([2 * taken, 2 * taken + 1]))
     ready: Weights = {}
     for name, array in weights.items():

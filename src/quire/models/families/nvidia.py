@@ -40,9 +40,11 @@ _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def nemotron_h(s: Settings) -> LanguageModel:
-    """Build a model whose layers are single blocks: state space, attention or feed-forward."""
+    """Build Nemotron-H, each of whose layers is one block: state space, attention or
+    feed-forward.
+    """
     norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
-    s.has("n_routed_experts")  # a default, in files of dense models
+    s.has("n_routed_experts")  # files of dense models contain it with a default value
     layers: dict[str, Callable[[], Layer]] = {
         "linear_attention": lambda: Layer((_state_space(s, norm),), None),
         "full_attention": lambda: Layer((_unordered(s),), None),
@@ -69,7 +71,6 @@ def nemotron_h(s: Settings) -> LanguageModel:
 
 
 def _kinds(s: Settings) -> list[str]:
-    """Return the kind of each layer."""
     listed = s.names("layers_block_type") or s.names("layer_types")
     listed = listed or tuple(s.word("hybrid_override_pattern", default=""))
     kinds = [_OLD_KINDS.get(kind, _KINDS.get(kind, kind)) for kind in listed]

@@ -1,4 +1,4 @@
-"""OLMo Hybrid: three layers of a gated delta net, one of attention."""
+"""OLMo Hybrid: each three layers with a gated delta net are followed by one with attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from quire.models.weights.quantization import unpacked
 
 
 def olmo_hybrid(s: Settings) -> LanguageModel:
-    """Norms are before the blocks of a gated delta net, and after those of attention."""
+    """Build OLMo Hybrid, with norms before the blocks of delta nets and after those of
+    attention.
+    """
     s.only("hidden_act", "silu")
     norm, count = rms(s), s.integer("num_hidden_layers")
     usually = [FULL if index % 4 == 3 else LINEAR for index in range(count)]
@@ -69,7 +71,7 @@ _PARTS = {
 
 
 def _joined(weights: Weights, hidden: int) -> Weights:
-    """Queries, keys and values of a gated delta net as one matrix, and one convolution."""
+    """Fuse queries, keys and values of a gated delta net into one matrix and one convolution."""
     ready = channels_last(
         {_conv(name): array for name, array in weights.items()}  # `.q.conv1d.weight`
     )
@@ -99,7 +101,7 @@ def _conv(name: str) -> str:
 
 
 def _alike(weights: Weights, paths: list[str], kinds: list[str]) -> bool:
-    """Return whether matrices are packed in one way, or none is."""
+    """Return whether all matrices are quantised in the same way, or none is."""
     for kind in kinds:
         arrays = [weights.get(f"{path}.{kind}") for path in paths]
         if len({None if each is None else (each.dtype, *each.shape[1:]) for each in arrays}) > 1:

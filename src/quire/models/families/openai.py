@@ -47,14 +47,16 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""How the published models stretch their context; what a configuration that says nothing means."""
+"""Rotary settings of the published models, used if the configuration gives none."""
 
 
 def _separated(weights: Weights) -> Weights:
-    """Experts with gate and up apart, each matrix `[experts, out, in]`.
+    """Split gate and up of the experts, each matrix `[experts,
+    out, in]`.
 
-    The published files hold MXFP4: blocks of 16 bytes, two codes each, which are four of MLX's
-    words of eight codes. Others hold `[experts, in, out]`. Rows of gate and up take turns.
+    Published files hold MXFP4 in blocks of 16 bytes with two codes each, which equal four of MLX's
+    words of eight codes. Other files hold `[experts, in, out]`. Rows of gate and up are
+    interleaved.
     """
     ready: Weights = {}
     for name, array in weights.items():
@@ -72,7 +74,9 @@ def _separated(weights: Weights) -> Weights:
 
 
 def _part(kind: str, array: mx.array) -> tuple[str, mx.array]:
-    """Return a stacked tensor's name and contents as MLX converts it, rows on the second axis."""
+    """Return the name and contents of a stacked tensor in MLX's form, with rows on the
+    second axis.
+    """
     if kind.endswith("_blocks"):
         return kind.replace("_blocks", ".weight"), array.view(mx.uint32).flatten(-2)
     for ending in ("bias", "scales"):

@@ -10,7 +10,7 @@ from quire.models.weights.names import Names
 
 
 def minicpm(s: Settings) -> LanguageModel:
-    """Llama with multipliers that keep learning rates across sizes."""
+    """Build MiniCPM: Llama with multipliers that transfer learning rates across sizes."""
     s.only("num_experts", 0)
     depth = s.number("scale_depth", default=1.0)
     return decoder(
@@ -24,7 +24,7 @@ def minicpm(s: Settings) -> LanguageModel:
 
 
 def minicpm3(s: Settings) -> LanguageModel:
-    """Return the same multipliers around attention over latents."""
+    """Build MiniCPM 3: the same multipliers with latent attention."""
     heads, size = s.integer("num_attention_heads"), s.integer("hidden_size")
     count = s.integer("num_hidden_layers")
     s = s.filled(

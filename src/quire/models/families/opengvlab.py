@@ -1,4 +1,4 @@
-"""InternVL (arXiv:2504.10479): InternViT and decoders of others."""
+"""InternVL (arXiv:2504.10479): InternViT with decoders of other families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Phi-4-reasoning-vision: Phi-4 and SigLIP 2's encoder (arXiv:2502.14786) of any shape."""
+"""Phi-4-reasoning-vision: Phi-4 with SigLIP 2's encoder (arXiv:2502.14786) of pictures of any
+shape.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from quire.models.vision.vision_language import TextPositionsModel
 
 
 def phi4_siglip(s: Settings) -> LanguageModel:
-    """Build the model; the decoder's keys stand beside `vision_config`."""
+    """Build the model. The decoder's keys are beside `vision_config`."""
     text = phi3(s.within("text_config"))
     assert isinstance(text, DecoderModel)
     s.only("mm_projector_type", "mlp2x_gelu")
@@ -36,7 +38,9 @@ def phi4_siglip(s: Settings) -> LanguageModel:
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
-    """Build the encoder without its last layer; rows are the previous layer's unnormed output."""
+    """Describe the encoder without its last layer; rows are the previous layer's unnormalised
+    output.
+    """
     usual = siglip(
         v.changed(spatial_merge_size=1), width, patch=16, merging=MLPMerging(), rotated=False
     )

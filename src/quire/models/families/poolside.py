@@ -26,7 +26,7 @@ from quire.models.weights.names import Names
 
 
 def laguna(s: Settings) -> LanguageModel:
-    """Return layers with their own numbers of heads, whose outputs are gated."""
+    """Build Laguna, whose layers have their own numbers of heads and gated outputs."""
     s.only("moe_apply_router_weight_on_input", False)
     s.only("moe_router_score_func", "sigmoid")
     s.only("moe_router_use_sigmoid", True)
@@ -84,6 +84,6 @@ _ROTATIONS = {
     FULL: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
-"""Rotary settings where the configuration gives none."""
+"""Rotary settings if the configuration gives none."""
 
 FAMILIES = (Family("laguna", "Laguna", laguna),)

@@ -1,4 +1,4 @@
-"""Qwen2 (arXiv:2407.10671), Qwen3 (arXiv:2505.09388) and Qwen3.5, dense and of experts."""
+"""Qwen2 (arXiv:2407.10671), Qwen3 (arXiv:2505.09388) and Qwen3.5, dense and with experts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def qwen3_moe(s: Settings) -> LanguageModel:
 
 
 def qwen3_moe_layers(s: Settings) -> tuple[Layer, ...]:
-    # All layers have the window, if there is one: `max_window_layers` counts for nothing.
+    # If there is a window, all layers have it: `max_window_layers` has no effect.
     usual = attention(s, qk_norm=QKNorm(rms(s)), window=_window(s))
     return _with_dense(s, uniform_layers(s, usual, softmax_mixture(s)))
 
@@ -70,7 +70,7 @@ def _window(s: Settings) -> int | None:
 
 
 def _behind(s: Settings) -> Callable[[int], bool]:
-    """Return whether a layer is one of those from `max_window_layers` on."""
+    """Return a test of whether a layer's index is at least `max_window_layers`."""
     first = s.integer("max_window_layers", default=28, minimum=0)
     return lambda index: index >= first
 
@@ -78,7 +78,7 @@ def _behind(s: Settings) -> Callable[[int], bool]:
 def _windowed(
     s: Settings, usual: Attention, block: FeedForward, sliding: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """Return the layers with a window, if there is one, by `layer_types` or else `sliding`."""
+    """Return layers, with a window if there is one, by `layer_types` or else by `sliding`."""
     count, window = s.integer("num_hidden_layers"), _window(s)
     usually = [SLIDING if window and sliding(index) else FULL for index in range(count)]
     types = s.layer_types(usually)
@@ -87,7 +87,7 @@ def _windowed(
 
 
 def _with_dense(s: Settings, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Return the layers with dense blocks where the configuration says so."""
+    """Return the layers with dense blocks where the configuration asks for them."""
     every, listed = s.integer("decoder_sparse_step", default=1), s.integers("mlp_only_layers")
     dense = mlp(s, bias=False)
     return with_dense(layers, dense, lambda i: i in listed or (i + 1) % every != 0)
@@ -110,7 +110,7 @@ def qwen3_5(s: Settings) -> LanguageModel:
 
 
 def qwen3_5_layers(s: Settings) -> tuple[Layer, ...]:
-    """Three layers of a gated delta net, one of gated attention."""
+    """Return layers in groups of four: three with a gated delta net, one with gated attention."""
     mixers: dict[str, Mixer] = {FULL: _gated_attention(s), LINEAR: _delta(s)}
     return by_type(_hybrid_types(s), mixers, _qwen3_5_block(s))
 
@@ -140,7 +140,7 @@ def qwen3_next(s: Settings) -> LanguageModel:
 
 
 def _apart(weights: Weights, delta: GatedDelta) -> Weights:
-    """Qwen3-Next's projections, whose rows lie by key head, as Qwen3.5 has them."""
+    """Convert Qwen3-Next's projections, whose rows are grouped by key head, to Qwen3.5's layout."""
     values = delta.value_heads // delta.key_heads
     key_rows, value_rows = delta.key_dim, values * delta.value_dim
     cuts = {
@@ -167,10 +167,11 @@ def _apart(weights: Weights, delta: GatedDelta) -> Weights:
 
 
 def with_axes(s: Settings, section: tuple[int, int, int], *, interleaved: bool = True) -> Settings:
-    """Return the same where tokens have three positions, see `RopeParameters.mrope_section`.
+    """Return the settings for positions of three axes, see
+    `RopeParameters.mrope_section`.
 
     Args:
-        section: where the configuration has none.
+        section: default section.
     """
     kind = s.rope_type()
     rope = {"mrope_section": section} | s.scaling().values
@@ -216,7 +217,7 @@ def _shared_experts(s: Settings) -> FeedForward:
     )
 
 
-# Norms that are stored less one; that of the delta net's output is not.
+# Norms whose stored weights lack one. The norm of the delta net's output is not among them.
 _LESS_ONE = (
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
@@ -230,7 +231,7 @@ _LESS_ONE = (
 
 
 def _as_converted(weights: Weights) -> Weights:
-    """Convert as MLX conversions do, unless it was done: add one to norms, put channels last."""
+    """Convert published weights as MLX conversions do: add one to norms, put channels last."""
     if _converted(weights):
         return weights
     ready = {}

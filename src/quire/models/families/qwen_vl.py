@@ -1,6 +1,7 @@
-"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL and 3.5, which see.
+"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL, 3.5 and 3-Omni, with
+encoders.
 
-Qwen3-Omni (arXiv:2509.17765) hears, too; of its parts the thinker is served, which answers in text.
+Of Qwen3-Omni (arXiv:2509.17765), which also hears, the thinker is served: it answers in text.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from quire.models.vision.vision_language import (
 from quire.models.weights.names import Names, Weights, renamed
 
 Vision = Callable[[Settings, int], QwenVision]
-"""From the keys of `vision_config`, and the decoder's width."""
+"""Describes the encoder, from `vision_config` and the decoder's width."""
 
 _LAYER_NORM = Norm(1e-6, centred=True, bias=True)
 
@@ -119,12 +120,13 @@ def vision_language_model(
     model: type[VisionLanguageModel] = VisionLanguageModel,
     prepare: Callable[[QwenVision, Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """Return the described decoder with the configuration's vision encoder, if it has one.
+    """Build the described decoder with the configuration's vision encoder, if it
+    has one.
 
     Args:
-        parts: of the names of the encoder's tensors, and what they are here; see `Names.renamed`.
-        model: says which positions a prompt has.
-        prepare: changes what `parts` does not describe, before they are looked for.
+        parts: translations of parts of the encoder's tensor names; see `Names.renamed`.
+        model: the model's class, which defines a prompt's positions.
+        prepare: conversion of the encoder's tensors before `parts` is applied.
     """
     names = names or Names()
     if not s.has("vision_config"):
@@ -139,8 +141,10 @@ def vision_language_model(
 
 
 def _described(vision: Vision, v: Settings, width: int) -> QwenVision:
-    """Return the encoder, rotated as the configuration says."""
-    require("vision_config.rope_type", v.rope_type(), ("default", "axial"))  # two names of one way
+    """Describe the encoder, with the configuration's rotation."""
+    require(
+        "vision_config.rope_type", v.rope_type(), ("default", "axial")
+    )  # two names of the same type
     given = v.filled(**v.scaling().values)
     return replace(vision(v, width), theta=given.positive("rope_theta", default=1e4))
 
@@ -179,7 +183,7 @@ def _vision_2(v: Settings, width: int) -> QwenVision:
 
 
 def vision_2_5(v: Settings, width: int) -> QwenVision:
-    """Qwen2.5-VL's encoder."""
+    """Describe Qwen2.5-VL's encoder."""
     v = v.filled(fullatt_block_indexes=[7, 15, 23, 31])
     usual = _usual(v, width)
     return replace(
@@ -217,15 +221,16 @@ _PARTS = {
     "merger.downsample": "merger.downsample",
 }
 _UNREAD = ("head.", "embeddings.packing_position_embedding.", "embeddings.position_ids")
-"""Beginnings of names of what SigLIP's and PaddleOCR-VL's encoders were trained with."""
+"""Prefixes of tensors of SigLIP's and PaddleOCR-VL's encoders that are used only in training."""
 _KERNELS = ("patch_embed.proj.weight", "merger.downsample.weight")
 _BY_CHANNEL = ".attn.kernel"
 
 
 def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) -> Weights:
-    """Return the encoder's tensors. Some matrices are published as convolutions.
+    """Rename and convert the encoder's tensors. Some matrices are published as
+    convolutions.
 
-    Their second axis is what they read, colours or channels; in conversions it is the last one.
+    Their input axis, colours or channels, is the second; in conversions it is the last.
     """
     channels = {3, kind.hidden_size}
     named = {renamed(name, parts): array for name, array in weights.items()}
@@ -242,9 +247,10 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
 
 
 def _by_channel(kernel: mx.array) -> mx.array:
-    """Return a convolution's kernel of each channel for itself, `[rows, columns, channels]`.
+    """Return a depthwise convolution's kernel as `[rows, columns,
+    channels]`.
 
-    It is published with an axis more of one, after that of channels or as the last.
+    Published kernels have one more axis of size one, the second or the last.
     """
     if kernel.ndim == 3:
         return kernel
@@ -253,7 +259,7 @@ def _by_channel(kernel: mx.array) -> mx.array:
 
 
 def joined(weights: Weights) -> Weights:
-    """Queries, keys and values by one projection, where a checkpoint has three."""
+    """Join separate projections of queries, keys and values."""
     ready = {}
     for name, array in weights.items():
         base, _, kind = name.rpartition(".")
@@ -266,9 +272,10 @@ def joined(weights: Weights) -> Weights:
 
 
 def _experts_by_rows(hidden: int, weights: Weights) -> Weights:
-    """Qwen3-VL-MoE publishes the experts' matrices transposed; others have transposed them back.
+    """Transpose experts' matrices, which Qwen3-VL-MoE publishes as `[in, out]`, unless already
+    done.
 
-    Their shapes together say which, as one of them may be square.
+    The layout is determined from both matrices' shapes, as one of them may be square.
     """
 
     def transposed(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""SigLIP's encoder of pictures of any shape, as PaddleOCR-VL, Youtu-VL and Phi-4 have it."""
+"""SigLIP's encoder of pictures of any shape, for PaddleOCR-VL, Youtu-VL and Phi-4."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from quire.models.vision.qwen import QwenVision
 
 
 def siglip(v: Settings, width: int, *, patch: int, **changes: Any) -> QwenVision:
-    """Return the encoder of a `vision_config`.
+    """Describe the encoder of a
+    `vision_config`.
 
     Args:
-        width: the decoder's.
-        patch: pixels on a patch's side where the configuration does not say.
-        changes: fields of the description that are not SigLIP's.
+        width: the decoder's width.
+        patch: default pixels on a patch's side.
+        changes: fields of the description that differ from SigLIP's.
     """
     inner = v.integer("intermediate_size")
     usual = QwenVision(
@@ -50,6 +51,6 @@ SIGLIP_PARTS = {
     "mlp.fc1": "mlp.up_proj",
     "mlp.fc2": "mlp.down_proj",
 }
-"""Parts of names, see `Names.renamed`."""
+"""Parts of names for `Names.renamed`."""
 UNREAD = "head"
-"""Prefix given to SigLIP's parts that a family leaves out."""
+"""Prefix for SigLIP's tensors that a family leaves out."""

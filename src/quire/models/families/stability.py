@@ -37,7 +37,7 @@ def stablelm(s: Settings) -> LanguageModel:
 
 
 def _stacked_norms(weights: Weights) -> Weights:
-    """Norms of heads, of which the checkpoint has a tensor each, as one matrix."""
+    """Stack the norms of heads, which are separate tensors in checkpoints, to one matrix."""
     ready: Weights = {}
     heads: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():

@@ -16,7 +16,9 @@ from quire.models.weights.names import Names, Weights
 
 
 def step3p5(s: Settings) -> LanguageModel:
-    """Build a model whose layers have their own rotations and bounds; sliding ones own heads."""
+    """Build a model whose layers have their own rotations and limits, and sliding ones their own
+    heads.
+    """
     s.only("moe_router_activation", "sigmoid")
     s.only("use_moe_router_bias", True)
     s.only("zero_centered", True)
@@ -70,7 +72,7 @@ def _mixers(s: Settings, types: tuple[str, ...]) -> list[Attention]:
 def _rotations(s: Settings, types: tuple[str, ...]) -> list[RopeParameters]:
     bases, shares = _by_layer(s, "rope_theta", 1e4), _by_layer(s, "partial_rotary_factors", 1.0)
     stretched = s.names("yarn_only_types") or (FULL, SLIDING)
-    own = ("rope_theta", "partial_rotary_factor")  # of each layer, whatever is said of all
+    own = ("rope_theta", "partial_rotary_factor")  # keys that are set per layer
     scaling = {name: each for name, each in s.scaling().values.items() if name not in own}
     rotations = []
     for kind, theta, share in zip(types, bases, shares, strict=True):
@@ -85,7 +87,7 @@ def _rotations(s: Settings, types: tuple[str, ...]) -> list[RopeParameters]:
 
 
 def _blocks(s: Settings) -> list[FeedForward]:
-    """Return the feed-forward part of each layer."""
+    """Return the feed-forward block of each layer."""
     limits, shared_limits = (
         _by_layer(s, name, 0.0) for name in ("swiglu_limits", "swiglu_limits_shared")
     )
@@ -114,7 +116,7 @@ def _blocks(s: Settings) -> list[FeedForward]:
 
 
 def _sparse(s: Settings) -> tuple[int, ...]:
-    """Return the layers with experts, from a list or a comma-separated text."""
+    """Return the indices of layers with experts, from a list or a comma-separated text."""
     if not s.has("moe_layers_enum"):
         return tuple(range(1, s.integer("num_hidden_layers")))
     if isinstance(s.value("moe_layers_enum"), list):
@@ -126,15 +128,16 @@ def _sparse(s: Settings) -> tuple[int, ...]:
 
 
 def _by_layer(s: Settings, name: str, default: float) -> list[float]:
-    """Return one number per layer. The file has one for all, one for each, or more than needed.
+    """Return one number per layer. The file has one for all, one for each, or more than
+    needed.
 
-    Null and absent ones are `default`.
+    Null and absent numbers are `default`.
     """
     count, value = s.integer("num_hidden_layers"), s.value(name)
     if not isinstance(value, list):
         return [s.number(name, default=default, minimum=0.0)] * count
     if any(isinstance(each, bool) or not isinstance(each, int | float | None) for each in value):
-        raise s.error(name, "which is no list of numbers")
+        raise s.error(name, "which is not a list of numbers")
     numbers = [default if each is None else float(each) for each in value[:count]]
     if any(not 0 <= each < 1e38 for each in numbers):
         raise s.error(name, "of which one is out of bounds")
@@ -145,9 +148,10 @@ _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def _as_converted(weights: Weights, count: int) -> Weights:
-    """Convert as MLX conversions do, unless it was done: rename, and add one to norms.
+    """Convert published weights as MLX conversions do: rename, and add one
+    to norms.
 
-    The layers that guess several tokens ahead are left out.
+    Layers for multi-token prediction are dropped.
     """
     published = any(".moe." in name for name in weights)
     ready: Weights = {}

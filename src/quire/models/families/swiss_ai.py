@@ -30,7 +30,7 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-"""How the published models stretch their context; what a configuration that says nothing means."""
+"""Rotary settings of the published models, used if the configuration gives none."""
 
 _PARTS = {
     "attention_layernorm": "input_layernorm",
@@ -39,7 +39,7 @@ _PARTS = {
 
 
 def _flat(weights: Weights) -> Weights:
-    """Return the activations' parameters, of which some files have scalars, as vectors of one."""
+    """Return the activations' parameters as vectors of one element; some files have scalars."""
     return {
         name: array.reshape(1) if ".act_fn." in name and array.size == 1 else array
         for name, array in weights.items()

@@ -1,4 +1,4 @@
-"""Hunyuan, dense and of experts, and Hunyuan 3."""
+"""Hunyuan, dense and with experts, and Hunyuan 3."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def hunyuan_attention(s: Settings) -> Attention:
 
 
 def hunyuan_moe(s: Settings) -> LanguageModel:
-    """Read the number of chosen experts, which may differ by layer but does not in published
-    models."""
+    """Build Hunyuan with experts. Their number may differ by layer in files, but does not in
+    published ones.
+    """
     k, experts, shared = (
         _same(s, name, 1) for name in ("moe_topk", "num_experts", "num_shared_expert")
     )
@@ -66,7 +67,7 @@ def _same(s: Settings, name: str, default: int) -> int:
 
 
 def hy_v3(s: Settings) -> LanguageModel:
-    """Norms before rotation, and DeepSeek V3's router without its groups."""
+    """Build Hunyuan 3, with norms before rotation, and DeepSeek V3's router without groups."""
     for always in ("qk_norm", "route_norm", "moe_router_use_sigmoid"):
         s.only(always, True)
     s.only("moe_router_enable_expert_bias", True)

@@ -1,4 +1,4 @@
-"""Falcon-H1 (arXiv:2507.22448): each layer has attention and a state space side by side."""
+"""Falcon-H1 (arXiv:2507.22448): each layer has attention and a state space layer in parallel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PARTS = {
 }
 
 Factors = dict[str, float | mx.array]
-"""By module, what multiplies its matrix: a number, or one a row, `[rows, 1]`."""
+"""Factors of matrices by module name: a number, or one per row, `[rows, 1]`."""
 
 
 def falcon_h1(s: Settings) -> LanguageModel:
     for bias in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
-        s.only(bias, False)  # they would not be multiplied as their matrices are
+        s.only(bias, False)  # multipliers apply to matrices, not to biases
     s = s.filled(mamba_d_ssm=1024, rms_norm_eps=1e-5)
     state_space = hybrid_mamba2(
         s,
@@ -71,7 +71,9 @@ def _factors(s: Settings, state_space: Mamba2) -> Factors:
 
 
 def _multiplied(weights: Weights, factors: Factors) -> Weights:
-    """Return the multipliers that conversions to MLX put into the matrices, but for the values'."""
+    """Multiply matrices by the model's multipliers. Conversions to MLX lack only the values'
+    factor.
+    """
     converted = any(
         name.endswith(".conv1d.weight") and array.shape[-1] == 1 for name, array in weights.items()
     )

@@ -17,7 +17,7 @@ from quire.models.weights.names import Names
 
 
 def solar_open(s: Settings) -> LanguageModel:
-    """Experts in every layer."""
+    """Build Solar Open, with experts in every layer."""
     s.only("use_qk_norm", False)
     s.only("first_k_dense_replace", 0)
     s = s.filled(head_dim=128, num_key_value_heads=8, num_experts_per_tok=8, n_shared_experts=1)

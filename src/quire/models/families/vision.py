@@ -1,4 +1,4 @@
-"""Families that see tiles: the keys of `vision_config`, what tensors are called, which decoder."""
+"""Families whose pictures are tiles: encoders by `vision_config`, tensor names, and decoders."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _DECODERS: dict[str, Callable[[Settings], LanguageModel]] = {
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
 }
-"""By the `model_type` of `text_config`."""
+"""Functions that build decoders, by the `model_type` of `text_config`."""
 _SIZES = {
     "llama": (4096, 11008, 32, 32, 32),
     "mistral": (4096, 14336, 32, 32, 8),
     "qwen2": (4096, 22016, 32, 32, 32),
 }
-"""Defaults of the library for keys that configurations omit."""
+"""Transformers' defaults of sizes that configurations omit."""
 _SIZE_KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -62,10 +62,11 @@ _SIZE_KEYS = (
 
 
 def decoder_of(s: Settings, *known: str) -> LanguageModel:
-    """Return the model of `text_config`, of one of these types; the first is the default.
+    """Build the decoder of `text_config`, which must have one of these types; the first is the
+    default.
 
     Raises:
-        ModelError: it is of another.
+        ModelError: it has another type.
     """
     text = text_of(s)
     kind = text.word("model_type", default=known[0])
@@ -79,15 +80,16 @@ def decoder_of(s: Settings, *known: str) -> LanguageModel:
 def vision_transformer(
     v: Settings, layers: tuple[int, ...], *, last_norm: bool
 ) -> VisionTransformer:
-    """Return the encoder of a `vision_config`.
+    """Describe the encoder of a
+    `vision_config`.
 
     Args:
-        layers: those that its output is taken of, counted from the end if negative; see
+        layers: layers whose outputs are used, counted from the end if negative; see
             `VisionTransformer.taken`.
-        last_norm: the output is normalised.
+        last_norm: whether the output is normalised.
 
     Raises:
-        ModelError: it has no such layer, or it is of no type that is known.
+        ModelError: there is no such layer, or the encoder's type is unknown.
     """
     kind = v.word("model_type", default=SIGLIP)
     require("vision_config.model_type", kind, TOWER_COLOURS)
@@ -113,7 +115,7 @@ def vision_transformer(
 
 
 def _internvit(v: Settings, usual: VisionTransformer) -> VisionTransformer:
-    """InternViT's traits: a norm of one kind or the other, and blocks that are scaled."""
+    """Return InternViT's encoder: it has either kind of norm, and scales blocks' outputs."""
     v.only("use_absolute_position_embeddings", True)
     kind = v.word("norm_type", default="layer_norm")
     require("norm_type", kind, ("layer_norm", "rms_norm"))
@@ -128,7 +130,7 @@ def _internvit(v: Settings, usual: VisionTransformer) -> VisionTransformer:
 
 
 def _side(value: Any) -> Any:
-    """Return a number that may be given for both sides."""
+    """Return a number that may be given twice, once for each side."""
     return value[0] if isinstance(value, list) and len(set(value)) == 1 else value
 
 
@@ -167,10 +169,11 @@ _DEFAULTS = {
 
 
 def taking(kind: VisionTransformer, layers: tuple[int, ...]) -> VisionTransformer:
-    """Return the encoder, no deeper than the last of these layers, whose output is taken.
+    """Return the encoder with these layers' outputs, without layers after the last
+    of them.
 
     Raises:
-        ModelError: it has no such layer.
+        ModelError: there is no such layer.
     """
     taken = tuple(layer if layer >= 0 else kind.depth + 1 + layer for layer in layers)
     for layer, place in zip(layers, taken, strict=True):
@@ -189,10 +192,11 @@ def tiled_vision_model(
     packings: dict[str, Packing] | None = None,
     prepare: Callable[[Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """Return the decoder with a vision transformer.
+    """Build the decoder with a vision
+    transformer.
 
     Args:
-        packings: of each kind of media; None is pictures, one tile after the other.
+        packings: packing of each media kind; None means pictures, with tiles in order.
         prepare: see `TiledModel`.
     """
     assert isinstance(text, DecoderModel)
@@ -201,7 +205,7 @@ def tiled_vision_model(
 
 
 def without_vision(text: LanguageModel) -> LanguageModel:
-    """Return the decoder alone, of a checkpoint that may hold an encoder's tensors."""
+    """Return the decoder alone, for a checkpoint that may hold an encoder's tensors."""
     assert isinstance(text, DecoderModel)
     names = text.names
     return DecoderModel(text.description, replace(names, unused=(*names.unused, *TILES)))
@@ -235,7 +239,7 @@ _PROJECTOR = {
 
 
 def visual_names(kind: VisionTransformer, weights: Weights) -> Weights:
-    """Return the encoder's tensors, without those that its output does not depend on."""
+    """Rename the encoder's tensors, and drop those that its output does not depend on."""
     ready: Weights = {}
     for name, array in weights.items():
         part, _, inner = name.removeprefix("visual.").partition(".")
@@ -267,9 +271,10 @@ def _is_unused(kind: VisionTransformer, name: str) -> bool:
 
 
 def _laid_out(name: str, array: mx.array) -> mx.array:
-    """Return a tensor of the tower as its module has it.
+    """Convert a tensor of the encoder to its module's
+    layout.
 
-    A convolution over patches becomes a matrix; its colours are the second axis, or the last.
+    A convolution over patches becomes a matrix; colours are its second axis or its last.
     """
     if name == "embeddings.class_embedding":
         return array.flatten()

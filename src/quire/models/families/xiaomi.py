@@ -25,7 +25,9 @@ from quire.models.weights.names import Names
 
 
 def mimo_v2_flash(s: Settings) -> LanguageModel:
-    """Sliding layers have twice the keys and values of full ones, and sinks."""
+    """Build MiMo V2 Flash, whose sliding layers have sinks and twice as many KV heads as
+    full ones.
+    """
     s = _renamed(s)
     norm, count = rms(s, 1e-5), s.integer("num_hidden_layers")
     full = _attention(s)
@@ -41,7 +43,7 @@ def mimo_v2_flash(s: Settings) -> LanguageModel:
 
 
 def _renamed(s: Settings) -> Settings:
-    """Return the keys of the published file by those of the transformers library."""
+    """Translate the published file's keys to transformers' keys."""
     pattern, blocks = s.integers("hybrid_layer_pattern"), s.value("moe_layer_freq")
     if pattern:
         s = s.filled(layer_types=[SLIDING if each == 1 else FULL for each in pattern])

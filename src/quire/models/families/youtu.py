@@ -1,4 +1,6 @@
-"""Youtu-LLM (arXiv:2512.24618): DeepSeek's latents without experts; Youtu-VL (arXiv:2601.19798)."""
+"""Youtu-LLM (arXiv:2512.24618), with DeepSeek's latent attention, dense; Youtu-VL
+(arXiv:2601.19798).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def youtu(s: Settings) -> LanguageModel:
 
 
 def youtu_vl(s: Settings) -> LanguageModel:
-    """Build the model; the decoder's keys stand beside `vision_config`."""
+    """Build Youtu-VL. The decoder's keys are beside `vision_config`."""
     text = s.within("text_config").filled(rope_theta=5e5)
     description, names = _text(text)
     return vision_language_model(
@@ -37,7 +39,9 @@ def _text(s: Settings) -> tuple[Description, Names]:
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
-    """SigLIP's layers, with Qwen2.5-VL's windows and rotation in the place of a table."""
+    """Describe SigLIP's encoder with Qwen2.5-VL's windows, and rotation instead of a table of
+    positions.
+    """
     v = v.filled(window_size=256, fullatt_block_indexes=[7, 15, 23, 26])
     usual = siglip(v, width, patch=16, merging=PaddleMerging(Norm(1e-6)))
     window = v.integer("window_size") // usual.patch // usual.merge

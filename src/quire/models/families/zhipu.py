@@ -38,7 +38,9 @@ def glm4(s: Settings) -> LanguageModel:
 
 
 def glm4_described(s: Settings, partial: float = 0.5) -> Description:
-    """Norms around both blocks. `partial` is the share of a head that is usually rotated."""
+    """Describe a decoder with norms around both blocks. `partial` is the default rotated share of a
+    head.
+    """
     layers = uniform_layers(s, _attention(s, partial), mlp(s, bias=False))
     return described(s, layers, norm=rms(s, 1.5625e-07), placement=NormPlacement.SANDWICH)
 
@@ -65,7 +67,7 @@ def glm4_moe(s: Settings) -> LanguageModel:
 
 
 def glm4_moe_described(s: Settings) -> Description:
-    """Experts behind dense layers."""
+    """Describe a decoder with dense layers followed by layers with experts."""
     s = s.filled(n_shared_experts=1)
     norm = rms(s, 1e-5)
     usual = attention(
@@ -87,7 +89,7 @@ def glm4_moe_names(s: Settings) -> Names:
 
 
 def _unused_layers(s: Settings, *, usual: int) -> tuple[str, ...]:
-    """Return the layers that guess several tokens ahead."""
+    """Return the names of layers for multi-token prediction."""
     count = s.integer("num_hidden_layers")
     guessing = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=usual, minimum=0)
     return tuple(f"layers.{count + i}." for i in range(guessing))

@@ -1,1 +1,1 @@
-"""Layers that families compose: attention, norms, rotations, experts, recurrences."""
+"""Layers that families are composed of: attention, norms, rotations, experts, recurrences."""

@@ -1,4 +1,4 @@
-"""Softmax attention as decoders have it, described and computed."""
+"""Softmax attention of decoders: description and module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QK_NORMS = ("q_norm", "k_norm")
 
 
 class Over(Enum):
-    """The span of a norm of queries and keys, and the shape of its weights."""
+    """The elements that a norm of queries and keys spans, and the shape of its weights."""
 
     HEAD = "a head, with one weight for all heads"
     EACH_HEAD = "a head, with a weight for each head"
@@ -31,14 +31,14 @@ class Over(Enum):
 
 @dataclass(frozen=True)
 class QKNorm:
-    """Queries and keys are normalised, before or after they are rotated."""
+    """Normalisation of queries and keys, before or after their rotation."""
 
     norm: Norm
     over: Over = Over.HEAD
     after_rotation: bool = False
 
     def module(self, heads: int, head_dim: int) -> Module:
-        """For so many heads."""
+        """Return the norm for a number of heads."""
         shapes = {
             Over.HEAD: (head_dim,),
             Over.EACH_HEAD: (heads, head_dim),
@@ -49,12 +49,13 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Queries grow with their position, step by step (arXiv:2501.19399).
+    """Queries are scaled by their position, in steps
+    (arXiv:2501.19399).
 
     Attributes:
-        slope: of the growth over the logarithm of the number of the step, counted from one.
-        step: positions of one step.
-        shift: added to a position.
+        slope: growth of the factor with the logarithm of the step's number, counted from one.
+        step: number of positions of a step.
+        shift: number added to positions.
     """
 
     slope: float
@@ -62,29 +63,30 @@ class Temperature:
     shift: int = 0
 
     def of(self, positions: mx.array) -> mx.array:
-        """Return the factors of the queries at `[T]` positions, `[T, 1, 1]`."""
+        """Return the factors of queries at positions `[T]`, as `[T, 1, 1]`."""
         steps = ((positions + self.shift) // self.step).astype(mx.float32)
         return (1.0 + self.slope * mx.log1p(steps))[:, None, None]
 
 
 @dataclass(frozen=True)
 class OutputGate:
-    """A projection of its own weighs what attention gives (arXiv:2505.06708).
+    """A gate of the attention's output, with its own projection
+    (arXiv:2505.06708).
 
     Attributes:
-        by_head: a weight for each head, not one for each of its values.
-        softplus: of the weights, which are sigmoids otherwise.
+        by_head: whether the gate has one weight per head, instead of one per value.
+        softplus: whether weights are a softplus of the projection, instead of a sigmoid.
     """
 
     by_head: bool = False
     softplus: bool = False
 
     def module(self, hidden_size: int, heads: int, value_dim: int) -> nn.Linear:
-        """From the rows that attention reads; see `of` for the weights."""
+        """Return the gate's projection, which reads the same rows as attention."""
         return nn.Linear(hidden_size, heads * (1 if self.by_head else value_dim), bias=False)
 
     def of(self, projected: mx.array, heads: int) -> mx.array:
-        """Return the weights, `[T, heads, 1 or value_dim]`."""
+        """Return the weights for the projection's output: `[T, heads, 1 or value_dim]`."""
         split = projected.reshape(len(projected), heads, -1)
         if not self.softplus:
             return mx.sigmoid(split)
@@ -93,22 +95,24 @@ class OutputGate:
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention (arXiv:2305.13245).
+    """Grouped-query attention
+    (arXiv:2305.13245).
 
     Attributes:
-        scale: multiplies the logits.
-        rope: None leaves queries and keys as they are.
-        window: tokens that a query sees, itself included; None is all.
-        chunk: queries see what is in their chunk of so many tokens; None is all.
-        output_gate: the queries' projection carries, head by head, a gate for the output.
-        own_gate: a gate for the output has its own projection.
-        value_dim: size of a head's value, where it is not that of its key.
-        value_scale: multiplies the values.
-        softcap: bounds the logits by a hyperbolic tangent.
-        sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
-        clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
-        temperature: multiplies queries by their position; None leaves them.
-        bidirectional_media: rows of one image see each other.
+        scale: factor of the logits.
+        rope: rotary parameters; None means no rotation.
+        window: number of tokens that a query sees, including itself; None means all.
+        chunk: size of chunks of tokens; a query sees only its chunk. None means all.
+        output_gate: whether the query projection also computes a gate of each head's output.
+        own_gate: a gate of the output with its own projection.
+        value_dim: size of a head's value, if it differs from the key's; else 0.
+        value_scale: factor of the values.
+        softcap: softcap of the logits, by a hyperbolic tangent.
+        sinks: whether each head has an extra logit in the softmax, without a value
+            (arXiv:2309.17453).
+        clip: bound of the absolute values of queries, keys and values, after norms over all heads.
+        temperature: scaling of queries by position; None means none.
+        bidirectional_media: whether rows of one image see each other.
     """
 
     heads: int
@@ -157,7 +161,7 @@ class Attention:
 
     @property
     def plain_heads(self) -> bool:
-        """Whether queries, keys and values are products, normed by head if at all, then rotated."""
+        """Whether queries, keys and values need only products, norms per head, and rotation."""
         norm = self.qk_norm
         by_head = norm is None or (
             norm.over is Over.HEAD and not norm.after_rotation and not norm.norm.centred
@@ -218,7 +222,7 @@ class SelfAttention(Module):
         return y
 
     def _at_once(self, x: mx.array, rotate: Rotate | None) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries, keys and values by head, normalised and rotated: `[T, heads, head_dim]`."""
+        """Return queries, keys and values, normalised and rotated: `[T, heads, head_dim]`."""
         norm = self._kind.qk_norm
         if not self._parts:
             self._parts = self._described()
@@ -237,13 +241,13 @@ class SelfAttention(Module):
         )
 
     def _projected(self, x: mx.array, step: ForwardContext) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries, keys and values, all heads side by side: `[T, width]`."""
+        """Return queries, keys and values with all heads joined: `[T, width]`."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def _prepared(
         self, q: mx.array, k: mx.array, rotate: Rotate | None
     ) -> tuple[mx.array, mx.array]:
-        """Return the queries and keys by head, normalised and rotated: `[T, heads, head_dim]`."""
+        """Split queries and keys by head, normalise and rotate them: `[T, heads, head_dim]`."""
         kind, norm, rows = self._kind, self._kind.qk_norm, q.shape[0]
         if norm is not None and norm.over is Over.ALL_HEADS:
             q, k, norm = self.q_norm(q), self.k_norm(k), None
@@ -258,7 +262,7 @@ class SelfAttention(Module):
         return q, k
 
     def _values(self, v: mx.array) -> mx.array:
-        """By head: `[T, heads, value_dim]`."""
+        """Split values by head: `[T, heads, value_dim]`."""
         return self._clipped(v).reshape(len(v), self._kind.kv_heads, -1)
 
     def _clipped(self, x: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The short causal convolution that recurrent layers share."""
+"""The short causal convolution of recurrent layers."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class CausalConv(Module):
     def __call__(
         self, x: mx.array, step: ForwardContext, layer: int, *, silu: bool = False
     ) -> mx.array:
-        """`[T, channels]` -> the same, then SiLU if `silu`; see `ForwardContext.convolve`."""
+        """Convolve `[T, channels]`, then apply SiLU if `silu`; see `ForwardContext.convolve`."""
         return step.convolve(layer, x, self.weight.squeeze(-1), self.get("bias"), silu=silu)

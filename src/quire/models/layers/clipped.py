@@ -1,4 +1,4 @@
-"""Layers that Gemma 4's encoders share."""
+"""Layers that Gemma 4's vision and audio encoders share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from quire.models.base import Module
 from quire.models.layers.norm import unweighted_norm
 
 CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-"""Bounds of a clipped linear layer. Checkpoints may carry them unused."""
+"""Bounds of a clipped linear layer. Checkpoints may contain them even if they are not used."""
 
 
 class ClippedLinear(Module):
-    """A linear layer; where the checkpoint asks for it, its input and output are clipped."""
+    """A linear layer that clips its input and output if `clips`."""
 
     def __init__(self, clips: bool, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -37,7 +37,9 @@ def _clipped(x: mx.array, low: mx.array, high: mx.array) -> mx.array:
 
 
 class Projector(Module):
-    """An encoder's rows to those of the decoder's width, `embed_` and its name in checkpoints."""
+    """Projects an encoder's rows to the decoder's width; `embed_vision` or `embed_audio` in
+    checkpoints.
+    """
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Layers that families share. Rows are a step's tokens: `[T, hidden]`, no batch axis."""
+"""Layers that families share. Their inputs are a step's rows `[T, hidden]`, without a
+batch axis.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def _activation(name: str) -> Activation:
 
 
 ACTIVATIONS: dict[str, Activation] = {name: _activation(name) for name in activations.COMPILED}
-"""The values of `hidden_act` and `hidden_activation` that are known."""
+"""Supported values of `hidden_act` and `hidden_activation`."""
 
 
 def _gate(name: str) -> Gate:
@@ -31,7 +33,7 @@ def _gate(name: str) -> Gate:
 
 
 GATES: dict[str, Gate] = {name: _gate(name) for name in activations.COMPILED}
-"""By the same names, `activation(x) * y`, one kernel where the device has one."""
+"""Functions `activation(x) * y` by the same names, as one kernel if the device has one."""
 
 
 class GatedMLP(Module):
@@ -55,7 +57,7 @@ class GatedMLP(Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self._gating = Gating(activation, limit)
         self._matrices: GatedMatrices | None = None
-        """Once they have been asked for."""
+        """The weights in the form of the device's operations; cached on first use."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -66,7 +68,9 @@ class GatedMLP(Module):
 
 
 def embed(table: nn.Embedding, tokens: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Looks up rows `[T, hidden]`. Some packed tables decode to bfloat16 whatever the model is."""
+    """Look up rows `[T, hidden]` in `dtype`. Some quantised tables decode to bfloat16 in
+    any model.
+    """
     rows: mx.array = table(tokens)
     return rows if rows.dtype == dtype else rows.astype(dtype)
 
@@ -74,7 +78,9 @@ def embed(table: nn.Embedding, tokens: mx.array, dtype: mx.Dtype) -> mx.array:
 def project_logits(
     hidden: mx.array, table: nn.Embedding, head: nn.Linear | None, softcap: float | None = None
 ) -> mx.array:
-    """`[R, hidden]` -> `[R, vocab]` in float32, by the head or, where it is tied, by the table."""
+    """Return float32 logits: `[R, hidden]` -> `[R, vocab]`, by the head or, if tied, by
+    the table.
+    """
     logits: mx.array = table.as_linear(hidden) if head is None else head(hidden)
     if softcap is not None:
         return _softcapped(softcap)(logits)
@@ -83,5 +89,5 @@ def project_logits(
 
 @cache
 def _softcapped(cap: float) -> Activation:
-    """`cap * tanh(x / cap)` in float32."""
+    """Return a function that computes `cap * tanh(x / cap)` in float32."""
     return fused(lambda x: mx.tanh(x.astype(mx.float32) / cap) * cap)

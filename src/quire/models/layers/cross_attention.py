@@ -1,4 +1,4 @@
-"""Attention of a decoder's rows over an encoder's (arXiv:1706.03762, section 3.2.3)."""
+"""Cross-attention of a decoder's rows to an encoder's (arXiv:1706.03762, section 3.2.3)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from quire.models.layers.rope import Rotate
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Rows see the media that they look at, all of it; nothing is rotated.
+    """Cross-attention: rows see all of the media that they attend to, without
+    rotation.
 
     Attributes:
-        norm: of queries and keys, by head.
+        norm: norm of queries and keys, per head.
     """
 
     heads: int
@@ -57,7 +58,7 @@ class CrossAttentionBlock(Module):
         self.k_norm = kind.norm.module(kind.head_dim)
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
-        """`[T, hidden]` -> `[T, hidden]`; zeros for rows that look at nothing."""
+        """Map `[T, hidden]` to the same shape; zeros for rows that attend to no media."""
         kind, rows = self._kind, x.shape[0]
         q = self.q_norm(self.q_proj(x).reshape(rows, kind.heads, kind.head_dim))
         k = v = None

@@ -1,4 +1,4 @@
-"""Attention of encoders, in which rows see each other in both directions and nothing is kept."""
+"""Bidirectional attention of encoders, without a cache."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ import numpy.typing as npt
 
 from quire.device.device import current_device
 
-_SCORE_BYTES = 16 << 20  # of attention's scores at once, where MLX writes them out
+_SCORE_BYTES = 16 << 20  # of attention scores in memory at once, if MLX materialises them
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Return all rows of a group over all rows of it; where MLX writes scores out, in tiles.
+    """Attend within groups of rows. If MLX materialises scores, compute in tiles to bound
+    memory.
 
     Args:
         q: `[groups, rows, heads, head_dim]`.
-        k, v: the same, or with fewer heads.
-        scale: multiplies the logits.
+        k, v: the same shape, or with fewer heads.
+        scale: factor of the logits.
 
     Returns:
-        As `q`.
+        An array of the shape of `q`.
     """
     groups, n, heads, _ = q.shape
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     tile = max(1, _SCORE_BYTES // (groups * heads * n * 4)) if not current_device().fuses else n
     parts: list[mx.array] = []
     for start in range(0, n, tile):
-        # Each waits for the one before, so that one tile's scores are in memory at a time.
+        # Each tile depends on the one before, so that only one tile's scores are in memory.
         rows = mx.depends([q[:, :, start : start + tile]], parts[-1:])[0]
         parts.append(mx.fast.scaled_dot_product_attention(rows, k, v, scale=scale))
     return mx.concatenate(parts, axis=2).swapaxes(1, 2)
 
 
 class Neighbours(Protocol):
-    """The rows of an item that see each other."""
+    """Groups of an item's rows that see each other."""
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-        """`[rows, heads, head_dim]`, of keys and values with fewer heads -> as `q`."""
+        """Attend within groups: q is `[rows, heads, head_dim]`, k and v may have fewer heads. The
+        result has q's shape.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Rows see those of their own part; an item is made of so many equal ones, in order."""
+    """Groups that are `count` equal, consecutive parts of an item."""
 
     count: int
 
@@ -57,11 +60,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows see those of their own window, wherever those are.
+    """Groups that are windows of rows anywhere in
+    an item.
 
     Attributes:
-        members: rows of windows of one size, `[windows, size]`, for each size that there is.
-        places: where each row is among all of `members`, `[rows]`.
+        members: for each size of windows, their rows `[windows, size]`.
+        places: `[rows]`, the position of each row in the concatenated `members`.
     """
 
     members: tuple[mx.array, ...]
@@ -69,7 +73,7 @@ class Windows:
 
     @classmethod
     def of(cls, window: npt.NDArray[np.int64]) -> Self:
-        """From the number of each row's window, `[rows]`."""
+        """Return windows from the number of each row's window, `[rows]`."""
         order = np.argsort(window, kind="stable")
         size_of = np.bincount(window)[window[order]]
         members = [order[size_of == size].reshape(-1, size) for size in np.unique(size_of)]

@@ -1,4 +1,4 @@
-"""Dense feed-forward blocks, described and computed; experts are in `moe`."""
+"""Dense feed-forward blocks: descriptions and modules. Experts are in `moe`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from quire.models.layers.common import ACTIVATIONS, GatedMLP
 
 @dataclass(frozen=True)
 class MLP:
-    """Two layers and an activation, or three with a gate (arXiv:2002.05202).
+    """Two linear layers with an activation between, or three with a gate
+    (arXiv:2002.05202).
 
     Attributes:
-        width: values between the layers.
-        limit: bounds both factors of a gate, see `Gating`; 0 leaves them.
+        width: inner width.
+        limit: bound of both factors of the gate, see `Gating`; 0 means none.
     """
 
     width: int
@@ -34,7 +35,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class XieluMLP:
-    """Two layers and an activation that is learned (xIELU, arXiv:2411.13010)."""
+    """Two linear layers with a learned activation between (xIELU, arXiv:2411.13010)."""
 
     width: int
 
@@ -58,7 +59,8 @@ class LearnedMLP(Module):
 
 
 class Xielu(Module):
-    """A parabola above zero, an exponential below.
+    """The activation xIELU: a parabola above zero, an
+    exponential below.
 
     Parameters, `[1]` each: `alpha_p` and `alpha_n`, the curvatures above and below, through
     softplus; `beta`, the slope at zero; `eps`, below zero, where the exponential is cut.
@@ -70,7 +72,7 @@ class Xielu(Module):
         self.beta, self.eps = mx.full(1, 0.5), mx.full(1, -1e-6)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Any shape, each element for itself."""
+        """Apply the activation elementwise to any shape."""
         wide = x.astype(mx.float32)
         names = ("alpha_p", "alpha_n", "beta", "eps")
         above, below, slope, eps = (self[name].astype(mx.float32) for name in names)

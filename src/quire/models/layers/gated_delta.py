@@ -1,7 +1,8 @@
-"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464) and the layer around it in Qwen3.5.
+"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464) and Qwen3.5's layer
+around it.
 
-A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
-and each token replaces them.
+A layer's state is a matrix per head and the last inputs of a short convolution. Both have fixed
+size, and each token replaces them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from quire.models.layers.norm import RMSNorm
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """A gated delta net.
+    """Description of a gated
+    delta net.
 
     Attributes:
-        kernel: how many tokens the convolution sees, the current one included.
-        eps: of the norm of the output.
-        most_correction: what the share of a value that is corrected approaches. Beyond 1 the state
-            may change its sign (arXiv:2411.12537).
+        kernel: number of tokens that the convolution sees, including the current one.
+        eps: epsilon of the output's norm.
+        most_correction: upper limit of the write strength beta. Above 1 the state may change its
+            sign (arXiv:2411.12537).
     """
 
     key_heads: int
@@ -44,11 +46,11 @@ class GatedDelta:
 
     @property
     def rotation(self) -> None:
-        """Order comes from the recurrence."""
+        """None: order comes from the recurrence."""
 
     @property
     def channels(self) -> int:
-        """Channels that the convolution mixes in time: queries, keys, values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
@@ -66,7 +68,7 @@ class GatedDelta:
 
 
 class GatedDeltaNet(Module):
-    """Computes a `GatedDelta`: what the matrix says of the query, gates writing and forgetting."""
+    """Computes a `GatedDelta`."""
 
     def __init__(self, shape: GatedDelta, hidden: int, layer: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Projection of Gemma 3n's encoders into the decoder's width, and their own vocabulary."""
+"""The projection of Gemma 3n's encoders into the decoder's width, and their own vocabulary."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from quire.models.layers.norm import RMSNorm, unweighted_norm
 
 
 class OwnVocabulary(Protocol):
-    """An encoder's arguments as its embedder reads them.
+    """The arguments of an encoder that its
+    embedder reads.
 
     Attributes:
-        hidden_size: of the encoder's rows.
-        text_hidden_size: of the decoder's.
-        vocab_size, vocab_offset: of the tokens that are embedded here, and the first one's id.
+        hidden_size: width of the encoder's rows.
+        text_hidden_size: the decoder's width.
+        vocab_size, vocab_offset: number and first id of the tokens embedded by this encoder.
     """
 
     @property
@@ -34,7 +35,7 @@ class OwnVocabulary(Protocol):
 
 
 class Embedder(Module):
-    """An encoder's rows, and tokens of its own, in the decoder's width; `embed_audio.`."""
+    """Projects an encoder's rows and its own tokens to the decoder's width; e.g. `embed_audio.`."""
 
     def __init__(self, args: OwnVocabulary) -> None:
         super().__init__()
@@ -47,27 +48,29 @@ class Embedder(Module):
         self._norm = unweighted_norm(eps)
 
     def soft(self, rows: mx.array) -> mx.array:
-        """`[rows, hidden_size]` -> `[rows, text_hidden_size]`."""
+        """Project encoder rows: `[rows, hidden_size]` -> `[rows, text_hidden_size]`."""
         return self._norm(self.embedding_projection(self.soft_embedding_norm(rows)))
 
     def hard(self, tokens: mx.array) -> mx.array:
-        """Tokens' ids, less `vocab_offset`, `[T]` -> `[T, text_hidden_size]`."""
+        """Embed the encoder's tokens, given as ids less `vocab_offset`: `[T]` -> `[T,
+        text_hidden_size]`.
+        """
         dtype = self.hard_embedding_norm.weight.dtype
         rows = self.hard_embedding_norm(embed(self.embedding, tokens, dtype))
         return self._norm(self.embedding_projection(rows))
 
 
 class OwnTokens:
-    """The embeddings of tokens that an encoder has of its own, such as the one that ends sounds."""
+    """Embeddings of an encoder's own tokens, such as the one that ends a sound."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._table: mx.array | None = None
 
     def placed(self, x: mx.array, tokens: mx.array) -> mx.array:
-        """Embeddings of all tokens `[T, hidden]`, with these in their places."""
+        """Replace the embeddings of the encoder's own tokens in `[T, hidden]`."""
         args = self._embedder.args
-        if self._table is None:  # of weights that never change
+        if self._table is None:  # computed once, as weights never change
             self._table = self._embedder.hard(mx.arange(args.vocab_size))
             mx.eval(self._table)
         own = tokens - args.vocab_offset

@@ -1,7 +1,8 @@
-"""The lightning indexer, which chooses keys for attention (DeepSeek V3.2, arXiv:2512.02556).
+"""The lightning indexer, which selects keys for attention (DeepSeek V3.2,
+arXiv:2512.02556).
 
-What the published code does besides, a Hadamard transform of queries and keys and their rounding to
-FP8, changes no score but by that rounding, and is left out.
+The published code also applies a Hadamard transform to queries and keys and rounds them to FP8.
+Only the rounding affects scores, and both are left out.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ _NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class Indexer:
-    """Scores keys of its own, one a token, by queries of several heads.
+    """Description of an indexer: it scores its own keys, one per token, by queries of several
+    heads.
 
     Attributes:
-        dim: size of a query and of a key, of which the first `rotated_dim` elements know order.
-        halves: a pair that is rotated is an element of the first half and one of the second, where
-            the rotation takes neighbours.
-        limit: keys that it chooses for a query.
+        dim: size of a query and of a key; their first `rotated_dim` elements are rotated.
+        halves: whether a rotated pair consists of an element of the first half and one of the
+            second, although the rotation takes neighbours.
+        limit: number of keys selected for each query.
     """
 
     heads: int
@@ -37,10 +39,11 @@ class Indexer:
 
 
 class KeyIndexer(Module):
-    """Computes an `Indexer`.
+    """Computes an
+    `Indexer`.
 
     Args:
-        layer: index into the model's layout of what the layer keeps.
+        layer: index of the layer's state in the model's layout.
     """
 
     def __init__(self, kind: Indexer, hidden_size: int, query_dim: int, layer: int) -> None:
@@ -53,11 +56,12 @@ class KeyIndexer(Module):
         self.weights_proj = nn.Linear(hidden_size, kind.heads, bias=False)
 
     def __call__(self, x: mx.array, latent: mx.array, step: ForwardContext, rotate: Rotate) -> None:
-        """Has the step choose keys for each row.
+        """Have the step select keys for
+        each row.
 
         Args:
             x: `[T, hidden]`.
-            latent: `[T, query_dim]`, that of the queries of attention.
+            latent: `[T, query_dim]`, the latent of the attention's queries.
         """
         kind = self._kind
         q = self._rotated(self.wq_b(latent).reshape(-1, kind.heads, kind.dim), rotate)
@@ -66,9 +70,9 @@ class KeyIndexer(Module):
         step.choose(self._layer, q, k, weights, kind.limit)
 
     def _rotated(self, x: mx.array, rotate: Rotate) -> mx.array:
-        """`[T, heads, dim]` -> the same."""
+        """Rotate the first part of each head: `[T, heads, dim]`."""
         rotated, plain = mx.split(x, [self._kind.rotated_dim], axis=-1)
         if self._kind.halves:
-            # Pairs side by side. They stay there: the order of elements changes no score.
+            # Move pairs side by side. They stay so, as the order of elements affects no score.
             rotated = mx.unflatten(rotated, -1, (2, -1)).swapaxes(-1, -2).flatten(-2)
         return mx.concatenate([rotate(rotated), plain], axis=-1)

@@ -1,7 +1,8 @@
-"""Kimi Delta Attention (arXiv:2510.26692): a gated delta net whose channels forget by themselves.
+"""Kimi Delta Attention (arXiv:2510.26692): a gated delta net with
+per-channel decay.
 
-A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
-and each token replaces them.
+A layer's state is a matrix per head and the last inputs of a short convolution. Both have fixed
+size, and each token replaces them.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from quire.models.layers.norm import RMSNorm
 
 @dataclass(frozen=True)
 class KimiDelta:
-    """A delta net that forgets by channel.
+    """Description of a delta net with
+    per-channel decay.
 
     Attributes:
-        head_dim: size of a head's query, key and value, and of what its gates are made from.
-        kernel: how many tokens the convolution sees, the current one included.
-        eps: of the norm of the output.
-        narrow_gates: gates are made in two products with `head_dim` values between, not in one.
-        most_forgotten: below zero; the logarithm of what a channel keeps at a token is this times a
-            sigmoid. None is minus a softplus, without bound.
+        head_dim: size of a head's query, key and value, and inner width of narrow gates.
+        kernel: number of tokens that the convolution sees, including the current one.
+        eps: epsilon of the output's norm.
+        narrow_gates: whether gates are computed by two matrices with `head_dim` values between,
+            instead of one.
+        most_forgotten: a negative factor; the logarithm of a channel's decay is this times a
+            sigmoid. None means minus a softplus, which is unbounded.
     """
 
     heads: int
@@ -44,11 +47,11 @@ class KimiDelta:
 
     @property
     def rotation(self) -> None:
-        """Order comes from the recurrence."""
+        """None: order comes from the recurrence."""
 
     @property
     def width(self) -> int:
-        """Values of all heads."""
+        """Values of all heads together."""
         return self.heads * self.head_dim
 
     @property

@@ -1,8 +1,9 @@
-"""Multi-head latent attention (DeepSeek V2, arXiv:2405.04434), computed on what is cached.
+"""Multi-head latent attention (DeepSeek V2, arXiv:2405.04434), computed on cached
+latents.
 
-A token keeps one latent vector, from which each head makes its key and value by a matrix, and one
-rotated key for all heads. Here those matrices are applied to queries and outputs instead, so that
-attention has one key of latent and rotated part, and the latent as value.
+The cache holds one latent vector and one rotated key per token. Each head expands the latent to its
+key and value by matrices. Here these matrices are applied to queries and outputs instead: attention
+has one KV head, whose key is latent and rotated part, and whose value is the latent.
 """
 
 from __future__ import annotations
@@ -25,26 +26,29 @@ from quire.models.layers.rope import RopeParameters, Rotate
 from quire.models.weights.names import Weights
 from quire.models.weights.quantization import unpacked
 
-_NORM_EPS = 1e-6  # of the latents, whatever the other norms have
+_NORM_EPS = 1e-6  # of the latents' norms
 _EXPANSION = re.compile(r"(.*\.self_attn)\.kv_b_proj\.weight")
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Attention over latents.
+    """Description of latent
+    attention.
 
     Attributes:
-        plain_dim, rotated_dim: the parts of a head's query and key that know no order, and that do.
+        plain_dim, rotated_dim: sizes of the unrotated and the rotated part of a head's query and
+            key.
         value_dim: size of a head's value.
-        latent_dim: size of what is cached of keys and values, less the rotated part.
-        query_latent_dim: size of the queries' latent; None projects them directly.
-        scale: multiplies the logits.
-        rope: None leaves the rotated parts as they are.
-        bias: projections from the hidden size, and to it, have biases.
-        indexer: chooses the keys that each query attends to; None lets it attend to all, or to
-            those that the layer `chosen_by` chose. Needs a latent of the queries.
-        temperature: multiplies queries by their position; None leaves them.
-        head_gate: a gate weighs what each head gives.
+        latent_dim: size of the cached latent, without the rotated key.
+        query_latent_dim: size of the queries' latent; None means that queries are projected
+            directly.
+        scale: factor of the logits.
+        rope: rotary parameters; None means no rotation.
+        bias: whether projections from and to the hidden size have biases.
+        indexer: selects the keys that each query attends to; it needs a latent of the queries. None
+            means all keys, or those that the layer `chosen_by` selected.
+        temperature: scaling of queries by position; None means none.
+        head_gate: whether each head's output has a gate.
     """
 
     heads: int
@@ -79,9 +83,10 @@ class LatentAttention:
         return LatentSelfAttention(self, hidden_size, layer)
 
     def absorbed(self, weights: Weights) -> Weights:
-        """Split each head's matrices: `embed_q` for keys (transposed), `unembed_out` for values.
+        """Split each head's matrices into `embed_q` for keys (transposed) and `unembed_out` for
+        values.
 
-        mlx-lm's newer conversions have them so.
+        Newer conversions of mlx-lm have them in this form.
         """
         ready = dict(weights)
         for name in weights:
@@ -96,7 +101,7 @@ class LatentAttention:
 
 
 class HeadLinear(ExpertLinear):
-    """One matrix a head, `[heads, out, in]`."""
+    """A linear layer with one matrix per head, `[heads, out, in]`."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` -> `[T, heads, out]`."""
@@ -109,7 +114,7 @@ class HeadLinear(ExpertLinear):
 
 
 class PackedHeadLinear(PackedExpertLinear):
-    """`HeadLinear` over codes and scales."""
+    """A quantised `HeadLinear`."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` -> `[T, heads, out]`."""
@@ -168,7 +173,9 @@ class LatentSelfAttention(Module):
         return y
 
     def _queries(self, x: mx.array, step: ForwardContext, rotate: Rotate) -> mx.array:
-        """`[T, heads * (plain_dim + rotated_dim)]`. An indexer chooses their keys on the way."""
+        """Return queries `[T, heads * (plain_dim + rotated_dim)]`. An indexer selects their keys on
+        the way.
+        """
         if self._kind.query_latent_dim is None:
             return self.q_proj(x)
         latent = self.q_a_layernorm(self.q_a_proj(x))

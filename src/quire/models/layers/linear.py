@@ -1,4 +1,4 @@
-"""Matrices as layers, multiplied as the device does it best. Their parameters are MLX's."""
+"""Linear layers and embedding tables that use the device's products. They have MLX's parameters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quire.models.base import named_layers
 
 
 class Linear(nn.Linear):
-    """`[..., in]` -> `[..., out]`."""
+    """A linear layer, `[..., in]` -> `[..., out]`."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return current_device().operations.linear(x, self["weight"], self.get("bias"))
 
 
 class Embedding(nn.Embedding):
-    """A table of rows, which a tied head multiplies by."""
+    """An embedding table, also used as a tied head."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T]` -> `[T, dim]`."""
@@ -33,7 +33,8 @@ class Embedding(nn.Embedding):
 
 
 class PackedLinear(nn.QuantizedLinear):
-    """`Linear` over codes and scales.
+    """A quantised
+    `Linear`.
 
     Attributes:
         tiled: see `PackedWeight`.
@@ -46,10 +47,11 @@ class PackedLinear(nn.QuantizedLinear):
 
 
 class PackedEmbedding(nn.QuantizedEmbedding):
-    """`Embedding` over codes and scales.
+    """A quantised
+    `Embedding`.
 
     Attributes:
-        row_type: of rows; None is that of the scales.
+        row_type: dtype of rows; None means that of the scales.
         tiled: see `PackedWeight`.
     """
 
@@ -78,7 +80,7 @@ def _packed(module: Any) -> PackedWeight:
 
 
 def use_device_products(model: nn.Module) -> None:
-    """Has the device multiply: MLX's linear layers and tables give way to those above."""
+    """Replace MLX's linear layers and embedding tables by those of this module."""
     own: list[tuple[str, nn.Module]] = []
     for path, module in named_layers(model).items():
         if type(module) is nn.Linear:

@@ -1,6 +1,7 @@
-"""Mamba's selective state space layer (arXiv:2312.00752), also as Jamba has it (arXiv:2403.19887).
+"""Mamba's selective state space layer (arXiv:2312.00752), also in Jamba's form
+(arXiv:2403.19887).
 
-Each channel keeps a vector, and the last inputs of a short convolution; both are of fixed size and
+A channel's state is a vector and the last inputs of a short convolution. Both have fixed size, and
 each token replaces them.
 """
 
@@ -20,15 +21,16 @@ from quire.models.layers.common import ACTIVATIONS
 
 @dataclass(frozen=True)
 class Mamba:
-    """A selective state space layer.
+    """Description of a selective state
+    space layer.
 
     Attributes:
-        channels: of what is mixed in time.
-        state_dim: values that a channel keeps, N in the paper.
-        step_rank: size of what a token's step sizes are made from.
-        kernel: how many tokens the convolution sees, the current one included.
-        norm: of the step, and of the vectors that write and read; None leaves them.
-        bias: of the first and the last projection.
+        channels: number of channels that are mixed in time.
+        state_dim: size of a channel's state, N in the paper.
+        step_rank: rank of the projection to a token's step sizes.
+        kernel: number of tokens that the convolution sees, including the current one.
+        norm: norm of the step and of the vectors that write and read the state; None means none.
+        bias: whether the first and the last projection have biases.
     """
 
     channels: int
@@ -45,7 +47,7 @@ class Mamba:
 
     @property
     def rotation(self) -> None:
-        """Order comes from the recurrence."""
+        """None: order comes from the recurrence."""
 
     @property
     def spec(self) -> RecurrentState:

@@ -1,7 +1,8 @@
-"""Mamba 2's state space layer (arXiv:2405.21060).
+"""Mamba 2's state space layer
+(arXiv:2405.21060).
 
-A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
-and each token replaces them.
+A layer's state is a matrix per head and the last inputs of a short convolution. Both have fixed
+size, and each token replaces them.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from quire.models.layers.norm import unweighted_norm
 
 @dataclass(frozen=True)
 class Mamba2:
-    """A state space layer.
+    """Description of Mamba 2's state
+    space layer.
 
     Attributes:
-        state_dim: columns of a head's matrix, N in the paper.
-        groups: heads of one group share what is written and read by.
-        kernel: how many tokens the convolution sees, the current one included.
-        eps: of the norm of the output, which spans a group's heads; None is no norm.
-        norm_first: the output is normalised before its gate, not after.
-        out_bias: the last projection has a bias; None is as `bias`, which is of the first.
+        state_dim: columns of a head's state, N in the paper.
+        groups: number of groups of heads that share the vectors that write and read the state.
+        kernel: number of tokens that the convolution sees, including the current one.
+        eps: epsilon of the output's norm, which spans a group's heads; None means no norm.
+        norm_first: whether the output is normalised before it is gated, instead of after.
+        out_bias: whether the last projection has a bias; None means as `bias`, the first
+            projection's.
         min_step, max_step: bounds of a token's step size.
     """
 
@@ -51,16 +54,18 @@ class Mamba2:
 
     @property
     def rotation(self) -> None:
-        """Order comes from the recurrence."""
+        """None: order comes from the recurrence."""
 
     @property
     def width(self) -> int:
-        """Values of all heads."""
+        """Values of all heads together."""
         return self.heads * self.head_dim
 
     @property
     def channels(self) -> int:
-        """Channels that the convolution mixes in time: values, and both vectors of each group."""
+        """Channels of the convolution: values, and the vectors of each group that write
+        and read.
+        """
         return self.width + 2 * self.groups * self.state_dim
 
     @property

@@ -23,7 +23,9 @@ from quire.models.layers.feed_forward import MLP
 
 
 class ExpertLinear(Module):
-    """One matrix an expert, `[experts, out, in]`, and perhaps a bias, `[experts, out]`."""
+    """A linear layer with a matrix per expert, `[experts, out, in]`, and perhaps biases `[experts,
+    out]`.
+    """
 
     def __init__(self, experts: int, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class ExpertLinear(Module):
 
 
 class PackedExpertLinear(Module):
-    """`ExpertLinear` over codes and scales. Made empty: its tensors come from a checkpoint."""
+    """A quantised `ExpertLinear`. Created empty: its tensors come from a checkpoint."""
 
     def __init__(
         self, experts: int, inputs: int, outputs: int, group_size: int, bits: int, mode: str
@@ -69,7 +71,7 @@ class PackedExpertLinear(Module):
 
 
 class Experts(Module):
-    """Experts of a mixture, `count` gated MLPs."""
+    """The experts of a mixture, `count` gated MLPs."""
 
     def __init__(
         self, count: int, hidden: int, intermediate: int, gating: Gating, bias: bool = False
@@ -87,7 +89,7 @@ class Experts(Module):
 
 
 class UngatedExperts(Module):
-    """`down(act(up(x)))`, `count` of them."""
+    """The experts of a mixture without gates, `count` times `down(act(up(x)))`."""
 
     def __init__(self, count: int, hidden: int, intermediate: int, activation: str) -> None:
         super().__init__()
@@ -102,22 +104,23 @@ class UngatedExperts(Module):
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts, perhaps with one that every row passes through.
+    """Description of a mixture of experts, perhaps with a shared expert for
+    every row.
 
     Attributes:
-        width: values between the layers of an expert.
-        shared_width: the same of the shared expert; 0 is none.
-        shared_gate: a gate weighs the shared expert's output.
-        shared_scale: multiplies the shared expert's output.
-        bias: the router and the experts' matrices have biases.
-        clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
-        limit, shared_limit: bound both factors of the experts' gates, and of the shared one's, see
-            `Gating`; 0 leaves them.
-        weighted_input: a row is weighted before its experts, not after.
-        gated: experts have a gate, the shared one too.
-        latent_dim: experts read and write so many values, which projections make of a row and turn
-            into one again; 0 is the row itself.
-        latent_bias: these projections have biases, and so has the shared expert.
+        width: inner width of an expert.
+        shared_width: inner width of the shared expert; 0 means none.
+        shared_gate: whether the shared expert's output has a gate.
+        shared_scale: factor of the shared expert's output.
+        bias: whether the router and the experts' matrices have biases.
+        clamp: alpha and limit of gpt-oss's gate, if it replaces the usual one.
+        limit, shared_limit: bounds of both factors of the gates of the experts and of the shared
+            one, see `Gating`; 0 means none.
+        weighted_input: whether the experts' inputs are weighted, instead of their outputs.
+        gated: whether experts have gates, including the shared one.
+        latent_dim: width of the experts' inputs and outputs, if projections reduce rows to it; else
+            0.
+        latent_bias: whether these projections and the shared expert have biases.
 
     Raises:
         ModelError: a row would go to more experts than there are.
@@ -150,7 +153,7 @@ class Mixture:
         return SparseMoE(self, hidden_size)
 
     def stacked(self, size: int) -> Module:
-        """Return the experts, which read and write `size` values."""
+        """Return the experts, with inputs and outputs of `size` values."""
         if not self.gated:
             return UngatedExperts(self.experts, size, self.width, self.activation)
         return Experts(self.experts, size, self.width, self._gating(), self.bias)
@@ -205,7 +208,7 @@ class SparseMoE(Module):
         return y + (shared if self._kind.shared_scale == 1 else shared * self._kind.shared_scale)
 
     def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """Return the sum of what the chosen experts make of weighted rows: `[T, hidden]`."""
+        """Return the sum of the selected experts' outputs for weighted rows: `[T, hidden]`."""
         weighted = x[:, None] * weights.astype(x.dtype)[..., None]  # [T, k, hidden]
         rows, chosen = weighted.flatten(0, 1), chosen.reshape(-1, 1)
         y: mx.array = self.experts(rows, chosen, mx.ones(chosen.shape))
@@ -216,10 +219,12 @@ _NUMBERED = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 
 
 def stack_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Brings every layout of experts that checkpoints use to `*.experts.{gate,up,down}_proj.*`.
+    """Convert every layout of experts in checkpoints to
+    `*.experts.{gate,up,down}_proj.*`.
 
-    Known are Hugging Face's, one tensor an expert (`experts.7.up_proj.weight`) or stacked with
-    gate and up in one (`experts.gate_up_proj`), and MLX's (`switch_mlp.`, `experts.switch_glu.`).
+    Supported are Hugging Face's layouts, with one tensor per expert (`experts.7.up_proj.weight`) or
+    stacked with gate and up fused (`experts.gate_up_proj`), and MLX's (`switch_mlp.`,
+    `experts.switch_glu.`).
     """
     stacked: dict[str, mx.array] = {}
     numbered: dict[str, dict[int, mx.array]] = {}

@@ -1,4 +1,4 @@
-"""Two mixtures of experts, of which a row's token chooses (ERNIE 4.5 VL's technical report)."""
+"""Two mixtures of experts, selected by a row's token (ERNIE 4.5 VL's technical report)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from quire.models.layers.moe import Mixture
 
 @dataclass(frozen=True)
 class MixtureByToken:
-    """Experts for rows of text and others for rows of media, and one that every row passes through.
+    """Description of separate experts for text and for media, with an optional shared
+    expert.
 
     Attributes:
-        tokens: those of media, and what stands around them.
+        tokens: ids of media tokens and of the tokens around media.
     """
 
     text: Mixture
@@ -29,12 +30,12 @@ class MixtureByToken:
 
 
 class SparseMoEByToken(Module):
-    """Computes a `MixtureByToken`.
+    """Computes a
+    `MixtureByToken`.
 
-    A row's token decides alone, wherever it comes from: what the model generates between media is
-    of text, unless it generates a token of media.
-    How many rows are of media is not known before the step runs, so both mixtures compute all rows.
-    The experts for media are a third as wide as those for text.
+    Only a row's token matters: generated tokens use the experts for text, unless they are media
+    tokens. The number of media rows is unknown before the step runs, so both mixtures compute all
+    rows. The experts for media are a third as wide as those for text.
     """
 
     def __init__(self, kind: MixtureByToken, hidden_size: int) -> None:
@@ -46,7 +47,7 @@ class SparseMoEByToken(Module):
             self.shared_expert = kind.shared.module(hidden_size)
 
     def __call__(self, x: mx.array, tokens: mx.array) -> mx.array:
-        """`[T, hidden]` and int32 `[T]` -> `[T, hidden]`."""
+        """Map `[T, hidden]` with int32 tokens `[T]` to `[T, hidden]`."""
         media = mx.any(tokens[:, None] == self._tokens, axis=-1)[:, None]
         y = mx.where(media, self.vision_moe(x), self.text_moe(x))
         return y + self.shared_expert(x) if "shared_expert" in self else y

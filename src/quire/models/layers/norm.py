@@ -13,12 +13,12 @@ Norm = Callable[[mx.array], mx.array]
 
 
 def unweighted_norm(eps: float) -> Norm:
-    """`x / rms(x)` over the last axis."""
+    """Return a function that computes `x / rms(x)` over the last axis."""
     return lambda x: current_device().operations.rms_norm(x, None, eps)
 
 
 class UnweightedNorm(Module):
-    """`x / rms(x)` over the last axis. No parameters."""
+    """Computes `x / rms(x)` over the last axis. It has no parameters."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -30,9 +30,11 @@ class UnweightedNorm(Module):
 
 
 class LayerNorm(Module):
-    """Centred and scaled over the last axis.
+    """Layer norm over the
+    last axis.
 
-    Parameters: weight of `shape`, and bias if it has one. A weight of two axes is one a head.
+    Parameters: weight of `shape`, and a bias of the same shape if `bias`. A weight of two axes has
+    one row per head.
     """
 
     def __init__(self, shape: tuple[int, ...], eps: float, bias: bool) -> None:
@@ -52,7 +54,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """`x / rms(x) * weight` over the last axis. Parameter: weight `[dim]`."""
+    """Computes `x / rms(x) * weight` over the last axis. Parameter: weight `[dim]`."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -64,5 +66,5 @@ class RMSNorm(Module):
         return current_device().operations.rms_norm(x, self.weight, self._eps)
 
     def added(self, x: mx.array, y: mx.array, factor: mx.array | None = None) -> mx.array:
-        """`x` plus the norm of `y`, `[..., dim]` both; their sum times `factor`, `[1]`."""
+        """Return `x + norm(y)`, times `factor` `[1]` if given; both are `[..., dim]`."""
         return current_device().operations.add_rms_norm(x, y, self.weight, self._eps, factor)

@@ -1,7 +1,7 @@
-"""Rotary position embeddings, with the scalings that checkpoints ask for.
+"""Rotary position embeddings, with the context extensions of published
+checkpoints.
 
-Every row of a step has its own position: a rotation is made for the positions of a step, and turns
-`[T, heads, head_dim]`.
+A rotation is made for the positions of a step's rows, and rotates `[T, heads, head_dim]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.models.arguments import check_types
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 AXIAL = ("axial", "axial_turns")
-"""Rotation types of encoders, whose patches have two positions."""
+"""Rotation types of encoders, whose patches have positions of two axes."""
 
 _NEEDED = {
     "linear": ("factor",),
@@ -42,37 +42,38 @@ _BOUNDS = {
 
 
 def rope_type(values: dict[str, Any]) -> str:
-    """Return the type that a dictionary of RoPE parameters names, by the new key or the old."""
+    """Return the type that RoPE parameters name, by the new key or the old."""
     kind = values.get("rope_type") or values.get("type") or "default"
     if not isinstance(kind, str):
-        raise ModelError(f"config.json: rope_type = {kind!r} is of the wrong type")
+        raise ModelError(f"config.json: rope_type = {kind!r} is not a text")
     return kind
 
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """The keys of `rope_parameters` (transformers 5) or of `rope_theta` and `rope_scaling` (4).
+    """The keys of `rope_parameters` (transformers 5) or of `rope_theta` and
+    `rope_scaling` (4).
 
     Attributes:
-        rope_type: one of `KINDS`; or "axial", of encoders: one half of the pairs turns with the
-            first of two positions, the other half, as fast, with the second; or "axial_turns",
-            where the two halves have all speeds of a head in turns.
+        rope_type: one of `KINDS`; for encoders also "axial": half of the pairs rotates by the first
+            of two positions, the other half at the same speeds by the second; or "axial_turns": the
+            two halves alternate over all speeds of a head.
         partial_rotary_factor: the share of a head's dimensions that is rotated.
-        interleaved: neighbours are a pair, not an element of the first half and one of the second.
-        factor: by how much the context was stretched.
-        attention_factor: yarn and longrope: multiplies the rotated vectors; None follows from
+        interleaved: whether neighbours form a pair, instead of an element of each half.
+        factor: factor by which the context is extended.
+        attention_factor: yarn and longrope: factor of the rotated vectors; None derives it from
             `factor`.
-        short_factor, long_factor: longrope: by how much each pair is stretched where the context
-            is as long as in training, and where it is longer.
-        short_mscale, long_mscale: longrope: `attention_factor` of the two.
-        longer: longrope: the context is longer than in training.
-        alpha: dynamic: stretches all pairs by a larger base, whatever the length.
-        mrope_section: how many pairs turn with time, height and width, where a token has three
-            positions (Qwen2-VL, arXiv:2409.12191).
-        mrope_interleaved: the pairs take turns, as in Qwen3-VL; else each position has its section
-            of them, one after the other.
-        mrope_time_last: the sections are of height, width and time; pairs of the first two take
-            turns, then come those of time (ERNIE 4.5 VL).
+        short_factor, long_factor: longrope: divisor of each pair's speed for contexts as long as in
+            training, and for longer ones.
+        short_mscale, long_mscale: longrope: `attention_factor` in these two cases.
+        longer: longrope: whether the context is longer than in training.
+        alpha: dynamic: enlarges the base for all pairs, independent of length.
+        mrope_section: numbers of pairs rotated by time, height and width, for positions of three
+            axes (Qwen2-VL, arXiv:2409.12191).
+        mrope_interleaved: whether the axes' pairs alternate, as in Qwen3-VL; else each axis has a
+            section of consecutive pairs.
+        mrope_time_last: whether sections are in the order height, width, time: pairs of the first
+            two alternate, then follow those of time (ERNIE 4.5 VL).
     """
 
     rope_theta: float = 10000.0
@@ -101,11 +102,12 @@ class RopeParameters:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RopeParameters:
-        """Reads one dictionary of RoPE parameters.
+        """Read one dictionary of RoPE
+        parameters.
 
         Raises:
-            ModelError: the type is not one of `KINDS`, a key that matters to it is missing, or a
-                value is not of its type or out of bounds.
+            ModelError: the type is not one of `KINDS`, a key that it needs is missing, or a value
+                has the wrong type or is out of bounds.
         """
         kind = rope_type(values)
         require("rope_type", kind, KINDS)
@@ -129,11 +131,12 @@ class RopeParameters:
 
 
 class Rope:
-    """Rotates queries and keys of one kind of layer. Holds constants only, no weights.
+    """Rotates queries and keys of one kind of layer. It has constants but no
+    weights.
 
     Args:
         head_dim: size of a head.
-        parameters: which frequencies; see `RopeParameters`.
+        parameters: see `RopeParameters`.
     """
 
     def __init__(self, head_dim: int, parameters: RopeParameters) -> None:
@@ -141,7 +144,7 @@ class Rope:
         self._dims = 2 * len(frequencies)
         self._interleaved = parameters.interleaved
         self._frequencies = mx.array(frequencies, dtype=mx.float32)
-        # `mx.fast.rope` wants reciprocals; a pair that stays as it is has an infinite one.
+        # `mx.fast.rope` takes reciprocals; a pair that is not rotated has an infinite one.
         with np.errstate(divide="ignore"):
             self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
         self._axes = mx.array(_axes(len(frequencies), parameters))
@@ -149,24 +152,25 @@ class Rope:
 
     @property
     def frequencies(self) -> mx.array:
-        """Angles a position of each pair, float32 `[pairs]`."""
+        """Angle per position of each pair, float32 `[pairs]`."""
         return self._frequencies
 
     @property
     def neighbours(self) -> bool:
-        """Whether the two of a pair are neighbours, not half the rotated elements apart."""
+        """Whether the elements of a pair are neighbours, instead of half the rotated size apart."""
         return self._interleaved
 
     @property
     def gain(self) -> float:
-        """Multiplies what is rotated."""
+        """Factor of the rotated elements."""
         return self._gain
 
     def __call__(self, positions: mx.array) -> Rotate:
-        """Return the rotation of one step, to be made once and used by all layers of this kind.
+        """Return the rotation for a step's positions, to be shared by all layers of
+        this kind.
 
-        A GPU has a fused kernel. On a CPU the same operation is spelled out by MLX, angles
-        included, in every call; sharing the angles between layers makes it half as long.
+        GPUs have a fused kernel. On a CPU that kernel would recompute the angles in every call;
+        sharing them between layers halves the time.
 
         Args:
             positions: `[T]`, integers, or `[axes, T]`: time, height and width; `[2, T]` if axial.
@@ -181,7 +185,7 @@ class Rope:
         dims, periods, gain = self._dims, self._periods, self._gain
 
         def rotate(x: mx.array) -> mx.array:
-            # The T rows are a batch of sequences of one token: [T, heads, 1, head_dim].
+            # The T rows form a batch of one-token sequences: [T, heads, 1, head_dim].
             y = mx.fast.rope(
                 mx.expand_dims(x, 2),
                 dims,
@@ -229,11 +233,12 @@ def _axes(pairs: int, p: RopeParameters) -> list[int]:
 
 
 def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
-    """Return angles a position for each rotated pair `[dims / 2]`, and what multiplies the result.
+    """Return the angle per position of each rotated pair, `[dims / 2]`, and the factor of the
+    result.
 
     Sources: RoFormer (arXiv:2104.09864), Llama 3.1's reference code, YaRN (arXiv:2309.00071),
-    LongRoPE (arXiv:2402.13753), Gemma 4 (proportional: pairs span the whole head, the last ones
-    stand still).
+    LongRoPE (arXiv:2402.13753), Gemma 4 (proportional: pairs span the whole head, and the last ones
+    are not rotated).
     """
     if p.rope_type == "proportional":
         rotated = int(p.partial_rotary_factor * head_dim // 2)
@@ -263,11 +268,12 @@ def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
 
 
 def _longrope(plain: np.ndarray, p: RopeParameters) -> tuple[np.ndarray, float]:
-    """Stretches each pair by its own factor.
+    """Divide each pair's speed by its own
+    factor.
 
-    The published code changes factors where a sequence grows past the context of training, and
-    computes all its keys anew. Here those of the longest context serve all, so that a token's key
-    does not depend on what follows.
+    The published code switches factors once a sequence exceeds the trained context, and recomputes
+    all keys. Here the factors of the longest context are always used, so that a token's key does
+    not depend on later tokens.
     """
     factors = p.long_factor if p.longer else p.short_factor
     if len(factors) != len(plain):
@@ -284,9 +290,10 @@ def _longrope(plain: np.ndarray, p: RopeParameters) -> tuple[np.ndarray, float]:
 
 
 def _llama3(plain: np.ndarray, p: RopeParameters) -> np.ndarray:
-    """Stretch slow pairs by `factor`, keep fast ones, blend those between.
+    """Slow down slow pairs by `factor`, keep fast ones, and blend pairs
+    between.
 
-    None lie between where both bounds are equal, as in Llama 4 Scout.
+    There are none between if both bounds are equal, as in Llama 4 Scout.
     """
     turns = p.original_max_position_embeddings * plain / (2 * math.pi)  # over the old context
     between = p.high_freq_factor - p.low_freq_factor
@@ -297,7 +304,7 @@ def _llama3(plain: np.ndarray, p: RopeParameters) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, dims: int, p: RopeParameters) -> np.ndarray:
-    """Interpolates pairs with few turns over the old context, keeps those with many."""
+    """Interpolate pairs with few turns over the trained context, and keep pairs with many."""
 
     def pair_with(turns: float) -> float:
         wavelength = p.original_max_position_embeddings / (turns * 2 * math.pi)

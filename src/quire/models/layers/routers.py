@@ -1,4 +1,4 @@
-"""Routers: the choice of experts for each row, and their weights."""
+"""Routers: select experts for each row, and compute their weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from quire.device.device import current_device
 
 @dataclass(frozen=True)
 class SoftmaxRouter:
-    """The k most probable experts, weighted by their probabilities.
+    """Selects the k most probable experts, weighted by their
+    probabilities.
 
     Attributes:
-        normalise: the weights of the chosen sum to one.
-        corrected: a bias is added to the probabilities for the choice, not for the weights.
-        scale: multiplies the weights.
-        groups, best_groups: experts stand in so many groups, of which so many are open to a row;
-            a group counts as much as so many of its best experts as `counted` says.
+        normalise: whether the selected experts' weights are normalised to sum to one.
+        corrected: whether a bias is added to the probabilities for the selection, but not for the
+            weights.
+        scale: factor of the weights.
+        groups, best_groups: number of groups of experts, and of the best groups that a row may use.
+            A group's score is the sum of its `counted` best experts.
     """
 
     k: int
@@ -31,7 +33,9 @@ class SoftmaxRouter:
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         grouped = self.best_groups < self.groups
-        ranked = logits  # in the order of probabilities, which take part in sums
+        ranked = (
+            logits  # logits have the order of probabilities; sums need the probabilities themselves
+        )
         if correction is not None or (grouped and self.counted > 1):
             ranked = mx.softmax(logits, axis=-1)
         if correction is not None:
@@ -50,14 +54,15 @@ class SoftmaxRouter:
 
 @dataclass(frozen=True)
 class SigmoidRouter:
-    """DeepSeek V3's (arXiv:2412.19437, section 2.1.2): the k best of the best groups of experts.
+    """Selects the k best experts of the best groups, as DeepSeek V3 (arXiv:2412.19437, section
+    2.1.2).
 
     Attributes:
-        normalise: the weights of the chosen sum to one, before they are scaled.
-        scale: multiplies the weights.
-        groups, best_groups: experts stand in so many groups, of which so many are open to a row;
-            a group counts as much as its two best experts.
-        softcap: bounds the logits by a hyperbolic tangent; 0 leaves them.
+        normalise: whether the weights are normalised to sum to one before they are scaled.
+        scale: factor of the weights.
+        groups, best_groups: number of groups of experts, and of the best groups that a row may use.
+            A group's score is the sum of its two best experts.
+        softcap: softcap of the logits, by a hyperbolic tangent; 0 means none.
     """
 
     k: int
@@ -87,10 +92,11 @@ class SigmoidRouter:
 
 @dataclass(frozen=True)
 class SparseMixer:
-    """Two experts, one after the other, each weighted among its near rivals (arXiv:2409.12136).
+    """Selects two experts, one after the other, each weighted among its close rivals
+    (arXiv:2409.12136).
 
     Attributes:
-        jitter: rivals are those whose logits are within twice this share of the best.
+        jitter: experts are rivals if their logits are within twice this share of the best.
     """
 
     jitter: float
@@ -108,7 +114,7 @@ class SparseMixer:
         return chosen, mx.concatenate([first_weight, second_weight], axis=-1)
 
     def _best(self, open_logits: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the best of the open experts and its weight, `[T, 1]` each."""
+        """Return the best of the open experts, and its weight, each `[T, 1]`."""
         chosen = mx.argmax(open_logits, axis=-1, keepdims=True).astype(mx.int32)
         best = current_device().operations.of_rows(open_logits, chosen)
         distance = (best - logits) / mx.maximum(mx.abs(logits), best)
@@ -117,10 +123,11 @@ class SparseMixer:
 
 
 def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.array:
-    """Return the same, `[T, experts]`, with experts out of the best groups ranked last.
+    """Return scores `[T, experts]` with experts outside the best groups set to minus
+    infinity.
 
     Args:
-        counted: how many of its best experts a group's worth is the sum of.
+        counted: number of best experts whose scores add up to a group's score.
     """
     grouped = ranked.reshape(ranked.shape[0], groups, -1)
     worth = mx.topk(grouped, counted, axis=-1).sum(axis=-1)  # [T, groups]
@@ -129,7 +136,8 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
 
 
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Return the k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order.
+    """Return indices and scores, `[T, k]` each, of the k highest of `[T, experts]`, in
+    no order.
 
     Indices have the device's `Operations.index_type`.
     """

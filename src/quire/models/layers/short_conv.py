@@ -1,4 +1,4 @@
-"""LFM2's gated short convolution: a layer that mixes a token with the few before it."""
+"""LFM2's gated short convolution, which mixes a token with the few before it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from quire.models.layers.causal_conv import CausalConv
 
 @dataclass(frozen=True)
 class ShortConv:
-    """A convolution between two gates.
+    """Description of a convolution between
+    two gates.
 
     Attributes:
         channels: the hidden size.
-        kernel: how many tokens it sees, the current one included.
-        bias: the convolution and both projections have biases.
+        kernel: number of tokens that the convolution sees, including the current one.
+        bias: whether the convolution and both projections have biases.
     """
 
     channels: int
@@ -32,7 +33,7 @@ class ShortConv:
 
     @property
     def rotation(self) -> None:
-        """Order comes from the convolution."""
+        """None: order comes from the convolution."""
 
     @property
     def spec(self) -> RecurrentState:

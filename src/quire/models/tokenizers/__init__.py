@@ -1,1 +1,1 @@
-"""Conversion of other tokenizer formats to `tokenizer.json`."""
+"""Converts other tokenizer formats to `tokenizer.json`."""

@@ -1,6 +1,8 @@
-"""Tokenizers that lie in other files than `tokenizer.json`, made into one.
+"""Converts tokenizers in other files to
+`tokenizer.json`.
 
-`tekken.json` is Mistral's, `tiktoken.model` Moonshot's, `tokenizer.model` SentencePiece's.
+Supported are Mistral's `tekken.json`, Moonshot's `tiktoken.model`, and SentencePiece's
+`tokenizer.model`.
 """
 
 from __future__ import annotations
@@ -44,17 +46,18 @@ _TEKKEN_SPECIAL = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-"""Special tokens of files that list none: version 7 or before."""
+"""Special tokens of files that list none, of version 7 or earlier."""
 _MOONSHOT_CLASS, _MOONSHOT_RESERVED = "TikTokenTokenizer", 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tokenizer.
+    """A converted
+    tokenizer.
 
     Attributes:
-        file: `tokenizer.json`.
-        names: texts of its special tokens by what `tokenizer_config.json` calls them.
+        file: contents of `tokenizer.json`.
+        names: texts of special tokens, by their keys in `tokenizer_config.json`.
     """
 
     file: Json
@@ -62,19 +65,21 @@ class _Made:
 
 
 def tokenizer_of(folder: Path) -> str | None:
-    """Return the file that holds a model's tokenizer; None if there is none that can be read."""
+    """Return the name of the file that holds a model's tokenizer; None if there is none that can be
+    read.
+    """
     names = ("tokenizer.json", *_READERS)
     return next((name for name in names if (folder / name).is_file()), None)
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """Return the folder, or where it has another tokenizer file only, one with a `tokenizer.json`.
+    """Return the folder, or a copy with a `tokenizer.json` if it has only another
+    tokenizer file.
 
-    That one lies in the user's cache and links to the folder's other files.
+    The copy is in the user's cache and links to the folder's other files.
 
     Raises:
-        ModelError: the file is damaged or of a kind that is not supported, or the cache cannot be
-            written.
+        ModelError: the file is damaged or not supported, or the cache cannot be written.
     """
     name = tokenizer_of(folder)
     if name is None or name == "tokenizer.json":
@@ -86,14 +91,15 @@ def with_tokenizer(folder: Path) -> Path:
     return made_folder("tokenizers", folder.name, folder, files, links)
 
 
-# -- what the folder says beside it ----------------------------------------------------------------
+# -- the folder's other files ----------------------------------------------------------------------
 
 
 def _listed(path: Path, config: Mapping[str, Any]) -> dict[int, Json]:
-    """Return the added tokens that a folder's other files list, by id.
+    """Return the added tokens that a folder's other files
+    list, by id.
 
     Raises:
-        ModelError: one has no text, or an id that is none.
+        ModelError: a token has no text or no valid id.
     """
     listed: dict[int, Json] = {}
     for text, id in read_object(path.parent / "added_tokens.json").items():
@@ -114,7 +120,7 @@ def _listed(path: Path, config: Mapping[str, Any]) -> dict[int, Json]:
 
 
 def _fill(listed: dict[int, Json], first: int, end: int) -> None:
-    """Names the ids from `first` on that no token has, up to `end` or the highest one listed."""
+    """Name the unused ids from `first` on, up to `end` or the highest listed id."""
     for id in range(first, max(end, *listed, 0)):
         listed.setdefault(id, {"content": f"<|reserved_token_{id}|>", "special": True})
 
@@ -134,10 +140,11 @@ def _added(listed: Mapping[int, Json]) -> list[Json]:
 def _around(
     config: Mapping[str, Any], names: Mapping[str, str], ids: Mapping[str, int], *, begins: bool
 ) -> Json | None:
-    """Return the rule that adds tokens to texts, from the configuration.
+    """Return the rule that adds tokens around texts, from the
+    configuration.
 
     Args:
-        begins: whether texts begin with the beginning token where it does not say.
+        begins: whether texts begin with the start token by default.
     """
 
     def token(name: str, wanted: bool) -> tuple[str, int] | None:
@@ -151,19 +158,19 @@ def _around(
     )
 
 
-# -- bytes in the order of their merges ------------------------------------------------------------
+# -- byte tokens with merge ranks ------------------------------------------------------------------
 
 
 def _of_ranks(
     ranks: Mapping[bytes, int], first: int, added: Sequence[str], pre: PreTokenizer
 ) -> tuple[Json, dict[str, int]]:
-    """Return the parts of the file, and the ids of all tokens.
+    """Return the parts of `tokenizer.json`, and the ids of all
+    tokens.
 
     Args:
-        ranks: of each token of bytes; the pair that makes the one of the lowest rank is merged
-            first.
-        first: the id of rank 0.
-        added: texts that are matched whole, without those whose ids come after all bytes.
+        ranks: rank of each token of bytes; pairs that form a token of lower rank are merged first.
+        first: id of the token of rank 0.
+        added: texts that are matched whole, except those whose ids follow all byte tokens.
     """
     merges: list[tuple[int, int, int, bytes, bytes]] = []
     for token, rank in ranks.items():
@@ -179,12 +186,14 @@ def _of_ranks(
 
 
 def _moonshot(path: Path, config: Mapping[str, Any]) -> _Made:
-    """Return lines of a token's bytes in base64 and its rank; special tokens come behind them."""
+    """Read Moonshot's format: a line per token with its bytes in base64 and its rank; special
+    tokens follow.
+    """
     kind = config.get("tokenizer_class")
     if kind != _MOONSHOT_CLASS:
         raise ModelError(
-            f"{path}: how texts are cut before is known for {_MOONSHOT_CLASS} alone, not for "
-            f"tokenizer_class {kind!r}"
+            f"{path}: only tokenizer_class {_MOONSHOT_CLASS!r} is supported for this format, "
+            f"not {kind!r}"
         )
     ranks: dict[bytes, int] = {}
     for number, line in enumerate((read_text(path) or "").splitlines(), 1):
@@ -205,7 +214,7 @@ def _moonshot(path: Path, config: Mapping[str, Any]) -> _Made:
 
 
 def _tekken(path: Path, config: Mapping[str, Any]) -> _Made:
-    """Mistral's: special tokens first, then tokens of bytes by their ranks."""
+    """Read Mistral's format: special tokens first, then tokens of bytes by rank."""
     found = read_object(path)
     settings = found.get("config")
     if not isinstance(settings, dict):
@@ -241,7 +250,7 @@ def _tekken(path: Path, config: Mapping[str, Any]) -> _Made:
 def _whole_number(path: Path, settings: Mapping[str, Any], name: str) -> int:
     value = settings.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 24:
-        raise ModelError(f"{path}: config.{name} = {value!r} is no number of tokens")
+        raise ModelError(f"{path}: config.{name} = {value!r} is not a number of tokens")
     return value
 
 
@@ -249,10 +258,12 @@ def _whole_number(path: Path, settings: Mapping[str, Any], name: str) -> int:
 
 
 def _sentencepiece(path: Path, config: Mapping[str, Any]) -> _Made:
-    """SentencePiece's BPE (arXiv:1808.06226) or unigrams (arXiv:1804.10959)."""
+    """Read SentencePiece's BPE (arXiv:1808.06226) or unigram model (arXiv:1804.10959)."""
     model = read_sentencepiece(path)
     if not model.escapes or not 0 <= model.unknown < len(model.pieces):
-        raise ModelError(f"{path}: one that keeps spaces, or knows no unknown text, is not read")
+        raise ModelError(
+            f"{path}: models that keep spaces or have no unknown token are not supported"
+        )
     listed: dict[int, Json] = {
         id: {"content": piece.text, "special": piece.kind != USER_DEFINED}
         for id, piece in enumerate(model.pieces)

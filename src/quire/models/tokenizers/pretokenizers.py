@@ -1,7 +1,8 @@
-"""How texts are cut before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+"""Splitting of texts before byte-level BPE, by the name in
+`tokenizer.ggml.pre`.
 
-The expressions are those of the published `tokenizer.json` files, as llama.cpp's list of names
-gives them, or llama.cpp's own where it says that they come to the same.
+The expressions are those of published `tokenizer.json` files, for the names in llama.cpp's list, or
+llama.cpp's own expressions where it declares them equivalent.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _NOT_HAN = r"&&[^\p{Han}]]"
 
 
 def _words(numbers: str) -> str:
-    """Llama 3's expression with numbers in pieces of its own."""
+    """Return Llama 3's expression, with `numbers` for digits."""
     return rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}|{_REST}"
 
 
 def _cased(suffix: str, numbers: str, rest: str, han: bool = True) -> str:
-    """GPT-4o's expression, in which capitals begin a word."""
+    """Return GPT-4o's expression, in which capitals start a word."""
     upper, lower = _UPPER, _LOWER
     if not han:
         upper, lower = (letters[:-1] + _NOT_HAN for letters in (upper, lower))
@@ -34,14 +35,15 @@ def _cased(suffix: str, numbers: str, rest: str, han: bool = True) -> str:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A way to cut.
+    """A way to
+    split texts.
 
     Attributes:
-        cuts: expressions; what matches stands apart, and the next one cuts the pieces.
-        gpt2: GPT-2's expression cuts last.
-        nfc: characters are composed first.
-        whole: a piece that is a token needs no merges.
-        begins: texts begin with the beginning token where the file does not say.
+        cuts: expressions, applied in order; each match becomes a piece of its own.
+        gpt2: whether GPT-2's expression is applied last.
+        nfc: whether texts are normalised to NFC first.
+        whole: whether a piece that is a token is not merged from smaller ones.
+        begins: whether texts begin with the start token by default.
     """
 
     cuts: tuple[str, ...] = ()
@@ -82,7 +84,7 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 _CJK = r"[一-龥ࠀ-一가-퟿]+"
-# Those escaped would not survive normalisation.
+# The escaped characters would be changed by Unicode normalisation.
 _DEEPSEEK_LETTERS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ"
     "-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹ"
@@ -205,6 +207,6 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
             r"|\s*[\r\n]+|\s+(?!\S)|\s+",
         )
     ),
-    # Of files written before names were.
+    # For files older than these names.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", r"\p{N}+", r"[0-9][0-9][0-9]"), gpt2=True),
 }

@@ -24,7 +24,7 @@ _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token: its text, the logarithm of its likelihood or the order of its merge, its kind."""
+    """A token: its text, its kind, and its score (log likelihood, or order of its merge)."""
 
     text: str
     score: float = 0.0
@@ -33,15 +33,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceFile:
-    """A model, with the defaults of what it leaves out.
+    """The contents of a model file, with defaults for absent
+    fields.
 
     Attributes:
-        pieces: by id.
-        unknown: an id, as the next two; -1 for none.
-        charsmap: compiled rules for characters; empty for none.
-        prefix: a space is put before each text.
-        squeezes: spaces at the ends are dropped, several become one.
-        escapes: spaces are spelled U+2581.
+        pieces: tokens by id.
+        unknown: id of the unknown token; -1 for none. `begin` and `end` likewise.
+        charsmap: compiled normalisation rules; empty for none.
+        prefix: whether a space is put before each text.
+        squeezes: whether spaces at the ends are dropped and several become one.
+        escapes: whether spaces are written as U+2581.
     """
 
     pieces: tuple[Piece, ...]
@@ -56,17 +57,18 @@ class SentencePieceFile:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceFile:
-    """Reads the file.
+    """Read a
+    SentencePiece file.
 
     Raises:
-        ModelError: it cannot be read, or holds no such model.
+        ModelError: the file cannot be read, or is not a SentencePiece model.
     """
     try:
         data = path.read_bytes()
         refuse_pointer(path, data)
         return _model(data)
     except (OSError, ValueError, IndexError, struct.error) as error:
-        raise ModelError(f"{path}: no SentencePiece model: {error}") from error
+        raise ModelError(f"{path}: not a SentencePiece model: {error}") from error
 
 
 def _model(data: bytes) -> SentencePieceFile:
@@ -103,7 +105,7 @@ def _piece(fields: dict[int, int | bytes]) -> Piece:
 
 
 def _number(fields: dict[int, int | bytes], number: int, default: int) -> int:
-    """Return an int32 or enum."""
+    """Return an int32 or enum field."""
     value = fields.get(number, default)
     if not isinstance(value, int):
         raise ValueError(f"field {number} is no number")
@@ -118,7 +120,7 @@ def _bytes(fields: dict[int, int | bytes], number: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Return the numbers and values of a message; fixed widths as their bytes."""
+    """Yield the numbers and values of a message's fields; fixed-width values as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""`tokenizer.json`, from what other files say of a tokenizer."""
+"""Assembles `tokenizer.json` from parts that other formats give."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _BPE: Json = {
 
 
 def whole(parts: Json, added: Sequence[Json], around: Json | None) -> Json:
-    """Return the file.
+    """Return the contents of
+    `tokenizer.json`.
 
     Args:
-        parts: of `over_bytes`, `over_text` or `unigrams`.
-        added: of `added_token`.
-        around: of `ends`.
+        parts: result of `over_bytes`, `over_text` or `unigrams`.
+        added: results of `added_token`.
+        around: result of `ends`.
     """
     return {
         "version": "1.0",
@@ -41,13 +42,13 @@ def whole(parts: Json, added: Sequence[Json], around: Json | None) -> Json:
 
 
 def added_token(id: int, text: str, *, special: bool, rstrip: bool = False) -> Json:
-    """Return a token that is matched whole."""
+    """Return the entry of a token that is matched whole."""
     flags = {"single_word": False, "lstrip": False, "normalized": False}
     return {"id": id, "content": text, "special": special, "rstrip": rstrip, **flags}
 
 
 def ends(begin: tuple[str, int] | None, end: tuple[str, int] | None) -> Json | None:
-    """Return the rule that adds a token (text and id) at each end of a text; None adds nothing."""
+    """Return the rule that adds a token (text and id) at each end of a text; None adds none."""
     if begin is None and end is None:
         return None
 
@@ -70,7 +71,7 @@ def ends(begin: tuple[str, int] | None, end: tuple[str, int] | None) -> Json | N
 def over_bytes(
     vocab: Mapping[str, int], merges: Sequence[Sequence[str]], pre: PreTokenizer
 ) -> Json:
-    """BPE over bytes, which GPT-2's alphabet spells."""
+    """Return the parts of a BPE model over bytes, spelled in GPT-2's alphabet."""
     return {
         "normalizer": {"type": "NFC"} if pre.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.components()},
@@ -82,11 +83,12 @@ def over_bytes(
 def over_text(
     tokens: Sequence[str], merges: Sequence[Sequence[str]], unknown: int, *, prefix: bool
 ) -> Json:
-    """BPE over characters, and bytes where they are not in the vocabulary.
+    """Return the parts of a BPE model over characters, with bytes as
+    fallback.
 
     Args:
-        unknown: the id of the token for what has none.
-        prefix: a space is put before each text.
+        unknown: id of the unknown token.
+        prefix: whether a space is put before each text.
     """
     return {
         "normalizer": {"type": "Sequence", "normalizers": _spelled_spaces(prefix)},
@@ -128,13 +130,14 @@ def unigrams(
     charsmap: bytes,
     byte_fallback: bool,
 ) -> Json:
-    """Likelihoods of tokens, of which the most likely ones cut a text.
+    """Return the parts of a unigram model, which splits a text into its most likely
+    tokens.
 
     Args:
-        tokens: texts and the logarithms of their likelihoods.
-        squeezes: spaces at the end are dropped, several become one.
-        charsmap: SentencePiece's rules for characters; empty for none.
-        byte_fallback: bytes stand for characters that no token has.
+        tokens: texts with their log likelihoods.
+        squeezes: whether spaces at the end are dropped and several become one.
+        charsmap: SentencePiece's normalisation rules; empty for none.
+        byte_fallback: whether characters without a token become bytes.
     """
     normalizers: list[Json] = []
     if charsmap:
@@ -169,7 +172,7 @@ def unigrams(
 
 
 def scored_merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return all ways to make a token of two others, the better token first."""
+    """Return all merges of two tokens into one, better tokens first."""
     merges: list[tuple[float, int, int, str, str]] = []
     for text, id in vocab.items():
         cuts = ((text[:at], text[at:]) for at in range(1, len(text)))

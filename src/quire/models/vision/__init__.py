@@ -1,1 +1,1 @@
-"""Encoders of images and videos, and the projectors into a decoder."""
+"""Vision encoders, for images and videos, and projectors into a decoder."""

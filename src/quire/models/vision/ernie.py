@@ -1,6 +1,7 @@
-"""ERNIE 4.5 VL's vision encoder: squares of patches, and pairs of frames, become rows.
+"""ERNIE 4.5 VL's vision encoder: squares of patches in pairs of frames
+become rows.
 
-Frames go through the encoder one by one. A picture is taken for two equal frames.
+Frames are encoded one by one. A picture counts as two equal frames.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from quire.models.layers.common import ACTIVATIONS
 from quire.models.vision.qwen import Grid, Merger, QwenVision, VisionTower
 
 PAIR = 2
-"""Frames of a moment."""
+"""Number of frames of a moment."""
 
 
 @dataclass(frozen=True)
 class SpatialMerging:
-    """By a norm, two layers over each square, and a norm; rows keep a square's width."""
+    """Merges squares by a norm, two linear layers and a norm; rows keep a square's width."""
 
     def module(self, kind: QwenVision) -> Module:
         return SpatialMerger(kind)
@@ -42,7 +43,7 @@ class SpatialMerger(Merger):
 
 
 class TemporalMerger(Module):
-    """Pairs of rows at one place to a row of the decoder's width."""
+    """Merges two rows at the same place in a pair of frames to one row of the decoder's width."""
 
     def __init__(self, kind: QwenVision, norm: Norm) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class ErnieTower(VisionTower):
         self.temporal = TemporalMerger(kind, norm)
 
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
-        """Encode as `VisionTower` does; the grid counts single frames or pairs."""
+        """Encode like `VisionTower`; the grid counts single frames or pairs."""
         (x,) = yield from super().encode(patches, grid)
         frames = x.reshape(grid[0], -1, x.shape[-1])
         first, second = frames[0::2], frames[int(grid[0] > 1) :: 2]

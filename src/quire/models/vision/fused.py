@@ -1,7 +1,8 @@
-"""Decoders that read patches themselves (Falcon-OCR and Falcon Perception, arXiv:2603.27365).
+"""Decoders that read patches directly (Falcon-OCR and Falcon Perception,
+arXiv:2603.27365).
 
-One matrix makes a patch a row. There is no encoder: the decoder's layers let the rows of a picture
-see each other, and know where each patch lies by a rotation of its own.
+There is no encoder: one matrix turns a patch into a row. In the decoder's layers the rows of a
+picture see each other, and a second rotation encodes each patch's place.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from quire.models.layers.rope import Rotate
 
 @dataclass(frozen=True)
 class PatchRotaryAttention(Attention):
-    """Attention in which half of a head turns with time, and half with a patch's place.
+    """Attention in which half of a head is rotated by time, and half by a
+    patch's place.
 
-    Each head turns differently with the place, so that each query head has keys of its own.
+    Each head rotates differently by place, so each query head has its own keys.
     """
 
     @property
@@ -42,10 +44,11 @@ class PatchRotaryAttention(Attention):
 
 
 class PatchRotarySelfAttention(SelfAttention):
-    """Computes a `PatchRotaryAttention`.
+    """Computes a
+    `PatchRotaryAttention`.
 
-    Parameters: `places`, `[heads, head_dim / 4, 2]`: by how much a pair turns with a patch's place
-    down and across; those of all layers are equal.
+    Parameter: `places`, `[heads, head_dim / 4, 2]`, the angles of each pair per unit of place, down
+    and across; equal in all layers.
     """
 
     def __init__(self, kind: PatchRotaryAttention, hidden_size: int, layer: int) -> None:
@@ -57,7 +60,9 @@ class PatchRotarySelfAttention(SelfAttention):
         return super().__call__(x, step, self._turning(rotate, step.positions))
 
     def _turning(self, rotate: Rotate, positions: mx.array) -> Rotate:
-        """`rotate`, and the turn by place; what comes out has a head for each of the queries'."""
+        """Return `rotate` followed by the rotation by place; its result has one KV head per query
+        head.
+        """
         heads, half = self._kind.heads, self._kind.head_dim // 2
         if positions.ndim == 1:  # there are no patches
             return lambda x: mx.repeat(rotate(x), heads // x.shape[1], axis=1)
@@ -78,9 +83,10 @@ class PatchRotarySelfAttention(SelfAttention):
 
 
 def places(positions: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the row and column of each patch, `[T]` each; 0 for other rows.
+    """Return the row and column of each patch, `[T]` each; 0 for
+    other rows.
 
-    A picture's area is that of a square from -1 to 1, which its shape stretches.
+    A picture has the area of a square from -1 to 1, stretched to its aspect ratio.
 
     Args:
         positions: `[5, T]`, see `positions`.
@@ -96,11 +102,12 @@ def places(positions: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float32]:
-    """Return the positions of a prompt's tokens, `[5, length]`.
+    """Return the positions of a prompt's tokens, `[5,
+    length]`.
 
-    The first is time; a picture is one moment, with the token behind it. The others are a patch's
-    line and column, counted from one, and how many of each there are, all negative; those of other
-    tokens are their time.
+    The first axis is time; a picture and the token after it share one moment. The others are a
+    patch's line and column, counted from one, and the numbers of lines and columns, all negative;
+    for other tokens they repeat the time.
     """
     moments = np.ones(length, np.float32)
     for placed in media:
@@ -117,14 +124,15 @@ def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float
 
 
 class PatchEncoder(MediaEncoder):
-    """The learned rows before a picture, and a row for each of its patches.
+    """Computes the learned rows before a picture, and one row
+    per patch.
 
     Args:
-        table: the decoder's embeddings.
-        projector: from a patch's colours to a row.
+        table: the decoder's embedding table.
+        projector: maps a patch's colours to a row.
         patch: pixels on a patch's side.
-        around: the tokens of the learned rows.
-        dtype: of the activations.
+        around: token ids of the learned rows.
+        dtype: type of the activations.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Gemma 3n's encoder of pictures: MobileNetV5, whose map's pixels become rows (model cards)."""
+"""Gemma 3n's vision encoder: MobileNetV5, the pixels of whose output map become rows (model
+cards).
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,14 @@ from quire.models.vision.mobilenet import (
 
 _ARCHITECTURE = "mobilenetv5_300m_enc"
 _CELL = 16
-"""Pixels on the side of what becomes a pixel of the larger of the fused maps."""
+"""Input pixels on the side of one pixel of the larger of the two fused maps."""
 _MOST_PIXELS = 1536**2
 
 
 @dataclass(frozen=True)
 class Gemma3nVisionArguments(OwnVocabulary):
-    """The keys of `vision_config` that decide the computation.
+    """The keys of `vision_config` that affect the
+    computation.
 
     Attributes:
         net: the encoder.
@@ -74,7 +77,7 @@ class Gemma3nVisionArguments(OwnVocabulary):
 
 
 def _block(args: Settings) -> Block:
-    """Return a block by timm's names of its settings."""
+    """Return a block from timm's names of its settings."""
     kind = args.word("block_type")
     require("block_type", kind, ("er", "uir", "mqa"))
     for name, neutral in _NEUTRAL.items():
@@ -133,7 +136,9 @@ _STAGES = _published()
 
 
 class Gemma3nVisionEncoder(CutEncoder):
-    """The tower and the embedder as one. A piece is a block, or a strip of the fused map."""
+    """The tower and the embedder as a `MediaEncoder`. A piece is a block, or a strip of the fused
+    map.
+    """
 
     def __init__(self, vision_tower: MobileNetTower, embed_vision: Embedder) -> None:
         super().__init__()
@@ -165,9 +170,10 @@ class Gemma3nVisionEncoder(CutEncoder):
 
 
 def vision_tensors(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Convert the tower's tensors from timm's names behind `vision_tower.` to this package's.
+    """Convert the tower's tensors from timm's names after `vision_tower.` to this
+    package's.
 
-    Kernels have their channels second (PyTorch) or last (MLX). Those of one pixel become matrices.
+    Kernels have the channels second (PyTorch) or last (MLX). Kernels of one pixel become matrices.
     """
     second = any(a.ndim == 4 and a.shape[1] != a.shape[2] for a in weights.values())
     ready = {}

@@ -1,9 +1,9 @@
-"""Gemma 4's vision encoder: patches of one image to rows of the decoder's width (model cards).
+"""Gemma 4's vision encoder: patches of one image become rows of the decoder's width (model
+cards).
 
-A transformer in which every patch sees every other. Where a patch lies is told twice: by two tables
-whose rows are added, one for x and one for y, and by RoPE, half of a head turning with x and half
-with y. Squares of patches are then averaged into soft tokens. Images come one at a time and in any
-shape, so there is no padding and no mask.
+It is a transformer without masks. A patch's place is encoded twice: by rows of two tables, one for
+x and one for y, and by RoPE, with half of a head rotated by x and half by y. Squares of patches are
+then averaged to soft tokens. Images are encoded one at a time in any shape, without padding.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from quire.models.settings import Settings
 
 @dataclass(frozen=True)
 class Gemma4VisionArguments:
-    """The keys of `vision_config` that decide the computation, and the decoder's width.
+    """The keys of `vision_config` that affect the computation, and the
+    decoder's width.
 
     Attributes:
-        text_hidden_size: what the projector makes rows of; `hidden_size` of the text part.
+        text_hidden_size: width of the projector's rows; `hidden_size` of the text part.
         patch_size: pixels along each side of a patch.
         pooling_kernel_size: patches along each side of the square that becomes a soft token.
         position_embedding_size: the most patches along either side of an image.
-        use_clipped_linears: inputs and outputs of linear layers are kept within learned bounds.
-        standardize: soft tokens are shifted and scaled by learned vectors.
-        rope_theta: of both halves of a head.
+        use_clipped_linears: whether inputs and outputs of linear layers are clipped to learned
+            bounds.
+        standardize: whether soft tokens are shifted and scaled by learned vectors.
+        rope_theta: theta of both halves of a head.
     """
 
     text_hidden_size: int
@@ -67,17 +69,18 @@ class Gemma4VisionArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Gemma4VisionArguments | None:
-        """Reads a multimodal configuration; None where it has no vision part.
+        """Read a multimodal configuration; None if it has no
+        vision part.
 
         Raises:
-            ModelError: a value that is not known.
+            ModelError: a value is not supported.
         """
         s = Settings(config)
         vision = s.nested("vision_config", needed=False)
         if not vision.values:
             return None
         rope = vision.nested("rope_parameters", needed=False)
-        # The first checkpoints call "default" what transformers has since named "axial".
+        # Early checkpoints call "default" what transformers now calls "axial".
         rope.only("rope_type", "axial", "default")
         return read_arguments(
             cls,
@@ -88,12 +91,12 @@ class Gemma4VisionArguments:
 
     @property
     def patch_values(self) -> int:
-        """Numbers in a patch."""
+        """Number of values of a patch."""
         return 3 * self.patch_size**2
 
 
 class PatchEmbedder(Module):
-    """Pixels and places of patches to hidden states."""
+    """Embeds patches: a projection of their pixels plus embeddings of their places."""
 
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
@@ -136,7 +139,7 @@ class Attention(Module):
 
 
 class MLP(Module):
-    """GeGLU (arXiv:2002.05202) of linear layers that may clip."""
+    """A GeGLU block (arXiv:2002.05202) of linear layers that may clip."""
 
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
@@ -152,7 +155,7 @@ class MLP(Module):
 
 
 class EncoderLayer(Module):
-    """Attention and feed-forward, each between norms on both sides."""
+    """A layer: attention and feed-forward, with norms before and after each."""
 
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
@@ -171,7 +174,7 @@ class EncoderLayer(Module):
 
 
 class Encoder(Module):
-    """The layers, and the rotation that they share."""
+    """The layers, and their shared rotation."""
 
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
@@ -179,14 +182,16 @@ class Encoder(Module):
         self._rope = Rope(args.head_dim // 2, RopeParameters(rope_theta=args.rope_theta))
 
     def __call__(self, x: mx.array, columns: int) -> Iterator[mx.array]:
-        """`[rows * columns, hidden]` -> the same of each layer."""
+        """Yield each layer's output, `[rows * columns, hidden]`."""
         rotate = self._rotation(x.shape[0], columns)
         for layer in self.layers:
             x = layer(x, rotate)
             yield x
 
     def _rotation(self, patches: int, columns: int) -> Rotate:
-        """Turns the first half of each head by the patch's column, the second by its row."""
+        """Return a rotation of each head's first half by the patch's column, and of the second by
+        its row.
+        """
         index = mx.arange(patches)
         turn_x, turn_y = self._rope(index % columns), self._rope(index // columns)
 
@@ -198,7 +203,7 @@ class Encoder(Module):
 
 
 class VisionTower(Module):
-    """Patches to soft tokens, `vision_tower.` in checkpoints."""
+    """The encoder of patches to soft tokens, `vision_tower.` in checkpoints."""
 
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
@@ -211,18 +216,21 @@ class VisionTower(Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The activations' type: that of the one tensor here which is never packed."""
+        """The activations' type, which is that of the only tensor that is never quantised."""
         return self.patch_embedder.position_embedding_table.dtype
 
     def layers(self, patches: mx.array, rows: int, columns: int) -> Iterator[mx.array]:
-        """uint8 `[rows * columns, patch_values]` -> `[rows * columns, hidden]` of each layer."""
+        """Yield each layer's output `[rows * columns, hidden]`, for uint8 patches `[rows * columns,
+        patch_values]`.
+        """
         return self.encoder(self.patch_embedder(patches, rows, columns), columns)
 
     def pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
-        """Pool the last layer's output to `[tokens, hidden]`.
+        """Pool the last layer's output to `[tokens,
+        hidden]`.
 
-        In float32: float16 does not reach as far as the scaling takes them, and the bias of
-        standardisation is about as large as what it is taken from.
+        This is in float32: scaled values would overflow in float16, and standardisation subtracts a
+        bias about as large as the values.
         """
         k, hidden = self.args.pooling_kernel_size, self.args.hidden_size
         squares = x.astype(mx.float32).reshape(rows // k, k, columns // k, k, hidden)
@@ -234,7 +242,9 @@ class VisionTower(Module):
 
 
 class Gemma4VisionEncoder(CutEncoder):
-    """The tower and the projector as one. A piece is a layer, and the last one what follows."""
+    """The tower and the projector as a `MediaEncoder`. Each layer is a piece, and so is the
+    projection.
+    """
 
     def __init__(self, vision_tower: VisionTower, embed_vision: Projector) -> None:
         super().__init__()
@@ -263,14 +273,15 @@ class Gemma4VisionEncoder(CutEncoder):
 
 
 def soft_tokens(shape: tuple[int, ...], square: int, most: int) -> int:
-    """Return the rows that an image of so many rows and columns of patches becomes.
+    """Return the number of rows of an image, from its rows and columns of
+    patches.
 
     Args:
-        square: patches along each side of what becomes one.
-        most: patches along either side of the image.
+        square: patches along each side of the square that becomes one row.
+        most: the most patches along either side.
 
     Raises:
-        RequestError: it cannot be cut so, or is too large.
+        RequestError: the image cannot be cut into squares, or is too large.
     """
     rows, columns = shape
     said = f"An image of {rows} rows and {columns} columns of patches"

@@ -1,4 +1,4 @@
-"""How GLM-4V and GLM-OCR bring squares of patches to the decoder's width (arXiv:2507.01006)."""
+"""GLM-4V's and GLM-OCR's merging of patches to rows of the decoder's width (arXiv:2507.01006)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from quire.models.vision.qwen import QwenVision
 
 @dataclass(frozen=True)
 class GlmMerging:
-    """By a norm, one layer over each square, and a gated block.
+    """Merges squares by a norm, one linear layer and a
+    gated block.
 
     Attributes:
-        width: of the gated block.
+        width: inner width of the gated block.
     """
 
     width: int

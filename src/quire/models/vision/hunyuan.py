@@ -1,7 +1,8 @@
-"""The vision encoder of HunyuanOCR (arXiv:2511.19575): Qwen2-VL's without rotation.
+"""HunyuanOCR's vision encoder (arXiv:2511.19575): Qwen2-VL's without
+rotation.
 
-Squares of patches become rows by two layers. A learned row ends each line of them, and learned rows
-go around a picture.
+Two layers merge squares of patches to rows. A learned row ends each line, and learned rows surround
+a picture.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from quire.models.vision.qwen import Grid, QwenPictureEncoder, QwenVision, Visio
 
 @dataclass(frozen=True)
 class HunyuanMerging:
-    """By two layers over each square and one more, between norms.
+    """Merges squares by two linear layers and one more,
+    between norms.
 
     Attributes:
-        norm: before, and after.
+        norm: the norm before and after.
     """
 
     norm: Norm
@@ -53,10 +55,11 @@ class HunyuanMerger(Module):
         self.after_rms = merging.norm.module(outputs)
 
     def __call__(self, x: mx.array, columns: int) -> mx.array:
-        """`[N, hidden]`, square by square, -> `[rows, output_size]`.
+        """Merge `[N, hidden]`, ordered by squares, to `[rows,
+        output_size]`.
 
         Args:
-            columns: of squares.
+            columns: number of squares in a line.
         """
         squares = self.norm(x).reshape(-1, self._inputs)
         y = self.proj_out(self._activation(self.proj_conv(squares)))
@@ -69,7 +72,7 @@ class HunyuanMerger(Module):
 
 
 class HunyuanTower(VisionTower):
-    """Patches to lines of rows."""
+    """The encoder of patches to lines of rows."""
 
     def _merged(self, x: mx.array, grid: Grid) -> mx.array:
         y: mx.array = self.merger(x, grid[2] // self.kind.merge)
@@ -77,7 +80,7 @@ class HunyuanTower(VisionTower):
 
 
 class HunyuanPictureEncoder(QwenPictureEncoder):
-    """The tower for pictures, of rows and columns of patches."""
+    """The encoder of pictures; an item's shape is its rows and columns of patches."""
 
     def rows(self, shape: tuple[int, ...]) -> int:
         squares = super().rows(shape)
@@ -87,10 +90,11 @@ class HunyuanPictureEncoder(QwenPictureEncoder):
 def placed_by_picture(
     length: int, media: Sequence[PlacedMedia], merge: int, axes: int
 ) -> npt.NDArray[np.float32]:
-    """Return the positions of a prompt's tokens, `[axes, length]`.
+    """Return the positions of a prompt's tokens, `[axes,
+    length]`.
 
-    The last three are a row's column and line in its picture, and the picture's number. Of text,
-    of the rows around a picture, and on further axes, they are the token's index.
+    The last three axes are a row's column and line in its picture, and the picture's number. On
+    other axes, and for text and the rows around a picture, the position is the token's index.
     """
     positions = np.tile(np.arange(length, dtype=np.float32), (axes, 1))
     for number, placed in enumerate(media):

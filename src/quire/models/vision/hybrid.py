@@ -1,6 +1,7 @@
-"""The two vision encoders of DeepSeek-VL 7B (arXiv:2403.05525, section 3.1).
+"""The two vision encoders of DeepSeek-VL 7B (arXiv:2403.05525,
+section 3.1).
 
-SigLIP sees a small picture, SAM's encoder a large one, whose map is brought to SigLIP's size.
+SigLIP encodes a small picture, SAM's encoder a large one, whose map is resized to SigLIP's.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from quire.models.vision.vit import VisionTower, VisionTransformer
 
 
 class Reduction(Module):
-    """A map to one of SigLIP's size, with four times the channels.
+    """Resizes a map to SigLIP's size, with four times the
+    channels.
 
     Args:
-        side: of SigLIP's patches.
+        side: side of SigLIP's map, in patches.
     """
 
     def __init__(self, channels: int, side: int) -> None:
@@ -40,7 +42,7 @@ class Reduction(Module):
 
 
 def _stretch(inputs: int, outputs: int) -> np.ndarray:
-    """Return the weights of linear interpolation, `[outputs, inputs]`, as for resized pixels."""
+    """Return the weights of linear interpolation between pixel centres, `[outputs, inputs]`."""
     at = np.maximum((np.arange(outputs) + 0.5) * inputs / outputs - 0.5, 0)
     low = np.floor(at).astype(np.int64)
     high, share = np.minimum(low + 1, inputs - 1), at - low
@@ -51,7 +53,7 @@ def _stretch(inputs: int, outputs: int) -> np.ndarray:
 
 
 class Aligner(Module):
-    """Both encoders' rows side by side, and a layer over them."""
+    """Concatenates both encoders' projected rows, and applies a linear layer."""
 
     def __init__(self, low: int, high: int, width: int) -> None:
         super().__init__()
@@ -60,14 +62,14 @@ class Aligner(Module):
         self.proj = nn.Linear(width, width)
 
     def __call__(self, low: mx.array, high: mx.array) -> mx.array:
-        """`[patches, low]` and `[patches, high]` -> `[patches, width]`."""
+        """Join `[patches, low]` and `[patches, high]` to `[patches, width]`."""
         both = mx.concatenate([self.high_res_vision_proj(high), self.vision_proj(low)], axis=-1)
         y: mx.array = self.proj(ACTIVATIONS["gelu"](both))
         return y
 
 
 class HybridVision(Module):
-    """Both encoders and what joins them, as checkpoints name them."""
+    """Both encoders and the layers that join them, with the checkpoint's names."""
 
     def __init__(self, low: VisionTransformer, high: Sam, width: int) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class HybridVision(Module):
 
 
 class HybridEncoder(CutEncoder):
-    """A picture twice, large and small; its shape is `(1,)`. A piece is a layer."""
+    """The encoder of a picture in two sizes; an item's shape is `(1,)`. A piece is a layer."""
 
     def __init__(self, visual: HybridVision) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""LFM2-VL's way (arXiv:2511.23404, section 5) from squares of patches to rows; LFM3-VL's encoder.
+"""LFM2-VL's merging of patches to rows (arXiv:2511.23404, section 5), and LFM3-VL's
+encoder.
 
-That one has convolutions over a frame's patches in most layers, and attention over all of them in
-the others.
+Most layers of LFM3-VL's encoder have convolutions over a frame's patches, the others attention.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from quire.models.vision.qwen import Block, Grid, QwenVision, VisionTower
 
 @dataclass(frozen=True)
 class LayersMerging:
-    """By a norm of each patch, and a projector that reads the patches of a square together.
+    """Merges squares by a norm of each patch, and a projector over the patches of a
+    square.
 
     Attributes:
-        norm: None is the encoder's.
+        norm: the norm; None means the encoder's.
     """
 
     projector: LayersProjector
@@ -52,27 +53,29 @@ class LayersMerger(Layers):
 
 @dataclass(frozen=True)
 class Raster(Parts):
-    """Frames, `count` of them, whose patches come square by square."""
+    """Groups of rows that are `count` frames, whose patches are ordered by squares."""
 
     rows: int
     columns: int
     merge: int
 
     def in_rows(self, x: mx.array) -> mx.array:
-        """`[N, width]` -> `[count, rows, columns, width]`."""
+        """Reorder patches from squares to lines: `[N, width]` -> `[count, rows, columns,
+        width]`.
+        """
         m = self.merge
         cut = x.reshape(self.count, self.rows // m, self.columns // m, m, m, -1)
         return cut.swapaxes(2, 3).reshape(self.count, self.rows, self.columns, -1)
 
     def in_squares(self, x: mx.array) -> mx.array:
-        """Return the way back."""
+        """Reorder patches from lines to squares, the inverse of `in_rows`."""
         m = self.merge
         cut = x.reshape(self.count, self.rows // m, m, self.columns // m, m, -1)
         return cut.swapaxes(2, 3).reshape(-1, x.shape[-1])
 
 
 class SpatialConv(Module):
-    """A convolution over the patches around, each channel for itself, between two gates."""
+    """A depthwise convolution over neighbouring patches, between two gates."""
 
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
@@ -96,11 +99,12 @@ class SpatialConv(Module):
 
 
 class LfmTower(VisionTower):
-    """LFM3-VL's encoder.
+    """LFM3-VL's
+    encoder.
 
     Args:
-        convolved: layers with a convolution in the place of attention.
-        kernel: patches on the side of what it sees.
+        convolved: indices of layers with a convolution instead of attention.
+        kernel: side of the convolution's kernel, in patches.
     """
 
     def __init__(self, convolved: frozenset[int], kernel: int, kind: QwenVision) -> None:

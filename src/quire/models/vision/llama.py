@@ -1,12 +1,13 @@
-"""The vision encoder of Llama 3.2 Vision (arXiv:2407.21783, section 7.1; its model card).
+"""Llama 3.2 Vision's encoder (arXiv:2407.21783, section 7.1; its
+model card).
 
-A picture is cut into tiles, a few by a few. A transformer sees all tiles at once, then a second,
-gated one does. What the decoder looks at is the second one's output beside those of some layers of
-the first.
+A picture is cut into a small grid of tiles. A transformer processes all tiles together, then a
+second, gated one does. The decoder attends to the second one's output, concatenated with those of
+some layers of the first.
 
-The encoder was trained on as many tiles as a picture may have, each with a few empty rows behind
-its patches. Rows of missing tiles and empty rows are seen by those of the picture, so they are
-computed, too; they do not see each other.
+The encoder was trained with the maximal number of tiles, each padded with a few empty rows. The
+picture's rows see the rows of missing tiles and the empty rows, so these are computed too; they do
+not see each other.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True)
 class LlamaVision:
-    """The encoder, described.
+    """Sizes of the
+    encoder.
 
     Attributes:
-        depth, gated_depth: layers of the two transformers.
-        levels: layers of the first whose outputs the decoder sees, too.
+        depth, gated_depth: numbers of layers of the two transformers.
+        levels: layers of the first transformer whose outputs the decoder also sees.
         output_size: the decoder's width.
         side: patches along each side of a tile.
         patch: pixels along each side of a patch.
-        tiles: the most that a picture has.
-        shapes: rows and columns of tiles that a picture may have, in the order of their tables.
+        tiles: the most tiles of a picture.
+        shapes: grids of tiles that a picture may have, as (rows, columns), in the order of their
+            tables.
     """
 
     depth: int
@@ -69,17 +72,19 @@ class LlamaVision:
 
     @property
     def padded(self) -> int:
-        """Rows of a tile, empty ones included."""
+        """Rows of a tile, including empty ones."""
         return -(-self.rows // _MULTIPLE) * _MULTIPLE
 
     @property
     def patch_values(self) -> int:
-        """Numbers in a patch."""
+        """Number of values of a patch."""
         return 3 * self.patch**2
 
 
 class SelfAttention(Module):
-    """Rows of the picture see all; others see those of the picture."""
+    """Self-attention in which the picture's rows see all rows, and other rows see only the
+    picture's.
+    """
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()
@@ -90,7 +95,7 @@ class SelfAttention(Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def __call__(self, x: mx.array, real: int) -> mx.array:
-        """`[N, hidden]`, the picture's `real` rows first -> the same."""
+        """Attend over `[N, hidden]`, whose first `real` rows are the picture's."""
         shape = 1, x.shape[0], self._heads, x.shape[1] // self._heads
         q, k, v = (each(x).reshape(shape) for each in (self.q_proj, self.k_proj, self.v_proj))
         scale = shape[-1] ** -0.5
@@ -102,7 +107,7 @@ class SelfAttention(Module):
 
 
 class EncoderLayer(Module):
-    """Attention and feed-forward, each behind a norm."""
+    """A layer: attention and feed-forward, each after a norm."""
 
     def __init__(self, kind: LlamaVision, gated: bool) -> None:
         super().__init__()
@@ -124,7 +129,7 @@ class EncoderLayer(Module):
 
 
 class Transformer(Module):
-    """Layers one after the other."""
+    """A stack of layers."""
 
     def __init__(self, kind: LlamaVision, depth: int, gated: bool) -> None:
         super().__init__()
@@ -132,7 +137,7 @@ class Transformer(Module):
 
 
 class TileEmbedding(Module):
-    """Embedding added to all rows of a tile, by the picture's shape and the tile's place in it."""
+    """Embeddings added to all rows of a tile, by the picture's grid and the tile's place in it."""
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()
@@ -141,13 +146,13 @@ class TileEmbedding(Module):
         self.gate = mx.zeros(1)
 
     def __call__(self, shape: int) -> mx.array:
-        """`[tiles, 1, hidden]`."""
+        """Return the embeddings for a grid: `[tiles, 1, hidden]`."""
         rows = embed(self.embedding, mx.array([shape]), self.gate.dtype)
         return mx.tanh(self.gate) * rows.reshape(self._kind.tiles, 1, -1)
 
 
 class PositionEmbedding(Module):
-    """Embedding added to each row, by its place in the tile, and in the picture."""
+    """Embeddings added to each row, by its place in the tile and in the picture."""
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()
@@ -158,7 +163,7 @@ class PositionEmbedding(Module):
         self.gate = mx.zeros(1)
 
     def __call__(self, shape: int) -> mx.array:
-        """`[tiles, rows, hidden]`."""
+        """Return the embeddings for a grid: `[tiles, rows, hidden]`."""
         gate = mx.tanh(self.gate)
         rows = embed(self.tile_embedding, mx.array([shape]), self.gate.dtype)
         placed = gate * rows.reshape(self._kind.tiles, self._kind.rows, -1)
@@ -166,7 +171,7 @@ class PositionEmbedding(Module):
 
 
 class VisionTower(Module):
-    """Tiles to what the decoder looks at, before its projector: `vision_model.` in checkpoints."""
+    """The encoder of tiles before the projector, `vision_model.` in checkpoints."""
 
     def __init__(self, kind: LlamaVision) -> None:
         super().__init__()
@@ -183,7 +188,9 @@ class VisionTower(Module):
         self.global_transformer = Transformer(kind, kind.gated_depth, gated=True)
 
     def encode(self, patches: mx.array, rows: int, columns: int) -> Encoding:
-        """uint8 `[tiles, patches, patch_values]` -> `[tiles * rows of a tile, hidden * levels]`."""
+        """Encode uint8 `[tiles, patches, patch_values]` to `[tiles * rows of a tile, hidden *
+        levels]`.
+        """
         kind = self.kind
         shape = kind.shapes.index((rows, columns)) + 1
         x = self._embedded(patches, shape)
@@ -205,7 +212,7 @@ class VisionTower(Module):
         return (mx.concatenate([x[:real], levels], axis=-1),)
 
     def _embedded(self, patches: mx.array, shape: int) -> mx.array:
-        """Return the rows of all tiles, `[tiles, padded, hidden]`; missing tiles are grey."""
+        """Return the rows of all tiles, `[tiles, padded, hidden]`. Missing tiles are grey."""
         kind, dtype = self.kind, self.class_embedding.dtype
         mean, std = (mx.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
         pixels = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
@@ -217,7 +224,9 @@ class VisionTower(Module):
         return mx.pad(self.layernorm_pre(x), [(0, 0), (0, kind.padded - kind.rows), (0, 0)])
 
     def _order(self, tiles: int) -> tuple[int, mx.array, mx.array]:
-        """Return how many rows are the picture's; all rows, those first; and the tile of each."""
+        """Return the number of the picture's rows, an order of all rows that starts with them, and
+        each row's tile.
+        """
         kind = self.kind
         tile, row = np.indices((kind.tiles, kind.padded)).reshape(2, -1)
         real = (tile < tiles) & (row < kind.rows)
@@ -226,9 +235,10 @@ class VisionTower(Module):
 
 
 class LlamaPictureEncoder(CutEncoder):
-    """Tower and projector. The shape of a picture is its rows and columns of tiles.
+    """The tower and the projector as a `MediaEncoder`. An item's shape is its grid
+    of tiles.
 
-    A piece is a layer, and the last one what follows.
+    Each layer is a piece, and so is the projection.
     """
 
     def __init__(self, vision_model: VisionTower, projector: nn.Linear) -> None:

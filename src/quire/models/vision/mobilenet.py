@@ -1,8 +1,9 @@
-"""MobileNetV5, the encoder of Gemma 3n's pictures, in the form of timm's `mobilenetv5_300m_enc`.
+"""MobileNetV5, Gemma 3n's vision encoder, as timm's
+`mobilenetv5_300m_enc`.
 
-Of MobileNetV4 (arXiv:2404.10518) it has the blocks: inverted bottlenecks with convolutions over
-each channel alone, and attention whose heads share keys and values. Norms are over the channels of
-a pixel. What the last two stages give is fused, and pooled to a map of one size.
+Its blocks are MobileNetV4's (arXiv:2404.10518): inverted bottlenecks with depthwise convolutions,
+and attention with one KV head. Norms are over a pixel's channels. The outputs of the last two
+stages are fused and pooled to a map of fixed size.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from quire.models.layers.norm import RMSNorm
 
 _EPS = 1e-6
 _STRIPS = 8
-"""Strips, at most, in which the maps of the last stages are fused."""
+"""The most strips in which the last stages' maps are fused."""
 
 
 class Block(Protocol):
-    """One block, described."""
+    """Description of a block."""
 
     @property
     def channels(self) -> int:
@@ -33,16 +34,17 @@ class Block(Protocol):
         ...
 
     def module(self, inputs: int) -> Module:
-        """Called with `[1, rows, columns, inputs]`."""
+        """Return the module, which is called with `[1, rows, columns, inputs]`."""
         ...
 
 
 @dataclass(frozen=True)
 class EdgeBlock:
-    """A convolution to more channels, and a projection to fewer.
+    """Description of a block: a convolution to more channels, then a projection
+    to fewer.
 
     Attributes:
-        expansion: how many times more channels lie between.
+        expansion: factor of the number of channels between the two.
     """
 
     channels: int
@@ -56,12 +58,13 @@ class EdgeBlock:
 
 @dataclass(frozen=True)
 class InvertedBlock:
-    """An inverted bottleneck.
+    """Description of an inverted
+    bottleneck.
 
     Attributes:
-        start, middle: sides of the convolutions' kernels before and between the projections; 0 is
+        start, middle: kernel sides of the convolutions before and between the projections; 0 means
             none.
-        scaled: what it adds is multiplied by a learned vector.
+        scaled: whether the output is multiplied by a learned vector before it is added.
     """
 
     channels: int
@@ -77,11 +80,12 @@ class InvertedBlock:
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Attention over all pixels. The heads share keys and values, of fewer pixels if `stride` > 1.
+    """Description of attention over all pixels, with one KV head, of fewer pixels if
+    `stride` > 1.
 
     Attributes:
-        width: of a head.
-        kernel: the side of that of the convolutions that leave fewer pixels.
+        width: size of a head.
+        kernel: kernel side of the convolutions that reduce the keys' and values' pixels.
     """
 
     channels: int
@@ -96,13 +100,14 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class MobileNet:
-    """The encoder, described.
+    """Description of the
+    encoder.
 
     Attributes:
         stem: channels of the first convolution, which halves the picture's sides.
-        stages: blocks.
-        side: of the map that it gives.
-        output_size: channels of that map.
+        stages: the blocks of each stage.
+        side: side of the output map, in pixels.
+        output_size: channels of the output map.
     """
 
     stem: int
@@ -117,13 +122,15 @@ class MobileNet:
 
 
 def rounded(channels: float) -> int:
-    """Return the nearest multiple of 8, or the next where that is less than 9 tenths."""
+    """Round to the nearest multiple of 8, or to the next one if that would lose more than
+    a tenth.
+    """
     near = max(8, int(channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 
 
 class Depthwise(Module):
-    """A convolution over each channel alone."""
+    """A depthwise convolution."""
 
     def __init__(self, channels: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -131,13 +138,12 @@ class Depthwise(Module):
         self.weight = mx.zeros((channels, kernel, kernel, 1))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Convolve each channel by itself."""
         whole = padded(x, self._kernel, self._stride)
         return mx.conv2d(whole, self.weight, self._stride, groups=x.shape[-1])
 
 
 class Normed(Module):
-    """A convolution or projection and the norm behind it, with an activation or without."""
+    """A convolution or projection followed by a norm, and by an activation if `active`."""
 
     def __init__(self, conv: nn.Module, channels: int, *, active: bool) -> None:
         super().__init__()
@@ -155,7 +161,7 @@ def _pointwise(inputs: int, outputs: int, *, active: bool) -> Normed:
 
 
 class Scale(Module):
-    """Multiplies channels."""
+    """Multiplies channels by a learned vector."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -212,7 +218,7 @@ class InvertedResidual(Module):
 
 
 class KeysOrValues(Module):
-    """The projection to keys or to values, one head for all queries, of all pixels or of fewer."""
+    """The projection to keys or to values: one head, from all pixels or from fewer."""
 
     def __init__(self, kind: AttentionBlock, inputs: int) -> None:
         super().__init__()
@@ -230,7 +236,7 @@ class KeysOrValues(Module):
 
 
 class Projected(Module):
-    """A projection, by the name that checkpoints have for it."""
+    """A projection under the name that checkpoints have for it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -242,7 +248,7 @@ class Projected(Module):
 
 
 class MultiQueryAttention(Module):
-    """Queries of all pixels over one head of keys and values (arXiv:1911.02150)."""
+    """Attention of all pixels' queries to one head of keys and values (arXiv:1911.02150)."""
 
     def __init__(self, kind: AttentionBlock, inputs: int) -> None:
         super().__init__()
@@ -275,7 +281,7 @@ class MobileAttention(Module):
 
 
 class Fusion(Module):
-    """The maps of two stages side by side, the smaller stretched, as one of few pixels."""
+    """Fuses the maps of two stages, the smaller one stretched, to a map of fixed size."""
 
     def __init__(self, kind: MobileNet) -> None:
         super().__init__()
@@ -286,7 +292,9 @@ class Fusion(Module):
         self.norm = RMSNorm(kind.output_size, _EPS)
 
     def encode(self, large: mx.array, small: mx.array) -> Encoding:
-        """`[1, rows, columns, channels]` of each -> `[side * side, output_size]`, in strips."""
+        """Fuse two maps `[1, rows, columns, channels]` to `[side * side, output_size]`, in
+        strips.
+        """
         rows, columns = large.shape[1:3]
         _, fewer, narrower, _ = small.shape
         stretched = small[:, mx.arange(rows) * fewer // rows]
@@ -303,7 +311,7 @@ class Fusion(Module):
 
 
 def strips(side: int) -> int:
-    """Return how many strips of lines a map is cut into before it is pooled to `side` lines."""
+    """Return the number of strips into which a map is cut before it is pooled to `side` lines."""
     return max(count for count in range(1, _STRIPS + 1) if side % count == 0)
 
 
@@ -330,14 +338,15 @@ class MobileNetTower(Module):
         return self.kind.blocks + strips(self.kind.side)
 
     def encode(self, pixels: mx.array) -> Encoding:
-        """uint8 `[rows, columns, 3]` -> `[side * side, output_size]`.
+        """Encode pixels, uint8 `[rows, columns, 3]`, to `[side * side,
+        output_size]`.
 
-        Colours are from 0 to 1.
+        Colours are scaled to 0 to 1.
         """
         dtype = self.msfa.norm.weight.dtype
         x = self.conv_stem((pixels[None].astype(mx.float32) / 255).astype(dtype))
         last = len(self.blocks) - 1
-        large: tuple[mx.array, ...] = ()  # what the stage before the last gave
+        large: tuple[mx.array, ...] = ()  # output of the last stage but one
         for number, stage in enumerate(self.blocks):
             for block in stage:
                 x = block(x)

@@ -1,6 +1,7 @@
-"""Layers that only Moondream 3 has: a learned temperature, and pictures encoded whole and in tiles.
+"""Layers specific to Moondream 3: a learned temperature, and pictures encoded whole and
+in tiles.
 
-Sources: the code that its publisher's checkpoints come with, and that of Moondream 2 for pictures
+Sources: the code in the publisher's checkpoints, and Moondream 2's code for pictures
 (github.com/vikhyat/moondream).
 """
 
@@ -23,9 +24,10 @@ from quire.models.vision.vit import VisionTransformer
 
 @dataclass(frozen=True)
 class TauAttention(Attention):
-    """Attention whose queries and values are scaled by their content and position.
+    """Attention whose queries and values are scaled by their content and
+    position.
 
-    There are as many key heads as query heads.
+    It has as many KV heads as query heads.
     """
 
     @property
@@ -37,7 +39,8 @@ class TauAttention(Attention):
 
 
 class Tau(Module):
-    """The factors of queries and values, one a head.
+    """Computes the factors of queries and values, one
+    per head.
 
     Parameters: `wq` and `wv`, `[heads, width]`, and `alpha`, `[heads]`.
     """
@@ -48,7 +51,9 @@ class Tau(Module):
         self.alpha = mx.zeros((heads,))
 
     def __call__(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """Queries, keys and values side by side, `[T, width]` -> `[T, heads]` for the two."""
+        """Map joined queries, keys and values `[T, width]` to the factors of queries and of values,
+        `[T, heads]` each.
+        """
         slope = self.alpha * mx.log1p(positions.astype(mx.float32))[:, None]
         by_place = (0.5 + mx.sigmoid(slope)).astype(x.dtype)
         y = ACTIVATIONS["gelu"](x)
