@@ -273,7 +273,7 @@ def test_what_can_only_be_merged_is_refused(served: Any, tmp_path: Path) -> None
     weights = {"lm_head.weight": mx.zeros((256, 64)), "model.embed_tokens.weight": mx.zeros((4, 4))}
     if "lm_head" in named_layers(loaded.model):
         path = adapter(tmp_path / "head", weights, ["lm_head"], rank=2, seed=1)
-        with pytest.raises(ModelError, match="merge it into the weights"):
+        with pytest.raises(ModelError, match="merge the adapter into the weights"):
             loaded.read_adapter(path)
     wrong = {"model.layers.0.self_attn.q_proj.weight": mx.zeros((8, 8))}
     path = adapter(tmp_path / "wrong", wrong, ["q_proj"], rank=2, seed=1)

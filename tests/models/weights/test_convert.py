@@ -181,7 +181,7 @@ def test_refusals_leave_nothing_behind(tmp_path: Path) -> None:
     packed(folder)
     with pytest.raises(ModelError, match="exists and is not an empty folder"):
         packed(folder)
-    with pytest.raises(ModelError, match="is packed already"):
+    with pytest.raises(ModelError, match="is quantised already"):
         convert(str(tmp_path / "out"), tmp_path / "again", AFFINE_4, (), silent)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "plain"]
 

@@ -78,11 +78,12 @@ class TauSelfAttention(SelfAttention):
 
 
 class MoondreamVision(TiledVision):
-    """A vision transformer, and a projector over rows of a picture seen whole and in parts.
+    """A vision transformer, and a projector over the rows of a picture seen whole and
+    in parts.
 
     Args:
-        inner: values between the projector's layers.
-        width: of the decoder.
+        inner: width between the projector's layers.
+        width: the decoder's width.
     """
 
     def __init__(self, kind: VisionTransformer, inner: int, width: int) -> None:
@@ -96,15 +97,16 @@ class MoondreamVision(TiledVision):
 
 
 class OverlappingTiles:
-    """A picture as one tile, and again in a grid of tiles that overlap, brought to the same size.
+    """Packs a picture seen as one tile and again as a grid of overlapping tiles, pooled to one
+    tile's size.
 
-    An item's shape is rows and columns of the grid. Its first row is the token that begins a text,
-    which a picture's rows see and are seen by.
+    An item's shape is the grid's rows and columns. Its first row is the token that starts a text;
+    the picture's rows and this one see each other.
 
     Args:
-        margin: patches on each side of a tile that are its neighbour's, too.
-        table: the decoder's embeddings.
-        first: the token that begins a text.
+        margin: patches on each side of a tile that its neighbour shares.
+        table: the decoder's embedding table.
+        first: id of the token that starts a text.
     """
 
     newline = False
@@ -135,10 +137,11 @@ class OverlappingTiles:
 
 
 def pooling_matrix(tiles: int, side: int, margin: int) -> mx.array:
-    """Return weights that pool a line of overlapping tiles, `[side, tiles * side]`.
+    """Return the weights that pool a line of overlapping tiles to one tile, `[side, tiles *
+    side]`.
 
-    Of two tiles that overlap, each gives the half that is nearer to its middle. A place is the mean
-    of the patches that it touches, as in PyTorch's adaptive pooling.
+    Where two tiles overlap, each contributes the half nearer to its middle. A pooled patch is the
+    mean of all patches that it touches, as in PyTorch's adaptive pooling.
     """
     kept = np.arange(tiles * side).reshape(tiles, side)
     ends = [0] + [margin] * (tiles - 1), [margin] * (tiles - 1) + [0]

@@ -1,4 +1,4 @@
-"""How the rows of an item's tiles become the item's rows."""
+"""How the rows of an item's tiles are packed into the item's rows."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ Shape = tuple[int, ...]
 
 
 class Packing(Protocol):
-    """One way. `side * side` are the rows of a tile."""
+    """A way of packing. A tile has `side * side` rows."""
 
     @property
     def newline(self) -> bool:
-        """Whether there is a learned row that ends lines."""
+        """Whether a learned row ends lines."""
         ...
 
     def tiles(self, shape: Shape) -> int:
-        """Tiles of an item of this shape; 0 if no item has such a shape."""
+        """Return the number of tiles of an item of this shape; 0 if the shape is invalid."""
         ...
 
     def rows(self, shape: Shape, side: int) -> int:
-        """Return the rows of an item of this shape.
+        """Return the number of rows of an item of
+        this shape.
 
         Raises:
-            RequestError: no item has such a shape.
+            RequestError: the shape is invalid.
         """
         ...
 
     def __call__(self, tiles: mx.array, shape: Shape, newline: mx.array | None) -> mx.array:
-        """`[tiles, side * side, hidden]` -> `[rows, hidden]`. `newline` is `[hidden]`."""
+        """Pack `[tiles, side * side, hidden]` to `[rows, hidden]`; `newline` is `[hidden]`."""
         ...
 
 
 class InOrder:
-    """All rows of a tile after those of the one before. An item's shape is its number of tiles."""
+    """Concatenates the tiles' rows. An item's shape is its number of tiles."""
 
     newline = False
 
@@ -54,12 +55,13 @@ class InOrder:
 
 
 class AnyResolution:
-    """A picture as one tile, and again in a grid of them (LLaVA-NeXT; arXiv:2408.03326).
+    """Packs a picture seen as one tile and again as a grid of tiles (LLaVA-NeXT;
+    arXiv:2408.03326).
 
-    An item's shape is rows and columns of the grid's tiles; the grid's rows and columns of patches
-    that are no padding, which is as wide on both sides; and those that these are shrunk to. A line
-    of them ends with the learned row. A strip thinner than a patch has lines of nothing else. All
-    are 0 for a picture as one tile alone.
+    An item's shape has three pairs of rows and columns: of the grid's tiles; of the grid's patches
+    without its padding, which is equal on both sides; and of the patches after shrinking. The
+    learned row ends each line. A strip thinner than a patch has lines of only that row. For a
+    picture that is a single tile, all numbers are 0.
     """
 
     newline = True
@@ -98,7 +100,8 @@ class AnyResolution:
 
 
 class HalvedFrames:
-    """Frames of a video, each of half as many rows along its sides, and the learned row.
+    """Halves the sides of a video's frames, and appends the
+    learned row.
 
     An item's shape is its number of frames (LLaVA-OneVision, arXiv:2408.03326).
     """
@@ -123,9 +126,10 @@ class HalvedFrames:
 
 
 def shrunk(x: mx.array, rows: int, columns: int) -> mx.array:
-    """`[..., height, width, hidden]` -> `[..., rows, columns, hidden]`, linearly, from the middles.
+    """Resize `[..., height, width, hidden]` to `[..., rows, columns, hidden]` by linear
+    interpolation.
 
-    As PyTorch does it without antialiasing: each place is a mixture of two neighbours a side.
+    As in PyTorch without antialiasing, each place mixes two neighbours along each axis.
     """
     height, width = x.shape[-3:-1]
     if (height, width) == (rows, columns):
@@ -136,7 +140,7 @@ def shrunk(x: mx.array, rows: int, columns: int) -> mx.array:
 
 
 def _shares(size: int, wanted: int) -> mx.array:
-    """`[wanted, size]`: the share of each place in each wanted one."""
+    """Return the weight of each place in each resized one, `[wanted, size]`."""
     at = np.maximum((np.arange(wanted) + 0.5) * size / wanted - 0.5, 0)
     first = at.astype(int)
     shares = np.zeros((wanted, size), np.float32)

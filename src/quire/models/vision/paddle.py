@@ -1,4 +1,4 @@
-"""How PaddleOCR-VL (arXiv:2510.14528) and Youtu-VL bring squares of patches to rows."""
+"""PaddleOCR-VL's (arXiv:2510.14528) and Youtu-VL's merging of patches to rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from quire.models.vision.qwen import Merger, QwenPictureEncoder, QwenVision, Vis
 
 @dataclass(frozen=True)
 class PaddleMerging:
-    """By the encoder's last norm, one more, and two layers.
+    """Merges squares by the encoder's last norm, a second norm, and two linear
+    layers.
 
     Attributes:
-        norm: the second.
+        norm: the second norm.
     """
 
     norm: Norm
@@ -40,7 +41,7 @@ class PaddleMerger(Merger):
 
 
 class PictureTower(VisionTower):
-    """An encoder that was made for pictures alone."""
+    """An encoder of pictures only."""
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:

@@ -1,4 +1,4 @@
-"""How Phi-4 brings SigLIP's patches to the decoder's width."""
+"""Phi-4's projection of SigLIP's patches to the decoder's width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.models.vision.qwen import QwenVision
 
 @dataclass(frozen=True)
 class MLPMerging:
-    """Two layers over each patch; no patches are merged."""
+    """Projects each patch by two linear layers, without merging patches."""
 
     def module(self, kind: QwenVision) -> Module:
         return MLPMerger(kind)

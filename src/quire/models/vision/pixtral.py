@@ -1,7 +1,8 @@
-"""Pixtral's vision encoder (arXiv:2410.07073) as Mistral Small 3.1 and its heirs have it.
+"""Pixtral's vision encoder (arXiv:2410.07073), in the form of Mistral Small 3.1 and its
+successors.
 
-Squares of patches become rows. A token of the decoder's ends each line of them, and another one the
-last.
+Squares of patches become rows. A token of the decoder follows each line of rows; another one
+follows the last line.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from quire.models.vision.qwen import QwenPictureEncoder, QwenVision, VisionTower
 from quire.models.vision.vision_language import TextPositionsModel
 
 LINE_END, PICTURE_END = 12, 13
-"""[IMG_BREAK] and [IMG_END], which no configuration names."""
+"""Ids of [IMG_BREAK] and [IMG_END], which configurations do not name."""
 
 
 @dataclass(frozen=True)
 class PixtralMerging:
-    """By a norm of each patch, one matrix over each square, and two layers.
+    """Merges squares by a norm of each patch, one matrix over each square, and two linear
+    layers.
 
     Attributes:
-        activation: of the layers.
-        bias: they have one.
+        activation: the activation between the layers.
+        bias: whether the layers have biases.
     """
 
     norm: Norm
@@ -55,16 +57,17 @@ class PixtralMerger(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """`[N, hidden]` -> `[N / merge ** 2, output_size]`."""
         patches = self.norm(x).reshape(-1, self._patches, x.shape[-1])
-        squares = patches.swapaxes(1, 2).flatten(1)  # channel by channel
+        squares = patches.swapaxes(1, 2).flatten(1)  # channels are the outer axis
         y: mx.array = self.linear_2(self._activation(self.linear_1(self.merging_layer(squares))))
         return y
 
 
 class PixtralPictureEncoder(QwenPictureEncoder):
-    """The tower for pictures, of rows and columns of patches.
+    """The encoder of pictures; an item's shape is its rows and columns of
+    patches.
 
     Args:
-        table: the decoder's embeddings.
+        table: the decoder's embedding table.
     """
 
     def __init__(self, visual: VisionTower, table: nn.Embedding) -> None:
@@ -83,7 +86,7 @@ class PixtralPictureEncoder(QwenPictureEncoder):
 
 
 class PixtralModel(TextPositionsModel):
-    """A decoder that sees."""
+    """A decoder with Pixtral's encoder."""
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:

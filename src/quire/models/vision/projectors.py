@@ -1,4 +1,4 @@
-"""From a vision transformer's rows to rows of the decoder's width."""
+"""Projectors from a vision transformer's rows to rows of the decoder's width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.models.layers.common import ACTIVATIONS, GATES
 
 
 class Projector(Protocol):
-    """How the patches of a tile become rows: a frozen dataclass."""
+    """Description of a projector of tiles; implementations are frozen dataclasses."""
 
     @property
     def square(self) -> int:
@@ -23,13 +23,15 @@ class Projector(Protocol):
         ...
 
     def module(self, inputs: int, outputs: int) -> Module:
-        """Called with `[tiles, side, side, inputs]`; gives `[tiles, rows, outputs]`."""
+        """Return the module, which maps `[tiles, side, side, inputs]` to `[tiles, rows,
+        outputs]`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class PoolingProjector:
-    """Squares are averaged, normalised and projected (Gemma 3, arXiv:2503.19786)."""
+    """Averages squares, then normalises and projects them (Gemma 3, arXiv:2503.19786)."""
 
     square: int
     norm: Norm
@@ -55,7 +57,7 @@ class Pooling(Module):
 
 @dataclass(frozen=True)
 class LinearProjector:
-    """Squares side by side through one matrix (Idefics 3, arXiv:2408.12637)."""
+    """Projects concatenated squares by one matrix (Idefics 3, arXiv:2408.12637)."""
 
     square: int
 
@@ -78,12 +80,14 @@ class Linear(Module):
 
 @dataclass(frozen=True)
 class LayersProjector:
-    """Squares side by side through two layers (LLaVA 1.5, arXiv:2310.03744; InternVL; Aya).
+    """Projects concatenated squares by two layers (LLaVA 1.5, arXiv:2310.03744;
+    InternVL; Aya).
 
     Attributes:
-        norm: before the first layer; None is none.
-        width: what the first layer gives; None is the decoder's width.
-        gated: its second half, through the activation, multiplies its first.
+        norm: norm before the first layer; None for none.
+        width: output size of the first layer; None means the decoder's width.
+        gated: whether the second half of the first layer's output, activated, multiplies the first
+            half.
     """
 
     activation: str
@@ -113,7 +117,7 @@ class Layers(Module):
         return self.project(squares(x, self._kind.square).flatten(3).flatten(1, 2))
 
     def project(self, x: mx.array) -> mx.array:
-        """Squares `[..., inputs]` -> `[..., outputs]`."""
+        """Project squares: `[..., inputs]` -> `[..., outputs]`."""
         kind = self._kind
         if kind.norm is not None:
             x = self.norm(x)
@@ -128,7 +132,9 @@ class Layers(Module):
 
 
 def squares(x: mx.array, size: int) -> mx.array:
-    """`[tiles, side, side, width]` -> `[tiles, side / size, side / size, size * size, width]`."""
+    """Cut tiles into squares: `[tiles, side, side, width]` -> `[tiles, side / size, side / size,
+    size * size, width]`.
+    """
     tiles, side, _, width = x.shape
     count = side // size
     cut = x.reshape(tiles, count, size, count, size, width).swapaxes(2, 3)
@@ -136,10 +142,11 @@ def squares(x: mx.array, size: int) -> mx.array:
 
 
 def check_squares(side: int, size: int) -> None:
-    """Refuses tiles that cannot be cut into squares.
+    """Refuse tiles that cannot be cut into
+    squares.
 
     Raises:
-        ModelError: naming both sizes.
+        ModelError: they cannot; the message names both sizes.
     """
     if size < 1 or side % size:
         raise ModelError(

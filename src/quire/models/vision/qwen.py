@@ -1,13 +1,14 @@
-"""The vision encoder of Qwen2-VL (arXiv:2409.12191) and its heirs, GLM-4V's among them.
+"""The vision encoder of Qwen2-VL (arXiv:2409.12191) and its successors, including
+GLM-4V's.
 
-A transformer over patches of a picture, or of a few frames of a video at a time. Frames do not see
-each other. RoPE turns one half of a head's pairs with a patch's row, the other with its column.
-Squares of patches are merged into rows of the decoder's width. So patches come square by square:
-the squares row by row, and the patches within a square row by row, too.
+It is a transformer over the patches of a picture, or of a few frames of a video at a time. Frames
+do not see each other. RoPE rotates half of a head's pairs by a patch's row, the other half by its
+column. Squares of patches are merged to rows of the decoder's width. Patches are therefore ordered
+by squares, row by row, and row by row within a square.
 
-Qwen2.5-VL's layers (arXiv:2502.13923) see windows of a picture, but for a few. Qwen3-VL has a table
-of places besides, stretched to the picture, and gives the outputs of some layers to the decoder,
-too (DeepStack, arXiv:2406.04334).
+Most of Qwen2.5-VL's layers (arXiv:2502.13923) see windows of a picture. Qwen3-VL also has a table
+of positions, stretched to the picture, and passes the outputs of some layers to the decoder
+(DeepStack, arXiv:2406.04334).
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Table:
-    """A learned place for each patch of a picture of `side * side` patches, stretched to others.
+    """A table of positions for a picture of `side * side` patches, stretched to other
+    pictures.
 
     Attributes:
-        cubic: between places by cubic convolution, as pixels are resized; else linearly.
-        ends: the first patch has the first place, the last one the last; else the table is as large
-            as the picture, from edge to edge.
-        averaged: where the picture has fewer patches, each takes of all places that it covers, as
-            pixels do where a picture is shrunk.
+        cubic: whether to interpolate by cubic convolution, instead of linearly.
+        ends: whether the first and last patch have the first and last position; else the edges of
+            table and picture coincide.
+        averaged: whether, in a picture with fewer patches, each averages all positions that it
+            covers.
     """
 
     side: int
@@ -58,7 +60,7 @@ class Table:
     def taps(
         self, place: npt.NDArray[np.int64], count: int
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        """Along one side of `count` patches: places in the table, and the share of each."""
+        """Return positions in the table and their weights, along one side of `count` patches."""
         if self.ends:
             at = place * (self.side - 1) / max(count - 1, 1)
         else:
@@ -76,7 +78,7 @@ class Table:
     def _averaged(
         self, at: npt.NDArray[np.float64], first: npt.NDArray[np.int64], reach: float
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        """Return the linear taps of places up to `reach` away; none are beyond the table's edge."""
+        """Return linear weights of positions up to `reach` away, within the table."""
         most = math.ceil(reach)
         places = first + np.arange(1 - most, most + 1)[:, None]
         shares = np.maximum(_linear_share(np.abs(at - places) / reach), 0)
@@ -90,23 +92,23 @@ def _linear_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _cubic_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Keys' cubic convolution with a = -0.75, as in PyTorch."""
+    """Return weights of Keys' cubic convolution with a = -0.75, as in PyTorch."""
     near = (1.25 * distance - 2.25) * distance**2 + 1
     far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
     return np.where(distance <= 1, near, far)
 
 
 class Merging(Protocol):
-    """How squares of patches become rows of the decoder's width: a frozen dataclass."""
+    """Description of how squares of patches become rows; implementations are frozen dataclasses."""
 
     def module(self, kind: QwenVision) -> Module:
-        """Called with `[N, hidden]`."""
+        """Return the module, which is called with `[N, hidden]`."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainMerging:
-    """By a norm and two layers."""
+    """Merges squares by a norm and two linear layers."""
 
     def module(self, kind: QwenVision) -> Module:
         return Merger(kind)
@@ -114,31 +116,34 @@ class PlainMerging:
 
 @dataclass(frozen=True)
 class QwenVision:
-    """The encoder, described.
+    """Description of the
+    encoder.
 
     Attributes:
         output_size: the decoder's width.
         patch: pixels along each side of a patch.
-        frames: of a video in a patch; a picture is taken for as many.
+        frames: number of a video's frames in a patch; a picture is repeated as often.
         merge: patches along each side of a square that becomes one row.
-        singles: frames of a video's moment that go through the layers one by one.
-        colours: what it takes for a colour.
+        singles: number of frames of a moment that go through the layers one by one.
+        colours: the pixel normalisation.
         merging: how a square becomes a row.
-        patch_bias: the first projection has one.
-        patch_norm: its output is normalised.
-        planes: it reads all of a patch's red, then green, then blue; else pixel by pixel.
-        kv_heads: heads of keys and values; 0 is as many as of queries.
-        attention_bias: attention's projections have one.
-        qk_norm: queries and keys are normalised by head.
-        rotated: queries and keys are, by row and column.
-        theta: base of that rotation.
-        taking_turns: rows and columns have every other of its speeds, not the same ones.
-        table: of places; None is none.
-        window: squares along each side of a window; 0 is no windows.
-        whole: layers that see all of a picture where there are windows.
-        levels: layers whose outputs are given to the decoder, too.
-        times: positions that a second of a video takes; 0 is one for each moment.
-        between: moments stay between whole positions where their times are.
+        patch_bias: whether the first projection has a bias.
+        patch_norm: whether the first projection's output is normalised.
+        planes: whether the colours of a patch are separate planes, instead of the values of each
+            pixel.
+        kv_heads: number of KV heads; 0 means as many as query heads.
+        attention_bias: whether the attention's projections have biases.
+        qk_norm: whether queries and keys are normalised per head.
+        rotated: whether queries and keys are rotated by row and column.
+        theta: base of the rotation.
+        taking_turns: whether rows and columns alternate over all speeds, instead of sharing the
+            same ones.
+        table: table of positions; None for none.
+        window: squares along each side of a window; 0 means no windows.
+        whole: layers that see whole pictures, if there are windows.
+        levels: layers whose outputs are also passed to the decoder.
+        times: positions per second of a video; 0 means one per moment.
+        between: whether positions of moments may be fractional.
     """
 
     depth: int
@@ -187,7 +192,7 @@ class QwenVision:
 
     @property
     def patch_values(self) -> int:
-        """Numbers in a patch of one frame."""
+        """Number of values of a patch of one frame."""
         return 3 * self.patch**2
 
     def places(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
@@ -198,7 +203,7 @@ class QwenVision:
 
 
 class PatchEmbed(Module):
-    """Colours of patches to hidden states."""
+    """Embeds patches by projecting their pixels."""
 
     def __init__(self, kind: QwenVision) -> None:
         super().__init__()
@@ -209,7 +214,9 @@ class PatchEmbed(Module):
             self.norm = kind.norm.module(kind.hidden_size)
 
     def __call__(self, patches: mx.array, dtype: mx.Dtype) -> mx.array:
-        """uint8 `[N, frames * patch_values]`, frame after frame -> `[N, hidden]` of `dtype`."""
+        """Embed uint8 `[N, frames * patch_values]`, ordered by frames, to `[N, hidden]` of
+        `dtype`.
+        """
         mean, std = (mx.array(each) for each in (self._kind.colours.mean, self._kind.colours.std))
         colours = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
         if self._kind.planes:
@@ -219,7 +226,7 @@ class PatchEmbed(Module):
 
 
 class SelfAttention(Module):
-    """Queries, keys and values by one projection."""
+    """Self-attention with a fused projection of queries, keys and values."""
 
     def __init__(self, kind: QwenVision) -> None:
         super().__init__()
@@ -245,7 +252,7 @@ class SelfAttention(Module):
 
 
 class Block(Module):
-    """Attention, or what a family has in its place, and feed-forward, each behind a norm."""
+    """A layer: attention, or a family's replacement of it, and feed-forward, each after a norm."""
 
     def __init__(self, kind: QwenVision, mixer: Module | None = None) -> None:
         super().__init__()
@@ -262,10 +269,11 @@ class Block(Module):
 
 
 class Merger(Module):
-    """Squares of patches to rows of the decoder's width.
+    """Merges squares of patches to rows of the
+    decoder's width.
 
     Args:
-        together: a square is normalised as one, not patch by patch.
+        together: whether a square is normalised as a whole, instead of per patch.
     """
 
     def __init__(self, kind: QwenVision, together: bool = False) -> None:
@@ -287,7 +295,7 @@ class Merger(Module):
 
 
 class VisionTower(Module):
-    """Patches to rows of the decoder's width, `visual.` in checkpoints."""
+    """The encoder of patches, `visual.` in checkpoints."""
 
     def __init__(self, kind: QwenVision) -> None:
         super().__init__()
@@ -303,7 +311,7 @@ class VisionTower(Module):
         self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type=axes))
 
     def _block(self, index: int) -> Block:
-        """Return the layer of this number, without weights."""
+        """Return the layer with this index, without weights."""
         return Block(self.kind)
 
     @property
@@ -312,9 +320,11 @@ class VisionTower(Module):
         return {"image": QwenPictureEncoder(self), "video": QwenVideoEncoder(self)}
 
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
-        """uint8 `[N, frames * patch_values]` -> `[N / merge ** 2, output_size]` for each level."""
+        """Encode uint8 `[N, frames * patch_values]` to `[N / merge ** 2, output_size]` for each
+        level.
+        """
         kind, (moments, rows, columns) = self.kind, grid
-        dtype = self.blocks[0].norm1.weight.dtype  # never packed
+        dtype = self.blocks[0].norm1.weight.dtype  # never quantised
         x = self.patch_embed(patches, dtype)
         places = kind.places(rows, columns)
         if kind.table is not None:
@@ -331,14 +341,16 @@ class VisionTower(Module):
         return self._merged(x, grid), *deeper
 
     def _merged(self, x: mx.array, grid: Grid) -> mx.array:
-        """`[N, hidden]` -> `[rows, output_size]`."""
+        """Merge patches to rows: `[N, hidden]` -> `[rows, output_size]`."""
         y: mx.array = self.merger(x)
         return y
 
     def _neighbours(
         self, places: npt.NDArray[np.int64], grid: Grid
     ) -> tuple[Neighbours, Neighbours]:
-        """Return the neighbours in layers that see whole frames, and in windowed layers, if any."""
+        """Return the groups of patches that see each other: in layers that see whole frames, and in
+        windowed layers.
+        """
         moments, rows, columns = grid
         frame = Parts(moments)
         if not self.kind.window:
@@ -352,7 +364,9 @@ class VisionTower(Module):
     def _looked_up(
         self, table: Table, places: npt.NDArray[np.int64], rows: int, columns: int
     ) -> mx.array:
-        """Return the table, stretched to the picture, at each patch: float32 `[N, hidden]`."""
+        """Return the table's positions, stretched to the picture, of each patch: float32 `[N,
+        hidden]`.
+        """
         total = mx.zeros(())
         for row, down in table.taps(places[0], rows):
             for column, along in table.taps(places[1], columns):
@@ -366,9 +380,10 @@ def _still(x: mx.array) -> mx.array:
 
 
 class QwenPictureEncoder(CutEncoder):
-    """The tower for pictures. Their shape is rows and columns of patches.
+    """The encoder of pictures. An item's shape is its rows and columns of
+    patches.
 
-    A piece is a layer, and the last one what follows.
+    Each layer is a piece, and so is the merging.
     """
 
     def __init__(self, visual: VisionTower) -> None:
@@ -401,11 +416,12 @@ class QwenPictureEncoder(CutEncoder):
 
 
 class QwenVideoEncoder(QwenPictureEncoder):
-    """The tower for videos.
+    """The encoder of
+    videos.
 
-    Their shape is moments, rows and columns of patches, and the microseconds from a moment to the
-    next. A moment is as many frames as a patch has. Moments do not see each other, so a piece is a
-    layer of a few of them.
+    An item's shape is its moments, its rows and columns of patches, and the microseconds between
+    moments. A moment has as many frames as a patch. Moments are independent, so a piece is one
+    layer of a few moments.
     """
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
@@ -440,5 +456,5 @@ class QwenVideoEncoder(QwenPictureEncoder):
 
 
 def _together(patches: int) -> int:
-    """Moments of so many patches each that are encoded together."""
+    """Return the number of moments, of this many patches each, that are encoded together."""
     return max(1, _PATCHES_AT_ONCE // patches)

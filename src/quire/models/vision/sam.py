@@ -1,7 +1,8 @@
-"""The image encoder of Segment Anything (arXiv:2304.02643).
+"""Segment Anything's image encoder
+(arXiv:2304.02643).
 
-Most layers attend within windows, a few over the whole picture, with learned biases for how far
-apart two patches are.
+Most layers attend within windows, a few over the whole picture, with learned biases by the distance
+of two patches.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from quire.models.layers.convolution import Convolution
 from quire.models.layers.feed_forward import MLP
 
 _SCORE_BYTES = 32 << 20
-"""Bytes of attention's biases and scores at once."""
+"""Bytes of attention biases and scores in memory at once."""
 
 
 @dataclass(frozen=True)
 class Sam:
-    """The encoder, described.
+    """Description of the
+    encoder.
 
     Attributes:
         side: patches along each side of the picture.
         window: patches along each side of a window.
-        whole: layers that see all of the picture.
-        channels: of what its neck gives.
+        whole: layers that see the whole picture.
+        channels: channels of the neck's output.
     """
 
     depth: int
@@ -52,7 +54,7 @@ class Sam:
         if self.hidden_size % self.heads or self.side < 1 or self.window < 1:
             raise ModelError(
                 f"config.json: a vision encoder of width {self.hidden_size}, {self.heads} heads, "
-                f"{self.side} patches and windows of {self.window} cannot be"
+                f"{self.side} patches and windows of {self.window} is not possible"
             )
 
     @property
@@ -62,7 +64,7 @@ class Sam:
 
 
 class Attention(Module):
-    """The patches of a square see each other."""
+    """Attention within squares of patches, with biases by distance."""
 
     def __init__(self, kind: Sam, side: int) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class Attention(Module):
         self._apart = mx.array(places[:, None] - places[None, :] + side - 1)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """`[squares, side, side, hidden]` -> the same."""
+        """Attend over `[squares, side, side, hidden]`."""
         squares, side = x.shape[0], self._side
         qkv = self.qkv(x).reshape(squares, side * side, 3, self._heads, -1)
         q, k, v = (qkv[:, :, part].swapaxes(1, 2) for part in range(3))
@@ -99,10 +101,11 @@ class Attention(Module):
 
 
 class SamLayer(Module):
-    """Attention and feed-forward, each behind a norm.
+    """A layer: attention and feed-forward, each after
+    a norm.
 
     Args:
-        window: patches along each side of a window; 0 is the whole picture.
+        window: patches along each side of a window; 0 means the whole picture.
     """
 
     def __init__(self, kind: Sam, window: int) -> None:
@@ -121,7 +124,9 @@ class SamLayer(Module):
         return x + fed
 
     def _in_windows(self, x: mx.array) -> mx.array:
-        """Windows at the picture's end are filled up with zeros, which are seen."""
+        """Attend within windows. Windows at the picture's edge are padded with zeros, which are
+        seen.
+        """
         _, side, _, hidden = x.shape
         size = self._window
         count = -(-side // size)
@@ -134,7 +139,7 @@ class SamLayer(Module):
 
 
 class Neck(Module):
-    """Hidden states to fewer channels, each patch with those around it."""
+    """Reduces hidden states to fewer channels, by convolutions over neighbouring patches."""
 
     def __init__(self, kind: Sam) -> None:
         super().__init__()
@@ -151,7 +156,7 @@ class Neck(Module):
 
 
 class SamTower(Module):
-    """Patches to maps of channels."""
+    """The encoder of patches to a map of channels."""
 
     def __init__(self, kind: Sam) -> None:
         super().__init__()
@@ -166,14 +171,15 @@ class SamTower(Module):
     def encode(
         self, pixels: mx.array
     ) -> Generator[tuple[mx.array, ...], None, tuple[mx.array, mx.array]]:
-        """Encodes one picture; a piece is a layer.
+        """Encode one picture. Each layer is
+        a piece.
 
         Args:
             pixels: uint8 `[side * side, patch * patch * 3]`.
 
         Returns:
-            The neck's map `[1, side, side, channels]`, and the output of the first layer that
-            attends to all, `[1, side, side, hidden]`.
+            The neck's map `[1, side, side, channels]`, and the output of the first layer that sees
+                the whole picture, `[1, side, side, hidden]`.
         """
         kind, dtype = self.kind, self.pos_embed.dtype
         mean, std = (mx.array(each) for each in (kind.colours.mean, kind.colours.std))

@@ -1,4 +1,4 @@
-"""Described decoders that see pictures as tiles: squares of one size, by a vision transformer."""
+"""Decoders that see pictures as tiles of one size, encoded by a vision transformer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from quire.models.vision.vit import VisionTower, VisionTransformer
 from quire.models.weights.names import Weights
 
 _PATCHES_AT_ONCE = 1024
-"""Products of fewer rows are slower by the row."""
+"""Patches encoded at once: products of fewer rows are slower per row."""
 
 TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
-"""Prefixes of the encoder's parts in checkpoints. This package uses the first for all."""
+"""Prefixes of the encoder's tensors in checkpoints. This package uses the first for all."""
 
 
 class TiledVision(Module):
@@ -40,21 +40,22 @@ class TiledVision(Module):
 
     @property
     def line_end(self) -> mx.array | None:
-        """The row that ends a line of patches, `[width]`, where there is one."""
+        """The row that ends a line of patches, `[width]`; None if there is none."""
         found: mx.array | None = self.image_newline if self._newline else None
         return found
 
     def encode(self, pixels: mx.array) -> Encoding:
-        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, side * side, width]`."""
+        """Encode uint8 `[tiles, patches, patch * patch * 3]` to `[tiles, side * side, width]`."""
         (x,) = yield from self.vision_tower.encode(pixels)
         side = self.kind.side
         return (self.multi_modal_projector(x.reshape(len(x), side, side, -1)),)
 
 
 class TileEncoder(CutEncoder):
-    """Tiles of a picture or video as rows.
+    """The encoder of pictures or videos
+    as tiles.
 
-    Tiles do not see each other, so a piece is a layer of a few of them.
+    Tiles are independent, so a piece is one layer of a few tiles.
     """
 
     def __init__(self, visual: TiledVision, packing: Packing, noun: str) -> None:
@@ -89,18 +90,19 @@ class TileEncoder(CutEncoder):
 
     @property
     def _together(self) -> int:
-        """Tiles that are encoded together."""
+        """Number of tiles that are encoded together."""
         return max(1, _PATCHES_AT_ONCE // self.visual.kind.patches)
 
 
 class TiledModel(DecoderModel):
-    """A decoder with a vision transformer; without its tensors, a model of text.
+    """A decoder with a vision transformer; without its tensors, a model of
+    text only.
 
     Args:
-        text: the decoder, whose description and names this takes over.
-        packings: of each kind of media that it takes.
-        visual_names: brings the encoder's tensors to its names and layouts.
-        prepare: brings a checkpoint's names to those that transformers has for the family.
+        text: the decoder, whose description and names are used.
+        packings: packing of each media kind.
+        visual_names: converts the encoder's tensors to this package's names and layouts.
+        prepare: converts a checkpoint's names to transformers' names of the family.
     """
 
     def __init__(

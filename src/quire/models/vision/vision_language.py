@@ -1,4 +1,4 @@
-"""Decoders with encoders of pictures, videos and sound; positions of three axes (M-RoPE)."""
+"""Decoders with encoders of pictures, videos and sound, and positions of three axes (M-RoPE)."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ VISUAL = {
     "vision_tower.vision_model.": "",
     "multi_modal_projector.": "merger.",
 }
-"""Prefixes of the encoder's parts in checkpoints, and their names here."""
+"""Prefixes of the encoder's tensors in checkpoints, with their names here."""
 SEEN = ("image", "video")
-"""Kinds of media whose rows have places in a picture."""
+"""Media kinds whose rows have places in a picture."""
 _HEARD = {"audio_tower.": ""}
 _SPOKEN = ("talker.", "code2wav.")
-"""Parts of a model that also speaks."""
+"""Prefixes of tensors that generate speech."""
 
 
 def three_axes(
     length: int, media: Sequence[PlacedMedia], kind: QwenVision
 ) -> npt.NDArray[np.float32]:
-    """Return a prompt's positions, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    """Return a prompt's positions, `[3, length]` (Qwen2-VL, arXiv:2409.12191,
+    section 2.1).
 
-    A text's are the same on all axes. Those of an item go on from the text before it: time, row and
-    column of each of its squares. What follows goes on from the largest of its last row. Sound
-    counts as text does, within a video, too.
+    Positions of text are equal on all axes. An item's positions continue those of the text before
+    it, by time, row and column of each of its squares. Text after an item continues from the
+    largest position of its last row. Sound counts like text, also within a video.
     """
     parts = []
     done, position = 0, 0.0
@@ -76,7 +77,7 @@ def three_axes(
 
 
 def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
-    """Time, row and column of each row of a picture or video, `[3, rows]`."""
+    """Return time, row and column of each row of a picture or video, `[3, rows]`."""
     moments, rows, columns, step = (1, *item.shape, 0) if item.kind == "image" else item.shape[:4]
     grid = moments, rows // kind.merge, columns // kind.merge
     squares = np.indices(grid).reshape(3, -1).astype(np.float64)
@@ -93,11 +94,13 @@ def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
 
 
 class VisionLanguageModel(DecoderModel):
-    """A decoder and what makes pictures into rows of its embeddings.
+    """A decoder with a vision
+    encoder.
 
     Args:
-        visual: the encoder; a checkpoint without its tensors is served as a model of text.
-        visual_names: brings the encoder's tensors to its names and layouts; theirs have no prefix.
+        visual: the encoder; a checkpoint without its tensors is served as a model of text only.
+        visual_names: converts the encoder's tensors, without prefix, to this package's names and
+            layouts.
     """
 
     def __init__(
@@ -125,14 +128,14 @@ class VisionLanguageModel(DecoderModel):
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         text, visual = _apart(weights, VISUAL)
         if not visual:
-            # Text-only conversions keep the configuration of the encoder that they left out.
+            # Text-only conversions keep the configuration of the encoder, without its tensors.
             self.visual = None
         translated = self._visual_names(visual)
         return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
 
 
 class TextPositionsModel(VisionLanguageModel):
-    """A decoder that sees; a picture's rows are numbered as tokens of text are."""
+    """A vision-language model whose picture rows are numbered like text tokens."""
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
@@ -141,10 +144,11 @@ class TextPositionsModel(VisionLanguageModel):
 
 
 class AudioVisionLanguageModel(VisionLanguageModel):
-    """A decoder that sees and hears: the thinker of a model that also speaks, or the model.
+    """A decoder with vision and audio encoders, perhaps the thinker of a model that also
+    speaks.
 
     Args:
-        audio_tower: the encoder of sound; a checkpoint without its tensors is served without.
+        audio_tower: the encoder of sound; a checkpoint without its tensors is served without sound.
     """
 
     def __init__(
@@ -177,15 +181,15 @@ class AudioVisionLanguageModel(VisionLanguageModel):
 
 
 def _thinking(weights: Weights) -> Weights:
-    """Return tensors that make text, without the prefix that they have beside those that speak."""
+    """Drop the tensors that generate speech, and remove the others' prefix."""
     kept = {name: array for name, array in weights.items() if not name.startswith(_SPOKEN)}
     if len(kept) < len(weights):
-        log.info("the checkpoint's speech output is not loaded: the model answers in text")
+        log.info("Speech output is not supported: the model answers in text")
     return {name.removeprefix("thinker."): array for name, array in kept.items()}
 
 
 def _apart(weights: Weights, prefixes: Mapping[str, str]) -> tuple[Weights, Weights]:
-    """Return the decoder's tensors, and an encoder's with its own prefixes."""
+    """Return the decoder's tensors, and the encoder's without their prefixes."""
     text, encoder = {}, {}
     for name, array in weights.items():
         plain = name.removeprefix("model.").removeprefix("language_model.")

@@ -1,7 +1,8 @@
-"""The plain vision transformer (arXiv:2010.11929) of CLIP, SigLIP and InternViT.
+"""The vision transformer (arXiv:2010.11929) of CLIP, SigLIP and
+InternViT.
 
-Pictures are squares of one size: tiles. The patches of a tile see each other, those of other tiles
-they do not; so a tile is the same wherever it comes from. Each patch has a learned place.
+Pictures are tiles, squares of one size. Patches see only patches of their own tile, so a tile's
+encoding does not depend on other tiles. Each patch position has a learned embedding.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from quire.models.layers.feed_forward import MLP
 
 @dataclass(frozen=True)
 class VisionTransformer:
-    """The encoder, described.
+    """Description of the
+    encoder.
 
     Attributes:
-        depth: layers that are computed; those behind the last that is `taken` are not.
-        taken: what its output is made of, side by side: 0 is what the first layer reads, any other
-            number what the layer of that number, counted from one, gives.
+        depth: number of layers that are computed; layers after the last one in `taken` are not.
+        taken: layers, counted from one, whose outputs are concatenated; 0 stands for the first
+            layer's input.
         image: pixels on a tile's side.
-        patch: pixels on a patch's side. What is left of a tile beside whole patches is not seen.
-        colours: what it takes for a colour.
-        class_token: one more row before those of the patches; the output leaves it out.
-        patch_bias: the first projection has one.
-        first_norm: there is one before the first layer (CLIP).
-        last_norm: the output is normalised; it is that of one layer then.
-        qk_norm: of queries and keys, over all heads.
-        scaled: what a block adds is multiplied by a learned vector (arXiv:2103.17239).
+        patch: pixels on a patch's side; pixels beyond the last whole patch are dropped.
+        colours: the pixel normalisation.
+        class_token: whether there is one more row before those of the patches; it is not part of
+            the output.
+        patch_bias: whether the first projection has a bias.
+        first_norm: whether there is a norm before the first layer (CLIP).
+        last_norm: whether the output, then of a single layer, is normalised.
+        qk_norm: norm of queries and keys over all heads; None for none.
+        scaled: whether a block's output is multiplied by a learned vector (arXiv:2103.17239).
     """
 
     depth: int
@@ -75,7 +78,7 @@ class VisionTransformer:
 
     @property
     def patches(self) -> int:
-        """Patches of a tile."""
+        """Number of patches of a tile."""
         return self.side**2
 
     @property
@@ -89,7 +92,7 @@ class VisionTransformer:
 
 
 class Embeddings(Module):
-    """Colours and places of patches to hidden states."""
+    """Embeds patches: a projection of their pixels plus position embeddings."""
 
     def __init__(self, kind: VisionTransformer) -> None:
         super().__init__()
@@ -101,7 +104,9 @@ class Embeddings(Module):
         self.position_embedding = nn.Embedding(places, kind.hidden_size)
 
     def __call__(self, pixels: mx.array, dtype: mx.Dtype) -> mx.array:
-        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, rows, hidden]` of `dtype`."""
+        """Embed uint8 `[tiles, patches, patch * patch * 3]` to `[tiles, rows, hidden]` of
+        `dtype`.
+        """
         kind = self._kind
         mean, std = (mx.array(each) for each in (kind.colours.mean, kind.colours.std))
         colours = pixels.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
@@ -114,7 +119,7 @@ class Embeddings(Module):
 
 
 class SelfAttention(Module):
-    """The rows of a tile see each other."""
+    """Self-attention within each tile."""
 
     def __init__(self, kind: VisionTransformer) -> None:
         super().__init__()
@@ -139,7 +144,7 @@ class SelfAttention(Module):
 
 
 class EncoderLayer(Module):
-    """Attention and feed-forward, each behind a norm."""
+    """A layer: attention and feed-forward, each after a norm."""
 
     def __init__(self, kind: VisionTransformer) -> None:
         super().__init__()
@@ -161,7 +166,7 @@ class EncoderLayer(Module):
 
 
 class VisionTower(Module):
-    """Tiles to rows, `vision_tower.` in checkpoints."""
+    """The encoder of tiles, `vision_tower.` in checkpoints."""
 
     def __init__(self, kind: VisionTransformer) -> None:
         super().__init__()
@@ -175,14 +180,15 @@ class VisionTower(Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The activations' type: that of a tensor which is never packed."""
+        """The activations' type, which is that of a tensor that is never quantised."""
         bias: mx.array = self.layers[0].self_attn.out_proj.bias
         return bias.dtype
 
     def encode(self, pixels: mx.array) -> Encoding:
-        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, patches, output_size]`.
+        """Encode uint8 `[tiles, patches, patch * patch * 3]` to `[tiles, patches,
+        output_size]`.
 
-        Patches come row by row, and so do the pixels of a patch. A piece is a layer.
+        Patches are ordered by rows, and so are the pixels of a patch. Each layer is a piece.
         """
         kind = self.kind
         x = self.embeddings(pixels, self.dtype)

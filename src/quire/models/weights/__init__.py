@@ -1,1 +1,1 @@
-"""Weight files: formats, tensor names, packing, adapters and loading."""
+"""Weight files: formats, tensor names, quantisation, adapters and loading."""

@@ -1,7 +1,8 @@
-"""LoRA adapters (arXiv:2106.09685) as PEFT and mlx-lm save them, merged into the weights at load.
+"""LoRA adapters (arXiv:2106.09685), as PEFT and mlx-lm save them, merged into weights at
+load time.
 
-Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. A setting that changes the
-result and is not computed here is refused by name.
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. Settings that change the
+result and are not supported are refused by name.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _READ = {
     "modules_to_save",
     "init_lora_weights",
 }
-# What concerns training, or only says again what the names of the tensors say.
+# Settings that concern training, or repeat what the tensors' names say.
 _WITHOUT_EFFECT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -73,7 +74,7 @@ _KNOWN = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none", None),
-    # The others (PiSSA, OLoRA, LoftQ, ...) change the base weights before training.
+    # Other methods (PiSSA, OLoRA, LoftQ, ...) change the base weights before training.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 _NEUTRAL: tuple[Any, ...] = (None, False, [], {})
@@ -82,11 +83,12 @@ _NOT_TEXT = re.compile(r"model\.(vision|visual|multi_modal|audio|embed_vision|em
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's folder, its settings checked.
+    """An adapter's files, with checked
+    settings.
 
     Attributes:
-        config: the contents of `adapter_config.json`, in PEFT's terms.
-        file: the tensors.
+        config: the contents of `adapter_config.json`, in PEFT's form.
+        file: the file of its tensors.
     """
 
     config: Mapping[str, Any]
@@ -94,10 +96,11 @@ class Adapter:
 
     @classmethod
     def open(cls, path_or_hub_id: str) -> Adapter:
-        """Reads a folder, or one from the hub.
+        """Open an adapter in a folder, or from
+        the hub.
 
         Raises:
-            ModelError: a file is missing, or a setting is not computed here; names it.
+            ModelError: a file is missing, or a setting is not supported; the message names it.
         """
         folder = find_folder(path_or_hub_id)
         path, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
@@ -115,17 +118,18 @@ class Adapter:
 
     @property
     def identity(self) -> str:
-        """Differs between adapters whose settings differ."""
+        """A text that differs between adapters with different settings."""
         return json.dumps(dict(self.config), sort_keys=True)
 
     def merged(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype | None) -> Weights:
-        """Return the tensors of a checkpoint, by its own names, with the adapter's part added.
+        """Return a checkpoint's tensors, under its own names, with the adapter
+        merged.
 
-        Packed matrices that it touches are unpacked; the log says how many.
+        Quantised matrices that the adapter changes are dequantised; the log says how many.
 
         Args:
-            model: for which the tensors are.
-            dtype: what is touched has it afterwards; None is the type that it had.
+            model: the model that the tensors belong to.
+            dtype: dtype of changed matrices; None keeps theirs.
 
         Raises:
             ModelError: a tensor of the adapter has no place, or the wrong shape.
@@ -141,12 +145,13 @@ class Adapter:
         return merging.weights
 
     def beside(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype) -> LowRank:
-        """Return the factors by the model's layers, for requests that name the adapter.
+        """Return the factors by layers of the model, for requests that name the
+        adapter.
 
         Args:
-            weights: the tensors of the checkpoint, by its own names; none is evaluated.
-            model: with its weights.
-            dtype: of the factors.
+            weights: the checkpoint's tensors under its own names; they are not evaluated.
+            model: the model, with its weights loaded.
+            dtype: dtype of the factors.
 
         Raises:
             ModelError: a tensor of the adapter has no place, or can only be merged.
@@ -179,7 +184,7 @@ class Adapter:
         return tensors
 
     def _sorted(self, tensors: Weights) -> tuple[dict[str, dict[str, mx.array]], Weights]:
-        """Factors by module, and whole tensors by name, both without PEFT's prefix."""
+        """Return factors by module, and whole tensors by name, both without PEFT's prefix."""
         factors: dict[str, dict[str, mx.array]] = {}
         whole: Weights = {}
         saved = self.config.get("modules_to_save") or []
@@ -205,13 +210,13 @@ class Adapter:
         alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
         first = parts.get("A", parts.get("embedding A"))
         if first is None or len(parts) != 2 or first.shape[0] != rank:
-            raise ModelError(f"{self.file}: {module!r} has no two factors of rank {rank}")
+            raise ModelError(f"{self.file}: {module!r} does not have two factors of rank {rank}")
         return float(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
 
 
 @dataclass
 class _Merging:
-    """Weights while an adapter is merged into them."""
+    """The weights of a model while an adapter is merged."""
 
     weights: Weights
     model: LanguageModel
@@ -224,7 +229,7 @@ class _Merging:
         self._tied = "lm_head.weight" not in named_parameters(self.model)
 
     def add(self, module: str, parts: Mapping[str, mx.array], scale: float) -> None:
-        """Adds the scaled product of two factors to a module's weight."""
+        """Add the scaled product of two factors to a module's weight."""
         if "A" in parts:
             first, second = parts["A"], parts["B"]  # [r, in], [out, r]
         else:  # of a table, [tokens, dim]
@@ -242,7 +247,7 @@ class _Merging:
         self.weights[name] = (base + scale * product).astype(self.dtype or base.dtype)
 
     def replace(self, name: str, array: mx.array) -> None:
-        """Puts a whole tensor in the place of the checkpoint's."""
+        """Replace the checkpoint's tensor by a whole tensor of the adapter."""
         place = self._place(name)
         path = place.removesuffix(".weight")
         if f"{path}.scales" in self.weights:
@@ -256,13 +261,15 @@ class _Merging:
         self.weights[place] = array.astype(self.dtype or array.dtype)
 
     def _place(self, name: str) -> str:
-        """Return the checkpoint's name of what an adapter changes."""
+        """Return the checkpoint's name of a tensor that the adapter changes."""
         plain = without_wrapper(name)
         found = self._names.get(plain)
         if found is None or (_NOT_TEXT.match(plain) and self.model.vision is None):
             raise ModelError(f"{self.file}: the model has no tensor {name!r}")
         if self._tied and ("embed_tokens." in plain or plain.startswith("lm_head.")):
-            raise ModelError(f"{self.file}: changes {name!r}, where table and head are tied")
+            raise ModelError(
+                f"{self.file}: cannot change {name!r}: embedding table and head are tied"
+            )
         return found
 
 
@@ -287,7 +294,9 @@ def _check(path: Path, config: dict[str, Any]) -> None:
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, usual: Any) -> Any:
-    """Return the value of the first pattern that ends a module's name, as PEFT matches them."""
+    """Return the value of the first pattern that matches the end of a module's name, as
+    PEFT does.
+    """
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

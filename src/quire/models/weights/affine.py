@@ -1,4 +1,4 @@
-"""Integers with a scale and a bias for each group of columns, as MLX's affine packing has them."""
+"""Integer codes with a scale and a bias for each group of columns: MLX's affine quantisation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _BITS = (2, 3, 4, 5, 6, 8)
 
 
 def unpack_words(words: mx.array, bits: int) -> mx.array:
-    """Unpack words `[..., n]` into codes `[..., n * 32 // bits]` in uint32, low bits first.
+    """Unpack words `[..., n]` into codes `[..., n * 32 // bits]` in uint32, low
+    bits first.
 
-    A code that does not end with its word goes on in the next one.
+    A code may continue in the next word.
     """
     words = mx.contiguous(words).view(mx.uint32)
     codes: mx.array
@@ -34,20 +35,21 @@ def unpack_words(words: mx.array, bits: int) -> mx.array:
 
 
 def pack_words(codes: mx.array, bits: int) -> mx.array:
-    """Pack codes of a width that divides 32, as `unpack_words` reads them."""
+    """Pack codes whose width divides 32; the inverse of `unpack_words`."""
     shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
     return (mx.unflatten(codes, -1, (-1, 32 // bits)) << shifts).sum(axis=-1).astype(mx.uint32)
 
 
 @dataclass(frozen=True)
 class AffineCodes:
-    """A matrix `[rows, columns]` as `code * scale + bias`.
+    """A matrix `[rows, columns]` of `code * scale
+    + bias`.
 
     Attributes:
         words: `[rows, columns * bits / 32]`, low bits first.
-        bits: 1 to 8.
+        bits: width of a code, 1 to 8.
         scales, biases: `[rows, groups]`.
-        group_of: the group of each column, where they do not follow each other.
+        group_of: the group of each column, if groups are not consecutive.
     """
 
     words: mx.array
@@ -61,7 +63,8 @@ class AffineCodes:
         return int(self.words.shape[-1]) * 32 // self.bits
 
     def tensors(self, path: str, dtype: mx.Dtype) -> dict[str, mx.array]:
-        """MLX's packed tensors; the matrix alone where MLX has no such width or groups.
+        """Return MLX's tensors of the matrix, or the dequantised matrix if MLX lacks its width or
+        group size.
 
         Raises:
             ModelError: codes, scales and groups do not fit each other.

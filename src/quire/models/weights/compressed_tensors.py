@@ -1,10 +1,10 @@
-"""Weights as compressed-tensors (llm-compressor, vLLM) writes them, as MLX's codes.
+"""Converts weights of compressed-tensors (llm-compressor, vLLM) to
+MLX's codes.
 
-Integers, symmetric or with zero points, in words (`pack-quantized`) or bytes (`int-quantized`),
-stand for `(code - zero) * scale`, which is MLX's `code * scale + bias`. `mxfp4-pack-quantized` is
-MLX's mxfp4; `nvfp4-pack-quantized` has one more scale for a whole matrix, and is unpacked. FP8 is
-read with that of others. What a
-checkpoint says of activations is left out: here they stay floats, which is nearer to the model.
+Integers, with or without zero points, in words (`pack-quantized`) or bytes (`int-quantized`), mean
+`(code - zero) * scale`, which is MLX's `code * scale + bias`. `mxfp4-pack-quantized` is MLX's
+mxfp4; `nvfp4-pack-quantized` has one more scale per matrix, and is dequantised. FP8 is read by
+`foreign_packing`. Settings of activations are ignored: here activations are not quantised.
 
 Format: https://github.com/vllm-project/compressed-tensors.
 """
@@ -47,13 +47,15 @@ _OF_AUTO_ROUND = "auto_round:llm_compressor"
 def from_compressed(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """Return the tensors with this library's packing converted, except FP8 with its scales.
+    """Return the tensors with this library's codes converted, except FP8 with its
+    scales.
 
     Args:
-        dtype: of scales and of what is unpacked; None is the type of the checkpoint's scales.
+        dtype: dtype of scales and of dequantised matrices; None means that of the checkpoint's
+            scales.
 
     Raises:
-        ModelError: a format or width that is not known, or a tensor is missing.
+        ModelError: a format or width is not supported, or a tensor is missing.
     """
     said: dict[str, Any] = (
         config.get("quantization_config") or config.get("compression_config") or {}
@@ -90,7 +92,7 @@ def _holds_codes(name: str, weights: dict[str, mx.array]) -> bool:
 
 
 class _Matrix:
-    """The tensors of one matrix, taken out of a checkpoint's."""
+    """The tensors of one matrix, removed from a checkpoint's."""
 
     def __init__(self, path: str, tensors: dict[str, mx.array]) -> None:
         self._path = path
@@ -106,10 +108,11 @@ class _Matrix:
         return tensors.pop(f"{self._path}.{name}", None)
 
     def tensors(self, dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """Return the tensors in MLX's packing.
+        """Return the tensors in
+        MLX's form.
 
         Raises:
-            ModelError: one is missing, or they do not fit each other.
+            ModelError: a tensor is missing, or shapes do not match.
         """
         if self._scale is None:
             raise ModelError(f"tensor '{self._path}.weight_scale' is missing")
@@ -131,7 +134,7 @@ class _Matrix:
         return codes.tensors(self._path, dtype or kept)
 
     def _words(self) -> tuple[mx.array, int]:
-        """Return the codes without sign, and their width."""
+        """Return the unsigned codes, and their width."""
         if self._codes is None:
             assert self._bytes is not None
             unsigned = self._bytes.view(mx.uint8) ^ 128
@@ -149,7 +152,7 @@ class _Matrix:
         return words, bits
 
     def _zeros(self, bits: int, rows: int) -> mx.array:
-        """Zero points of codes without sign: `[rows, groups]`, or one for all."""
+        """Return the zero points of unsigned codes: `[rows, groups]`, or one for all."""
         half = 2.0 ** (bits - 1)
         if self._zero is None:
             return mx.array(half)
@@ -162,7 +165,9 @@ class _Matrix:
     def _floats(
         self, codes: mx.array, scales: mx.array, dtype: mx.Dtype | None
     ) -> dict[str, mx.array]:
-        """E2M1, two codes a byte: MXFP4's groups of 32, or NVFP4's of 16 and a scale for all."""
+        """Return the tensors of E2M1 codes, two per byte: MXFP4 in groups of 32, or NVFP4 in groups
+        of 16 with a global scale.
+        """
         name, whole = f"{self._path}.weight_packed", self._whole_scale
         if whole is None:
             lack = " without a weight_global_scale"

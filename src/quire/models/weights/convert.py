@@ -1,4 +1,4 @@
-"""Packs the matrices of a model by MLX's quantiser, and writes it as a folder of its own."""
+"""Quantises a model's matrices with MLX's quantiser, and writes it as a new folder."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ StartStage = Callable[[str, int], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A folder that was written.
+    """A folder that was
+    written.
 
     Attributes:
-        packed: how many matrices are packed.
-        left: names of matrices that could not be packed as asked for, with the reason.
-        bytes_before, bytes_after: of all tensors.
-        bits: a number of the packed matrices takes on average, scales and biases counted.
+        packed: number of quantised matrices.
+        left: matrices that could not be quantised as requested, with the reason.
+        bytes_before, bytes_after: total bytes of the tensors.
+        bits: average bits per number of the quantised matrices, including scales and biases.
     """
 
     packed: int
@@ -50,10 +51,11 @@ class Converted:
 
 
 def check_output(out: Path) -> None:
-    """Refuse a folder that holds anything.
+    """Refuse an output folder that is
+    not empty.
 
     Raises:
-        ModelError: it exists and is not an empty folder.
+        ModelError: the path exists and is not an empty folder.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ModelError(f"{out}: exists and is not an empty folder; name another one")
@@ -66,21 +68,22 @@ def convert(
     choices: Sequence[Choice],
     start_stage: StartStage,
 ) -> Converted:
-    """Write a packed copy of a model; nothing is left of it if that fails.
+    """Write a quantised copy of a model. On failure, nothing is
+    left of it.
 
     Args:
         source: a folder or a hub id.
         choices: see `plan_packing`.
 
     Raises:
-        ModelError: the output holds something, the model cannot be read or is packed already, or a
-            choice covers no matrix.
+        ModelError: the output is not empty, the model cannot be read or is quantised already, or a
+            choice matches no matrix.
     """
     check_output(out)
     folder = with_tokenizer(find_folder(source))
     plan = _planned(folder, default, choices)
     partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
     try:
         partial.mkdir(parents=True)
         converted = _write_weights(partial, plan, start_stage)
@@ -96,12 +99,14 @@ def convert(
 
 
 def _planned(folder: Path, default: Packing, choices: Sequence[Choice]) -> PackingPlan:
-    """Plan the packing of a folder's tensors, none of which is read yet."""
+    """Plan the quantisation of a folder's tensors, without reading them."""
     config = checked_config(folder)
     files = find_weights(folder)
     packed_by = next((key for key in _PACKED_BY if config.get(key)), None)
     if packed_by is not None or not isinstance(files, Safetensors):
-        raise ModelError(f"{folder}: is packed already ({packed_by or 'GGUF'}); name its original")
+        raise ModelError(
+            f"{folder}: is quantised already ({packed_by or 'GGUF'}); name the original model"
+        )
     read = files.read(config, None)
     if any(name.endswith(".scales") for name in read):
         raise ModelError(f"{folder}: is packed already (it holds scales); name its original")
@@ -141,7 +146,7 @@ def _write_weights(folder: Path, plan: PackingPlan, start_stage: StartStage) -> 
 
 
 def _shards(weights: Weights, packings: Mapping[str, Packing]) -> Iterator[list[str]]:
-    """Cut the names into files of about `_SHARD_BYTES`."""
+    """Split the names into files of about `_SHARD_BYTES`."""
     names: list[str] = []
     size = 0
     for name, array in weights.items():
@@ -156,7 +161,7 @@ def _shards(weights: Weights, packings: Mapping[str, Packing]) -> Iterator[list[
 
 
 def _packed(name: str, array: mx.array, packing: Packing | None) -> Weights:
-    """Return the tensors that stand for one of the checkpoint's."""
+    """Return the tensors that replace one of the checkpoint's."""
     if packing is None:
         return {name: array}
     base = name.removesuffix(".weight")
@@ -165,7 +170,7 @@ def _packed(name: str, array: mx.array, packing: Packing | None) -> Weights:
 
 
 def _described(plan: PackingPlan, default: Packing) -> dict[str, Any]:
-    """Return the entries of `config.json`, in which mlx-lm and MLX-VLM look up the packing."""
+    """Return the entries of `config.json` that mlx-lm and MLX-VLM read."""
     others = {
         module: asdict(packing)
         for name, packing in plan.packings.items()
@@ -176,7 +181,7 @@ def _described(plan: PackingPlan, default: Packing) -> dict[str, Any]:
 
 
 def _module_names(name: str) -> tuple[str, ...]:
-    """Return a module's name in the checkpoint, and the one that MLX's libraries give it."""
+    """Return a module's name in the checkpoint, and its name in MLX's libraries if that differs."""
     wrapped = "model.language_model."
     if not name.startswith(wrapped):
         return (name,)
@@ -184,7 +189,7 @@ def _module_names(name: str) -> tuple[str, ...]:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copy what lies beside the weights: tokenizer, templates, settings, a draft head."""
+    """Copy the files beside the weights: tokenizer, templates, settings, a draft head."""
     for path in sorted(source.rglob("*")):
         inner = path.relative_to(source)
         hidden = any(part.startswith(".") for part in inner.parts)

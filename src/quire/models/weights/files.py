@@ -1,4 +1,4 @@
-"""Files that hold a model's weights, whatever their format."""
+"""A model's weight files, in any format."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ class WeightFiles(Protocol):
 
     @property
     def default_dtype(self) -> mx.Dtype | None:
-        """The type to compute in if none is asked for; None keeps the stored types."""
+        """The type to compute in by default; None keeps the stored types."""
         ...
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """Return all tensors by name, packed as MLX packs. Their data are read when they are
-        evaluated.
+        """Return all tensors by name, as lazy arrays, quantised in
+        MLX's forms.
 
         Args:
-            dtype: what is unpacked may be unpacked to it.
+            dtype: dtype for tensors that have to be dequantised.
 
         Raises:
-            ModelError: a file is damaged, or its packing is not known.
+            ModelError: a file is damaged, or its quantisation is not supported.
         """
         ...
 
     @property
     def paths(self) -> list[Path]:
-        """The files, in an order that is always the same."""
+        """The files, in a fixed order."""
         ...
 
 
 @dataclass(frozen=True)
 class Safetensors:
-    """Weights as Hugging Face and MLX have them."""
+    """Weights as Hugging Face and MLX store them."""
 
     shards: list[Path]
 
@@ -57,7 +57,7 @@ class Safetensors:
         weights: dict[str, mx.array] = {}
         types: dict[str, str] = {}
         for path in self.shards:
-            # A file that was cut short is refused before anything is read.
+            # A truncated file is refused before anything is read.
             types |= tensor_types(read_header(path))
             try:
                 tensors = mx.load(str(path))
@@ -69,13 +69,14 @@ class Safetensors:
 
 
 def find_weights(folder: Path) -> WeightFiles:
-    """Return the weights of a folder.
+    """Return the weight files of a
+    folder.
 
     Raises:
-        ModelError: there are none, or a file is missing or damaged.
+        ModelError: there are no weights, or a file is missing or damaged.
     """
     if parts := sorted(folder.glob("*.gguf")):
-        # Imported late: most starts read no such file.
+        # Imported late, since few models are GGUF files.
         from quire.models.weights.gguf.file import read_gguf
         from quire.models.weights.gguf.weights import GGUFWeights
 

@@ -1,8 +1,9 @@
-"""Weights packed by other libraries, as MLX has them or unpacked.
+"""Converts weights quantised by other libraries to MLX's forms, or
+dequantises them.
 
-FP8 with scales (DeepSeek's blocks; a scale a tensor, a row or a group, as compressed-tensors and
-ModelOpt write them) is unpacked: MLX has no such packing, but for groups of 32 whose scales are
-powers of two (MXFP8). Integers become MLX's affine codes.
+FP8 with scales (DeepSeek's blocks; a scale per tensor, row or group, as compressed-tensors and
+ModelOpt write them) is dequantised: MLX only has FP8 in groups of 32 whose scales are powers of two
+(MXFP8). Integers become MLX's affine codes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SUPPORTED = (*AUTO_ROUND, "awq", "compressed-tensors", "fp8", "gptq", "modelopt
 _MX_GROUP = 32
 _E4M3 = "F8_E4M3"
 _SCALES = ("_scale_inv", ".weight_scale")
-# Of activations and caches, which are stored otherwise here.
+# Scales of activations and caches, which are not used here.
 _SIDE = tuple(f".{name}_scale" for name in ("input", "output", "q", "k", "v", "kv"))
 _SIDE += ("activation_scale",)
 
@@ -39,15 +40,16 @@ def from_foreign(
     dtype: mx.Dtype | None,
     types: Mapping[str, str],
 ) -> dict[str, mx.array]:
-    """Return the tensors of a checkpoint without packings of other libraries.
+    """Return a checkpoint's tensors without other libraries'
+    quantisation.
 
     Args:
-        types: what the files call the type of each tensor: MLX reads all of eight bits as bytes.
-        dtype: what is unpacked, is unpacked to it; None is the type of the checkpoint's scales, for
-            FP8 bfloat16.
+        types: each tensor's type as the files name it, since MLX reads all 8-bit types as bytes.
+        dtype: dtype of dequantised matrices; None means that of the checkpoint's scales, and
+            bfloat16 for FP8.
 
     Raises:
-        ModelError: a scale fits no packing that is known here.
+        ModelError: a scale matches no supported form.
     """
     weights = from_compressed(from_integers(weights, config, dtype), config, dtype)
     said = Values(config).nested("quantization_config", "compression_config", needed=False)
@@ -87,18 +89,21 @@ def from_foreign(
 
 
 def unsupported_method(config: dict[str, Any]) -> str | None:
-    """Return the packing (HQQ, bitsandbytes, ...) that a checkpoint has and nothing here reads.
+    """Return the quantisation method (HQQ, bitsandbytes, ...) of a checkpoint if it is not
+    supported.
 
-    Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
+    Conversions keep this entry of the configuration, so it is only used to explain why tensors do
+    not fit.
     """
     method = foreign_method(config)
     return None if method in _SUPPORTED else method
 
 
 def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | None) -> bool:
-    """Return whether a weight is MLX's mxfp8 or mxfp4: one power of two per 32 numbers of a row.
+    """Return whether a weight is MLX's mxfp8 or mxfp4: one power of two per 32 numbers
+    of a row.
 
-    Bytes that the file does not call FP8 may be two codes each (quark's MXFP4).
+    Bytes whose type is not FP8 may hold two codes each (quark's MXFP4).
     """
     if not packed.endswith(".weight") or codes.ndim < 2 or scale.dtype != mx.uint8:
         return False
@@ -108,20 +113,20 @@ def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | N
 
 
 def _numbers(name: str, scale: mx.array, kind: str | None) -> mx.array:
-    """Return what a tensor of scales multiplies by, in float32."""
+    """Return a tensor of scales as float32 factors."""
     if kind == _E4M3:
         return mx.from_fp8(scale, mx.float32)
     return scale_numbers(name, scale)
 
 
 def _block_sizes(said: Values) -> list[tuple[int, int]]:
-    """Return the rows and columns of a scaled block, by DeepSeek's key or compressed-tensors'
+    """Return the rows and columns of scaled blocks, from DeepSeek's key or compressed-tensors'
     groups.
 
-    None is `_BLOCK`, or no blocks.
+    If there are none, `_BLOCK` is used.
 
     Raises:
-        ModelError: a size is no pair of positive integers.
+        ModelError: a size is not a pair of positive integers.
     """
     groups = said.nested("config_groups", needed=False)
     weights = [groups.nested(name).nested("weights", needed=False) for name in groups.values]
@@ -138,7 +143,7 @@ def _block_sizes(said: Values) -> list[tuple[int, int]]:
 def _unpacked(
     codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]], dtype: mx.Dtype
 ) -> mx.array | None:
-    """Return a matrix, or a stack of experts' matrices; None where the scales do not fit it."""
+    """Return a matrix, or a stack of experts' matrices; None if the scales do not match."""
     if codes.ndim < 3:
         wide = _of_each(scale, codes.shape, blocks)
         if wide is None:
@@ -160,9 +165,10 @@ def _unpacked(
 def _of_each(
     scale: mx.array, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]
 ) -> mx.array | None:
-    """Scales that multiply a matrix of a shape: one for all, for a row, a group or a block.
+    """Expand scales to a matrix's shape: one for all, or one per row, group
+    or block.
 
-    None where they fit no such part.
+    Return None if they match none of these.
     """
     if scale.ndim < 2 and scale.size == 1:
         return scale.reshape(())

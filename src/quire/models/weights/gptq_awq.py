@@ -1,11 +1,12 @@
-"""Integers as GPTQ and AWQ libraries write them, as MLX's affine codes of the same numbers.
+"""Converts integer weights of GPTQ and AWQ libraries to MLX's
+affine codes.
 
-GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel): words along the inputs, low bits first, zero points
-stored less one unless the format is `gptq_v2`; `g_idx` is the group of each input. AWQ
-(arXiv:2306.00978; AutoAWQ's "gemm"): words along the outputs, whose codes are interleaved. Both
-stand for `(code - zero) * scale`, where MLX has `code * scale + bias`. Modules may differ in width:
-it follows from the shapes of a module's tensors, not from entries of the configuration for some
-(GPTQModel's `dynamic`, AutoRound's `extra_config`).
+GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel) has words along the inputs, low bits first, and zero
+points stored less one unless the format is `gptq_v2`; `g_idx` is the group of each input. AWQ
+(arXiv:2306.00978; AutoAWQ's "gemm") has words along the outputs, with interleaved codes. Both mean
+`(code - zero) * scale`, where MLX has `code * scale + bias`. The width of a module's codes follows
+from its tensors' shapes, not from the configuration (GPTQModel's `dynamic`, AutoRound's
+`extra_config`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quire.models.weights.small_floats import scale_numbers
 log = logging.getLogger("quire.models")
 
 _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight outputs in a word
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # order of the eight outputs in a word
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _PLAIN_ZEROS = ("", "exllamav2", "gptqmodel", "triton", "tritonv2")
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
@@ -32,11 +33,12 @@ _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 
 @dataclass(frozen=True)
 class Method:
-    """The packing that a configuration declares.
+    """A configuration's quantisation
+    method.
 
     Attributes:
         name: "gptq" or "awq".
-        zero_offset: added to stored zero points.
+        zero_offset: number to add to stored zero points.
     """
 
     name: str
@@ -44,23 +46,25 @@ class Method:
 
     @property
     def interleaved(self) -> bool:
-        """Whether the layout is AWQ's."""
+        """Whether codes are in AWQ's layout."""
         return self.name == "awq"
 
 
 def from_integers(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """Return the tensors of a checkpoint with MLX's codes in the place of GPTQ's and AWQ's.
+    """Return a checkpoint's tensors with GPTQ's and AWQ's codes converted
+    to MLX's.
 
-    Matrices that MLX's packing cannot hold (inputs out of the order of their groups, groups of
-    other sizes) are unpacked; the log says how many.
+    Matrices that MLX cannot represent (unordered groups, other group sizes) are dequantised; the
+    log says how many.
 
     Args:
-        dtype: of scales and of what is unpacked; None is the type of the checkpoint's scales.
+        dtype: dtype of scales and of dequantised matrices; None means that of the checkpoint's
+            scales.
 
     Raises:
-        ModelError: a method, format or width that is not known, or a tensor is missing.
+        ModelError: a method, format or width is not supported, or a tensor is missing.
     """
     paths = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
     if not paths:
@@ -99,10 +103,11 @@ def from_integers(
 
 
 def read_method(config: dict[str, Any]) -> Method:
-    """Read the packing from `config.json`.
+    """Read the quantisation method from
+    `config.json`.
 
     Raises:
-        ModelError: a method or format that is not known.
+        ModelError: the method or format is not supported.
     """
     layout = auto_round_layout(config)
     if layout is not None:
@@ -119,7 +124,9 @@ def read_method(config: dict[str, Any]) -> Method:
 
 
 def _of_auto_round(layout: str) -> Method:
-    """Read AutoRound's names: of others' layouts, or of its own, GPTQ's with plain zero points."""
+    """Return the method for AutoRound's layout names: other libraries' layouts, or its own, which
+    is GPTQ's with plain zero points.
+    """
     family, _, rest = layout.replace("-", "_").partition(":")
     parts = rest.split(":")
     if {"auto_awq", "awq"} & {family, *parts}:
@@ -132,10 +139,11 @@ def _of_auto_round(layout: str) -> Method:
 
 
 def _width(path: str, zeros: mx.array, scales: mx.array, method: Method) -> int:
-    """Return the bits of a code.
+    """Return the number of bits of
+    a code.
 
     Raises:
-        ModelError: zero points and scales do not fit each other, or no such width is read.
+        ModelError: shapes of zero points and scales do not match, or the width is not supported.
     """
     fit = zeros.ndim == 2 == scales.ndim and len(zeros) == len(scales) and scales.shape[1]
     bits, rest = divmod(zeros.shape[1] * 32, scales.shape[1]) if fit else (0, 1)
@@ -149,14 +157,14 @@ def _width(path: str, zeros: mx.array, scales: mx.array, method: Method) -> int:
 
 
 def _codes(words: mx.array, method: Method, bits: int) -> mx.array:
-    """MLX's words `[out, in * bits / 32]`."""
-    if not method.interleaved:  # the same words: only the axes differ
+    """Return MLX's words `[out, in * bits / 32]`."""
+    if not method.interleaved:  # the words are equal, only transposed
         return mx.contiguous(words.view(mx.uint32).T)
     return pack_words(mx.contiguous(_in_order(words).T), bits)
 
 
 def _zeros(words: mx.array, method: Method, bits: int) -> mx.array:
-    """Zero points `[groups, out]`."""
+    """Return zero points `[groups, out]`."""
     if method.interleaved:
         return _in_order(words)
     stored = unpack_words(words, bits)
@@ -165,7 +173,7 @@ def _zeros(words: mx.array, method: Method, bits: int) -> mx.array:
 
 
 def _in_order(words: mx.array) -> mx.array:
-    """AWQ's codes `[..., n * 8]` of words `[..., n]`."""
+    """Unpack and deinterleave AWQ's words: `[..., n]` -> codes `[..., n * 8]`."""
     codes = mx.unflatten(unpack_words(words, 4), -1, (-1, 8))
     ordered: mx.array = codes[..., mx.array(_AWQ_PLACES)].flatten(-2)
     return ordered

@@ -1,4 +1,4 @@
-"""From a folder's path or a hub id to a folder on this disk."""
+"""Finds a model's folder on this disk by its path or hub id."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
 
 
 def find_folder(path_or_hub_id: str) -> Path:
-    """Return the folder itself, or a snapshot from the hub, downloaded if this disk lacks it.
+    """Return the folder itself, or a snapshot from the hub, downloaded if it is not on
+    this disk.
 
-    A GGUF file, or a folder that holds one, is given as a folder with the files that it stands for.
-    `owner/name:file.gguf` is a file of a repository, `owner/name:Q4_K_M` the one with that word in
-    its name. A repository without safetensors that holds one GGUF model is that model.
+    A GGUF file, or a folder that holds one, is converted to a model folder. `owner/name:file.gguf`
+    is a file of a repository, `owner/name:Q4_K_M` the file with that word in its name. A repository
+    without safetensors may hold one GGUF model.
 
-    `huggingface_hub` shows the progress, resumes what was broken off, and uses the files on this
-    disk when the hub cannot be reached.
+    `huggingface_hub` shows progress, resumes interrupted downloads, and uses local files if the hub
+    cannot be reached.
 
     Raises:
-        ModelError: neither a folder nor a hub id, a GGUF file that cannot be served or is not
-            there, several GGUF models and no word of which, or the download failed.
+        ModelError: the text is neither a folder nor a hub id, a GGUF file is missing or not
+            supported, several GGUF models match, or the download failed.
     """
     folder = Path(path_or_hub_id).expanduser()
     if folder.exists() and (gguf := _find_gguf(folder)):
@@ -49,10 +50,11 @@ def find_folder(path_or_hub_id: str) -> Path:
 
 
 def _gguf_of(repository: str, wanted: str | None) -> Path | None:
-    """Return the folder that a GGUF model of a repository stands for; None if it holds none.
+    """Return the folder of a repository's GGUF model; None if it
+    holds none.
 
     Raises:
-        ModelError: as `find_folder`.
+        ModelError: as for `find_folder`.
     """
     from quire.models.weights.gguf.folder import as_folder, choose, parts_of
 
@@ -64,7 +66,7 @@ def _gguf_of(repository: str, wanted: str | None) -> Path | None:
 
 
 def _listed(repository: str) -> list[str]:
-    """Return the files of a repository, or those on this disk where the hub cannot be reached."""
+    """Return the files of a repository, or its local ones if the hub cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -97,7 +99,7 @@ def _listed_here(repository: str) -> list[str]:
 
 
 def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
-    # Imported late: most starts open a folder, and the import takes a third of a second.
+    # Imported late, since most starts open a folder, and this import takes 0.3 s.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

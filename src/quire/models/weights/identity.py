@@ -1,7 +1,8 @@
-"""The identity of weight files: a hash of every byte, computed while the weights are read.
+"""The identity of weights: a hash of every byte of their files, computed while they are
+loaded.
 
-Hashing goes on in threads beside MLX's own reading, so the system reads each file once. The hash
-of a large file is kept, with what tells whether the file was written to since.
+Threads hash files while MLX reads them, so the system reads each file once. Hashes of large files
+are cached with the file's size, inode and times, to detect later writes.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from quire.device.private import user_cache
 _PIECE_BYTES = 16 << 20
 _MAX_THREADS = 8
 _KEPT_FROM_BYTES = 64 << 20
-"""A smaller file is hashed again at each start: that takes less than 0.1 s."""
+"""Smaller files are hashed again at each start, which takes less than 0.1 s."""
 _SETTLED_NS = 2_000_000_000
-"""A file written this recently may be written again without a new time stamp: clocks of file
-systems tick every few milliseconds, FAT's every two seconds."""
+"""A file written this recently may be written again with the same time stamp: file systems' clocks
+tick every few milliseconds, FAT's every two seconds.
+"""
 
 
 class WeightIdentity:
-    """Hashes of some files, begun at once. A context manager, whose end stops the hashing.
+    """Computes hashes of files in the background. A context manager whose end stops the
+    hashing.
 
     Args:
-        files: whose bytes count, in this order.
-        folder: where hashes of large files are kept; by default `quire` in the user's cache.
+        files: the files to hash, in this order.
+        folder: folder of cached hashes; by default `quire` in the user's cache.
     """
 
     def __init__(self, files: Sequence[Path], folder: Path | None = None) -> None:
@@ -58,10 +61,11 @@ class WeightIdentity:
         self._pool.shutdown(cancel_futures=True)
 
     def digest(self, extra: bytes) -> str:
-        """Return a hash of every byte of the files and of `extra`, once all are hashed.
+        """Wait for the hashing. Return a hash of every byte of the files and of
+        `extra`.
 
         Raises:
-            ModelError: a file was written to, or went away, since the hashing began.
+            ModelError: a file was written to or removed since the hashing started.
         """
         whole = hashlib.sha256(extra)
         for file in self._files:
@@ -79,7 +83,7 @@ class WeightIdentity:
         return _Hashing(path, state, pieces)
 
     def _hash_piece(self, path: Path, start: int) -> bytes:
-        """Return the hash of a piece; of nothing once the hashing was stopped."""
+        """Return the hash of a piece; that of nothing after hashing was stopped."""
         piece = hashlib.sha256()
         with path.open("rb") as file:
             file.seek(start)
@@ -89,10 +93,11 @@ class WeightIdentity:
 
 
 class _Hashing:
-    """A file that is being hashed, or whose hash is known from an earlier start.
+    """A file that is being hashed, or whose hash is cached from an
+    earlier start.
 
     Attributes:
-        state: of the file when the hashing began, see `_state`.
+        state: the file's state when the hashing started, see `_state`.
     """
 
     def __init__(
@@ -108,16 +113,19 @@ class _Hashing:
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether the hash is new, took a while, and a later write to the file will show."""
+        """Whether the hash is new and slow to compute, and later writes to the file can be
+        detected.
+        """
         latest = max(self.state["modified_ns"], self.state["changed_ns"])
         settled = self._begun_ns - latest > _SETTLED_NS
         return self._known is None and self.state["size"] >= _KEPT_FROM_BYTES and settled
 
     def digest(self) -> bytes:
-        """Return the hash of the file's size and bytes.
+        """Return the hash of the file's size
+        and bytes.
 
         Raises:
-            ModelError: the file was written to, or went away, since the hashing began.
+            ModelError: the file was written to or removed since the hashing started.
         """
         digest = self._known
         if digest is None:
@@ -134,9 +142,10 @@ class _Hashing:
 
 
 class _KnownHashes:
-    """Hashes of large files from earlier starts, in one JSON file by path.
+    """Cached hashes of large files by path, in one
+    JSON file.
 
-    A file that cannot be read or written costs time only: its hashes are computed again.
+    If the cache cannot be read or written, hashes are computed again.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -144,7 +153,7 @@ class _KnownHashes:
         self._entries: dict[str, dict[str, object]] | None = None
 
     def find(self, path: Path, state: dict[str, int]) -> bytes | None:
-        """Return the hash of a file that is still in the state in which it was hashed."""
+        """Return the cached hash of a file whose state has not changed; None if there is none."""
         if state["size"] < _KEPT_FROM_BYTES:
             return None
         if self._entries is None:
@@ -158,7 +167,7 @@ class _KnownHashes:
         return None
 
     def add(self, files: Sequence[_Hashing]) -> None:
-        """Keep new hashes, and forget those of files that are gone."""
+        """Cache new hashes, and drop those of removed files."""
         if not files:
             return
         entries = self._read()
@@ -178,7 +187,12 @@ class _KnownHashes:
         return {}
 
     def _place(self) -> Path:
-        """Raises: RuntimeError: the user has no home."""
+        """Return the path of
+        the cache.
+
+        Raises:
+            RuntimeError: the user has no home.
+        """
         return (self._folder or user_cache() / "quire") / "weight-hashes.json"
 
 
@@ -187,7 +201,8 @@ def _key(path: Path) -> str:
 
 
 def _state(path: Path) -> dict[str, int]:
-    """Return what differs after a write to the file, or when another one takes its place.
+    """Return properties of a file that change if it is written to or
+    replaced.
 
     Raises:
         ModelError: the file cannot be found.

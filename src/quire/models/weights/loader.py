@@ -1,4 +1,6 @@
-"""Opens a model: finds its files, builds its family, checks that it fits, reads its weights."""
+"""Opens models: finds the files, builds the family's model, checks that it fits, loads the
+weights.
+"""
 
 from __future__ import annotations
 
@@ -41,32 +43,36 @@ from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.low_rank import LowRank
 
 _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
-"""Ends of names of what is never narrowed: experts are ranked by differences in its last digits,
-and an angle needs all of its own."""
+"""Ends of names of tensors that are never narrowed: small differences rank experts, and angles need
+full precision.
+"""
 
 _FINAL_NORM = "model.norm.weight"
 
-_EVAL_BYTES = 256 << 20  # weights made ready at once; bounds what a conversion holds twice
+_EVAL_BYTES = 256 << 20  # weights evaluated at once; bounds the memory that conversions hold twice
 
 CheckRoom = Callable[[LanguageModel, mx.Dtype, int], None]
-"""Raises `NoRoom` unless a model fits: the type of its activations, the bytes of its weights."""
+"""Raises `NoRoom` unless a model fits. Takes the model, its activations' type, and its weights'
+bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run.
+    """A model that is ready
+    to run.
 
     Attributes:
         config: the contents of `config.json`.
         path: the folder that holds weights, tokenizer and template.
-        eos_ids: every token that ends an answer, by config, generation config and tokenizer.
-        fingerprint: a hash of every byte of the weights and an adapter, of their configuration,
-            and of the dtype they run in.
-        parameter_bytes: memory that the weights hold.
-        context_length: tokens that prompt and answer may have together.
-        trained_length: how many of these the model was trained on, see `trained_length`.
-        dtype: name of the type that activations have, e.g. "bfloat16".
-        read_adapter: reads a folder or hub id of an adapter that requests name.
+        eos_ids: ids of all tokens that end an answer, from config, generation config and tokenizer.
+        fingerprint: a hash of every byte of weights and adapter, of the configuration, and of the
+            dtype.
+        parameter_bytes: bytes of the weights in memory.
+        context_length: the most tokens of prompt and answer together.
+        trained_length: context length of training, see `trained_length`.
+        dtype: name of the activations' type, e.g. "bfloat16".
+        read_adapter: loads an adapter that requests name, by its folder or hub id.
     """
 
     model: LanguageModel
@@ -92,18 +98,19 @@ def open_model(
     check_room: CheckRoom = lambda model, dtype, nbytes: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
-    """Loads a model from a folder or from the Hugging Face hub.
+    """Load a model from a folder or from the Hugging
+    Face hub.
 
     Args:
-        dtype: "float32", "float16" or "bfloat16"; "" is the checkpoint's on a GPU and float32 on
-            a CPU, which has no faster type.
-        adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
-        max_context: tokens that prompt and answer will have together at most; None is what the
-            model is made for. LongRoPE has other rotations for no more than it was trained with.
-        part: this process's of a model that is split over several.
-        with_head: read the checkpoint's head for multi-token prediction, if it has one.
-        check_room: called before the weights are read, with the bytes that they will take.
-        on_progress: called with the bytes of weights that are read, and with those of all.
+        dtype: "float32", "float16" or "bfloat16"; "" means the checkpoint's on a GPU, and float32
+            on a CPU, which has no faster type.
+        adapter: folder or hub id of a LoRA adapter to merge into the weights.
+        max_context: the most tokens of prompt and answer together; None means the model's maximum.
+            LongRoPE's rotations depend on whether it exceeds the trained context.
+        part: this process's part of a split model.
+        check_room: called before the weights are loaded.
+        on_progress: called with the bytes of weights loaded so far, and the total.
+        with_head: whether to load the checkpoint's multi-token prediction head, if it has one.
 
     Raises:
         ModelError: the folder cannot be opened; the message names what is wrong with it.
@@ -150,7 +157,7 @@ def _beside(
     dtype: mx.Dtype,
     adapter: str,
 ) -> LowRank:
-    """Return the factors of an adapter beside a model that is loaded."""
+    """Return the factors of an adapter for a loaded model."""
     return Adapter.open(adapter).beside(files.read(config, dtype), model, dtype)
 
 
@@ -166,14 +173,15 @@ def _load_weights(
     *,
     with_head: bool,
 ) -> LanguageModel:
-    """Give a model, or this process's part of it, its weights, which stay lazy; return it.
+    """Attach weights, which stay lazy, to a model or to this process's part of it;
+    return it.
 
     Args:
-        target: type of the weights; None leaves it.
+        target: dtype of the weights; None keeps theirs.
         with_head: see `open_model`.
     """
     try:
-        # What sanitize computes, it computes in the type that the weights are used in.
+        # sanitize should compute in the type in which the weights are used.
         read = files.read(config, target)
         if with_head:
             model.add_head(read)
@@ -196,10 +204,12 @@ def _load_weights(
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """Return a model folder's configuration, by transformers' keys.
+    """Return a model folder's configuration, with
+    transformers' keys.
 
     Raises:
-        ModelError: there is none, it names no family, or a packing that is not supported.
+        ModelError: the file is missing, names no `model_type`, or names an unsupported
+            quantisation.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -212,7 +222,9 @@ def checked_config(folder: Path) -> dict[str, Any]:
 
 
 def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Return configuration with LongRoPE's rotations for short contexts, if the limit is one."""
+    """Return the configuration, with LongRoPE's short rotations if the limit is within the trained
+    context.
+    """
     settings = Settings(config)
     scaling, trained = settings.scaling().values, settings.trained_context()
     if not limit or not scaling or trained is None or limit > trained:
@@ -221,7 +233,7 @@ def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
-    """Return the same with all floats in one type, but for `_WIDE`; None leaves each as it is."""
+    """Convert all floats to one type, except `_WIDE`; None converts nothing."""
     if target is None:
         return weights
 
@@ -234,10 +246,11 @@ def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx
 
 
 def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) -> None:
-    """Puts the tensors in their places, packed where the checkpoint is packed.
+    """Load the tensors into the model, which is quantised like the
+    checkpoint.
 
     Raises:
-        ModelError: a tensor is missing, has no place, or has the wrong shape or type.
+        ModelError: a tensor is missing or unknown, or has the wrong shape or type.
     """
     quantization.pack_like(model, weights)
     use_device_products(model)
@@ -271,24 +284,27 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
 
 
 def _leave_out_empty_biases(weights: dict[str, mx.array], places: Mapping[str, Any]) -> None:
-    """Takes out biases of zeros where a layer has none: GPTQ's libraries wrote one for each."""
+    """Drop biases of zeros that a layer does not have: GPTQ's libraries wrote one for
+    each layer.
+    """
     for name in [name for name in weights if name.endswith(".bias") and name not in places]:
         if f"{name.removesuffix('bias')}weight" in places and not weights[name].any().item():
             del weights[name]
 
 
 def _kind(array: mx.array) -> str:
-    """Return the kind of an array's numbers: all floats are one kind; codes differ by width."""
+    """Return an array's kind of numbers: all floats are one kind; codes differ by width."""
     if mx.issubdtype(array.dtype, mx.floating):
         return "floating point"
     return str(array.dtype).removeprefix("mlx.core.")
 
 
 def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """The same matrices, each column in one run of memory.
+    """Store matrices in
+    column-major order.
 
-    A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast
-    when that lies row by row, and give the same bits.
+    A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast if
+    that is row-major, with the same bits as result.
     """
     tied = "lm_head.weight" not in weights
     for path, module in named_layers(model).items():
@@ -299,10 +315,11 @@ def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> Non
 
 
 def _store_as_bfloat16(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """The same matrices in half the memory, where all of their numbers are bfloat16's.
+    """Store float32 matrices as bfloat16 if that loses
+    nothing.
 
-    The kernels read them so, and multiply in float32: what a checkpoint in bfloat16 gives is the
-    same to the bit, and decoding takes half as long, since it waits for memory.
+    The kernels read bfloat16 and multiply in float32, so results are equal to the bit, and
+    decoding, which is bound by memory, takes half as long.
     """
     for path, module in named_layers(model).items():
         name = f"{path}.weight"
@@ -314,9 +331,11 @@ def _store_as_bfloat16(model: LanguageModel, weights: dict[str, mx.array]) -> No
 
 
 def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Scales and biases of affine codes in 16 bits, where all of their numbers are such.
+    """Store scales and biases of affine codes in 16 bits if that loses
+    nothing.
 
-    Checkpoints have them so; a tenth of what decoding reads of 4 bits in groups of 64.
+    Checkpoints have them in 16 bits. This saves a tenth of what decoding reads, for 4 bits in
+    groups of 64.
     """
     for path, module in named_layers(model).items():
         names = (f"{path}.scales", f"{path}.biases")
@@ -336,9 +355,10 @@ def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> 
 
 
 def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Codes in the order in which the kernels read them, where these have one of their own.
+    """Store codes in the order in which the kernels read them, if they have
+    their own.
 
-    That of a table, too, where it is the head: a row is looked up there once a token.
+    This includes an embedding table that is also the head.
     """
     operations = current_device().operations
     tied = not any(name.startswith("lm_head.") for name in weights)
@@ -355,7 +375,7 @@ def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
 
 
 def _stays_bfloat16(arrays: Iterable[mx.array]) -> bool:
-    """Return whether all matrices are in bfloat16 and `_store_as_bfloat16` will leave them so."""
+    """Return whether all matrices are bfloat16, so that `_store_as_bfloat16` will store them so."""
     if current_device().kernels is None:
         return False
     floats = {a.dtype for a in arrays if a.ndim > 1 and mx.issubdtype(a.dtype, mx.floating)}
@@ -363,7 +383,9 @@ def _stays_bfloat16(arrays: Iterable[mx.array]) -> bool:
 
 
 def _bytes(arrays: Iterable[mx.array], *, narrow: bool) -> int:
-    """Return the bytes that weights take. `narrow`: matrices in float32 will be bfloat16."""
+    """Return the bytes that weights take. If `narrow`, float32 matrices will be stored as
+    bfloat16.
+    """
     halved = (
         a.nbytes // 2 if narrow and a.ndim > 1 and a.itemsize == 4 else a.nbytes for a in arrays
     )
@@ -371,7 +393,7 @@ def _bytes(arrays: Iterable[mx.array], *, narrow: bool) -> int:
 
 
 def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None:
-    """Reads and converts the weights piece by piece, so that little is held twice."""
+    """Load and convert the weights in batches, to hold little of them twice."""
     arrays = list(named_parameters(model).values())
     batch: list[mx.array] = []
     batch_bytes = done = 0
@@ -390,17 +412,19 @@ def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None
 
 
 def _dtype_name(model: LanguageModel) -> str:
-    """Return the activations' type: that of the final norm, which is never packed."""
+    """Return the activations' type, which is that of the final norm."""
     return str(named_parameters(model)[_FINAL_NORM].dtype).removeprefix("mlx.core.")
 
 
 def context_length(config: dict[str, Any]) -> int:
-    """Return the tokens that prompt and answer may have together.
+    """Return the most tokens of prompt and answer
+    together.
 
-    YaRN (arXiv:2309.00071) is asked for by those who run a model, who leave the first key as it is.
+    YaRN (arXiv:2309.00071) is enabled by users, who leave `max_position_embeddings` unchanged, so
+    its factor is applied.
 
     Raises:
-        ModelError: the configuration does not say.
+        ModelError: the configuration has no such key.
     """
     family = FAMILIES.get(config.get("model_type", ""))
     if family is not None and family.context is not None:
@@ -414,13 +438,14 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def trained_length(config: dict[str, Any]) -> int:
-    """Return the tokens that the model was trained on, as far as the configuration says.
+    """Return the context length of training, as far as the configuration
+    gives it.
 
-    It is the context, unless `original_max_position_embeddings` names less and nothing about the
-    rotations makes up for that, as YaRN and LongRoPE do.
+    It is the context length, unless `original_max_position_embeddings` is smaller and the rotations
+    are not extended, as with YaRN and LongRoPE.
 
     Raises:
-        ModelError: the configuration does not say.
+        ModelError: the configuration has no such key.
     """
     context, text = context_length(config), Settings(config).within("text_config")
     trained = text.integer("original_max_position_embeddings", default=context)

@@ -1,4 +1,4 @@
-"""The factors of an adapter by the matrices of a model, for requests that name the adapter."""
+"""The factors of an adapter for a model's matrices, for requests that name the adapter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from quire.models.layers.linear import Linear, PackedLinear
 from quire.models.weights.names import Weights, without_wrapper
 
 Factors = tuple[mx.array, mx.array]
-"""`[in, rank]` and `[rank, out]`, the second one scaled."""
+"""Two matrices, `[in, rank]` and `[rank, out]`; the second one is scaled."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter.
+    """An adapter's
+    factors.
 
     Attributes:
-        factors: by the path of a linear layer.
-        identity: a hash of its files.
+        factors: factors by the path of their linear layer.
+        identity: a hash of the adapter's files.
     """
 
     factors: Mapping[str, Factors]
@@ -31,16 +32,17 @@ class LowRank:
 
 
 class Placing:
-    """Finds the layers to which the factors of an adapter belong.
+    """Finds the layers to which an adapter's factors
+    belong.
 
-    The model's own `sanitize` says where rows of a checkpoint's matrix go: the second factors take
-    the places of the matrices that they are for, so layers that are one matrix in the checkpoint
-    get their own rows of it.
+    The model's own `sanitize` determines this: it is applied to the checkpoint with the second
+    factors in place of their matrices. So layers that are fused in the checkpoint get their own
+    rows.
 
     Args:
-        read: the checkpoint's tensors by its own names; none is evaluated.
-        dtype: of the factors.
-        file: the adapter's, for errors.
+        read: the checkpoint's tensors under its own names; they are not evaluated.
+        dtype: dtype of the factors.
+        file: the adapter's file, for errors.
     """
 
     def __init__(self, read: Weights, model: LanguageModel, dtype: mx.Dtype, file: Path) -> None:
@@ -52,13 +54,14 @@ class Placing:
         self._names = {without_wrapper(name): name for name in read}
 
     def placed(self, modules: Mapping[str, Factors]) -> dict[str, Factors]:
-        """Return factors by the paths of the model's layers.
+        """Return factors by the paths of the model's
+        layers.
 
         Args:
-            modules: `[rank, in]` and the scaled `[out, rank]`, by the adapter's names.
+            modules: factors `[rank, in]` and scaled `[out, rank]` by the adapter's module names.
 
         Raises:
-            ModelError: factors have no place, or the wrong shape.
+            ModelError: factors belong to no layer, or have the wrong shape.
         """
         names = {module: self._name(module) for module in modules}
         outer = {names[module]: factors[1] for module, factors in modules.items()}
@@ -77,11 +80,11 @@ class Placing:
     def _sanitized(self, outer: Weights) -> Weights:
         try:
             return self._sanitize({**self._read, **outer})
-        except (ValueError, IndexError) as error:  # a family reshapes what is adapted
+        except (ValueError, IndexError) as error:  # the family reshapes this matrix
             raise self._refused(next(iter(outer))) from error
 
     def _parts(self, name: str, second: mx.array) -> Weights:
-        """Return the rows of one matrix by the layers that they went to."""
+        """Return the rows of one matrix by the layers to which `sanitize` moved them."""
         usual, changed = self._sanitized({}), self._sanitized({name: second})
         parts = {path: array for path, array in changed.items() if array.shape != usual[path].shape}
         if not parts or sum(len(array) for array in parts.values()) != len(second):
@@ -109,6 +112,6 @@ class Placing:
 
     def _refused(self, name: str) -> ModelError:
         return ModelError(
-            f"{self._file}: {name!r} takes no adapter of a request; merge it into the weights "
-            "(--adapter FOLDER)"
+            f"{self._file}: {name!r} cannot be adapted per request; merge the adapter "
+            "into the weights (--adapter FOLDER)"
         )

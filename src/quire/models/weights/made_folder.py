@@ -1,4 +1,4 @@
-"""Model folders in the user's cache, for models that do not lie as one."""
+"""Model folders that are generated in the user's cache."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from quire.core.errors import ModelError
 def made_folder(
     kind: str, name: str, source: Path, files: Mapping[str, Any], links: Mapping[str, Path]
 ) -> Path:
-    """Make a folder of own files and of links, at a path that follows from the source.
+    """Create a folder of generated files and links, at a path derived from the
+    source.
 
-    Written anew at each call: a server reads it as long as it runs.
+    It is rewritten at each call; a server reads it while it runs.
 
     Args:
-        kind: of source, a folder below the cache.
-        name: for people.
-        files: contents, as JSON, by name.
-        links: targets by name.
+        kind: kind of source, the name of a folder in the cache.
+        name: readable part of the folder's name.
+        files: JSON contents by file name.
+        links: link targets by name.
 
     Raises:
         ModelError: the cache cannot be written.
@@ -49,7 +50,7 @@ def made_folder(
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces a file in one step: another server may be reading it."""
+    """Replace a file atomically, since another server may be reading it."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=".", delete=False
     ) as file:

@@ -1,8 +1,9 @@
-"""LoRA adapters as mlx-lm saves them, in the terms in which PEFT writes them.
+"""Converts LoRA adapters of mlx-lm to
+PEFT's form.
 
-`adapter_config.json` holds the arguments of the training, of which `fine_tune_type` and
-`lora_parameters` change the result. `adapters.safetensors` has `lora_a`, `[in, rank]`, and
-`lora_b`, `[rank, out]`, for each module.
+`adapter_config.json` holds training arguments, of which `fine_tune_type` and `lora_parameters`
+matter. `adapters.safetensors` has `lora_a`, `[in, rank]`, and `lora_b`, `[rank, out]`, for each
+module.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ _PARAMETERS = {"rank", "scale", "dropout", "keys"}
 
 
 def peft_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return PEFT's settings for those of mlx-lm.
+    """Convert mlx-lm's settings to
+    PEFT's.
 
     Raises:
-        ModelError: a setting is of another type, or changes the result and is not computed.
+        ModelError: a setting has another type, or changes the result and is not supported.
     """
     said = Values(config, file=path)
     said.only("fine_tune_type", "lora")
@@ -36,10 +38,11 @@ def peft_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def peft_tensors(path: Path, tensors: Weights) -> Weights:
-    """Return an adapter's tensors as PEFT names and turns them.
+    """Rename and transpose an adapter's tensors as
+    in PEFT.
 
     Raises:
-        ModelError: a tensor is no factor of a matrix, such as those of experts.
+        ModelError: a tensor is not a factor of a matrix, e.g. an expert's.
     """
     ready: Weights = {}
     for name, array in tensors.items():

@@ -1,8 +1,9 @@
-"""Weights in NVFP4 as NVIDIA's ModelOpt writes them, unpacked.
+"""Dequantises NVFP4 weights of NVIDIA's
+ModelOpt.
 
-E2M1, two codes a byte, with a scale in E4M3 for every 16 (`weight_scale`) and one for all
-(`weight_scale_2`), which multiplies. MLX's packing has no scale for all. With AWQ inputs are
-multiplied by `pre_quant_scale`; here its columns are. ModelOpt's FP8 is what others' is.
+E2M1 codes, two per byte, have an E4M3 scale for every 16 (`weight_scale`) and a global factor
+(`weight_scale_2`), which MLX's nvfp4 lacks. With AWQ, inputs are multiplied by `pre_quant_scale`;
+here the matrix's columns are. ModelOpt's FP8 is read by `foreign_packing`.
 
 Format: https://github.com/NVIDIA/Model-Optimizer.
 """
@@ -22,13 +23,14 @@ _WHOLE = ".weight_scale_2"
 
 
 def from_modelopt(weights: dict[str, mx.array], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-    """Return the tensors of a checkpoint with matrices in the place of these.
+    """Return a checkpoint's tensors with NVFP4 matrices
+    dequantised.
 
     Args:
-        dtype: of matrices; None is bfloat16.
+        dtype: dtype of these matrices; None means bfloat16.
 
     Raises:
-        ModelError: a tensor is missing, or does not fit the others.
+        ModelError: a tensor is missing, or shapes do not match.
     """
     paths = sorted(name.removesuffix(_WHOLE) for name in weights if name.endswith(_WHOLE))
     if not paths:
@@ -41,7 +43,7 @@ def from_modelopt(weights: dict[str, mx.array], dtype: mx.Dtype | None) -> dict[
 
 
 def _matrix(path: str, tensors: dict[str, mx.array]) -> mx.array:
-    """Takes a matrix's parts out of the tensors. `[out, in]`, or `[experts, out, in]`; float32."""
+    """Remove a matrix's tensors and return it in float32: `[out, in]` or `[experts, out, in]`."""
     whole = tensors.pop(path + _WHOLE)
     for name in ("weight", "weight_scale"):
         if f"{path}.{name}" not in tensors:

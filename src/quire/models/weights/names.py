@@ -1,4 +1,4 @@
-"""From the names and layouts of checkpoints to those of this package's modules."""
+"""Translates checkpoints' tensor names and layouts to those of this package's modules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Weights = dict[str, mx.array]
 
 
 def without_wrapper(name: str) -> str:
-    """Return the name in a text-only checkpoint of a tensor of the language model.
+    """Return a language model tensor's name as in a text-only
+    checkpoint.
 
-    A multimodal checkpoint holds it under `model.language_model.` (Hugging Face) or
-    `language_model.model.` (mlx-vlm, which writes models of text so, too); the head has no `model.`
-    in front.
+    Multimodal checkpoints use the prefix `model.language_model.` (Hugging Face) or
+    `language_model.model.` (mlx-vlm, also for text models); the head has no `model.`.
     """
     inner = name.removeprefix("model.").removeprefix("language_model.")
     return inner if inner.startswith("lm_head.") else "model." + inner.removeprefix("model.")
@@ -52,19 +52,20 @@ class HeadNames:
 
 @dataclass(frozen=True)
 class Names:
-    """How a family's checkpoints differ from this package's modules.
+    """How a family's checkpoints differ from this package's
+    modules.
 
     Attributes:
-        renamed: parts of names, such as `self_attn.dense`, and what they are here. All are looked
-            for at once: what one puts in is not renamed by another.
-        fused: last parts of modules whose rows are those of several here, in order, and how many
-            rows each has; the last takes what is left.
-        unused: beginnings of names, without `model.`, of what nothing here reads.
-        less_one: ends of names of what is stored less one.
-        zero_if_absent: ends of names of what conversions leave out where it may be zero.
-        prepare: changes what no other rule describes. It gets the checkpoint's own names.
-        head: a head that predicts the token after the next, in checkpoints that have one.
-        reads_head: whether its tensors are read; else they are among `unused`.
+        renamed: translations of parts of names, such as `self_attn.dense`. All apply at once, so a
+            translated part is not translated again.
+        fused: by a fused module's name, the modules that its rows are split into, in order, with
+            their numbers of rows; the last one gets the rest.
+        unused: prefixes, without `model.`, of tensors that are dropped.
+        less_one: ends of names of tensors to which one is added.
+        zero_if_absent: ends of names of tensors that are zero if the checkpoint lacks them.
+        prepare: further conversion, applied first, to the checkpoint's own names.
+        head: names of a head that predicts the token after the next, in checkpoints with one.
+        reads_head: whether the head's tensors are read; otherwise they are among `unused`.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -94,13 +95,13 @@ class Names:
 
 
 def translate(weights: Weights, names: Names) -> Weights:
-    """Return the tensors of a checkpoint by the names, and in the layouts, of a `DecoderModel`."""
+    """Convert a checkpoint's tensors to the names and layouts of a `DecoderModel`."""
     if names.prepare is not None:
         weights = names.prepare(weights)
     kept = {
         place: array
         for name, array in weights.items()
-        # Rotations are constants that old files carry along.
+        # Old files contain rotations, which are constants.
         if not name.endswith("rotary_emb.inv_freq") and (place := names.place(name)) is not None
     }
     named = {renamed(name, names.renamed): array for name, array in kept.items()}
@@ -118,7 +119,7 @@ def float_type(weights: Weights) -> mx.Dtype:
 
 
 def renamed(name: str, parts: Mapping[str, str]) -> str:
-    """Return the name with its parts named as here, see `Names.renamed`."""
+    """Translate parts of a name, see `Names.renamed`."""
     if not parts:
         return name
     longest_first = sorted(parts, key=len, reverse=True)

@@ -1,4 +1,6 @@
-"""Tensors of checkpoints published before transformers had their family, by transformers' names."""
+"""Translates tensor names of checkpoints older than transformers' support to
+transformers' names.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from quire.models.weights.names import Weights
 log = logging.getLogger("quire.models")
 
 _GENERATION = ("gen_vision_model.", "gen_aligner.", "gen_head.", "gen_embed.")
-"""Parts of Janus that generate images."""
+"""Prefixes of Janus's tensors that generate images."""
 
 
 def internvl_chat(weights: Weights) -> Weights:
-    """OpenGVLab's."""
+    """Translate OpenGVLab's InternVL."""
     ready: Weights = {}
     for name, array in _split_qkv(weights, "vision_model.").items():
         if not name.startswith("vision_model."):
@@ -37,7 +39,9 @@ _INTERNVL_PARTS = {
 
 
 def deepseek_vl(weights: Weights) -> Weights:
-    """DeepSeek's, with one encoder; timm names its parts."""
+    """Translate DeepSeek's DeepSeek-VL and Janus with one encoder, whose parts have
+    timm's names.
+    """
     ready: Weights = {}
     for name, array in _split_qkv(_without_generation(weights), "vision_model.").items():
         if name.startswith("vision_model."):
@@ -56,7 +60,7 @@ _ALIGNER = {
 
 
 def deepseek_vl_hybrid(weights: Weights) -> Weights:
-    """DeepSeek's, with two encoders."""
+    """Translate DeepSeek's DeepSeek-VL with two encoders."""
     ready: Weights = {}
     low = "vision_model.vision_tower_low."
     for name, array in _split_qkv(weights, low).items():
@@ -81,7 +85,7 @@ _NECK = {"0": "conv1", "1": "layer_norm1", "2": "conv2", "3": "layer_norm2"}
 
 
 def _sam_name(name: str) -> str:
-    """Return a tensor of the large encoder."""
+    """Translate a tensor name of the large encoder."""
     part, _, rest = name.partition(".")
     if part == "hd_alpha_downsamples":
         return "high_res_vision_alpha"
@@ -97,7 +101,7 @@ def _sam_name(name: str) -> str:
 
 
 def _siglip_name(name: str) -> str:
-    """Return a tensor of timm's vision transformer."""
+    """Translate a tensor name of timm's vision transformer."""
     fixed = {
         "pos_embed": "embeddings.position_embedding.weight",
         "patch_embed.proj.weight": "embeddings.patch_embedding.weight",
@@ -109,7 +113,7 @@ def _siglip_name(name: str) -> str:
 
 
 def _layer_name(name: str) -> str:
-    """Return a tensor of a layer."""
+    """Translate a tensor name within a layer."""
     for theirs, ours in (
         (".attn.", ".self_attn."),
         (".self_attn.proj.", ".self_attn.out_proj."),
@@ -121,7 +125,7 @@ def _layer_name(name: str) -> str:
 
 
 def _split_qkv(weights: Weights, prefix: str) -> Weights:
-    """Return the tensors; joined queries, keys and values behind the prefix become three."""
+    """Split fused queries, keys and values of the encoder with this prefix."""
     ready: Weights = {}
     for name, array in weights.items():
         if not name.startswith(prefix) or ".attn.qkv." not in name:
@@ -135,7 +139,7 @@ def _split_qkv(weights: Weights, prefix: str) -> Weights:
 
 
 def _with_our_prefix(name: str, parts: Mapping[str, str]) -> str:
-    """Return the name with a prefix of `parts` replaced."""
+    """Replace a prefix by its translation in `parts`."""
     for theirs, ours in parts.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -143,8 +147,8 @@ def _with_our_prefix(name: str, parts: Mapping[str, str]) -> str:
 
 
 def _without_generation(weights: Weights) -> Weights:
-    """Return the tensors without those that generate images."""
+    """Drop the tensors that generate images."""
     kept = {name: array for name, array in weights.items() if not name.startswith(_GENERATION)}
     if len(kept) < len(weights):
-        log.info("the checkpoint's image generation is not loaded: the model answers in text")
+        log.info("Image generation is not supported: the model answers in text")
     return kept

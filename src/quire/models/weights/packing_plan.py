@@ -1,4 +1,4 @@
-"""Plans which matrices of a checkpoint are packed, and how."""
+"""Plans which matrices of a checkpoint are quantised, and how."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from quire.models.layers.moe import ExpertLinear
 from quire.models.weights.names import Weights
 
 EMBEDDINGS, HEAD, ROUTERS = KINDS = ("embeddings", "head", "routers")
-"""Words that stand for layers in a `Choice`."""
+"""Words for kinds of layers in a `Choice`."""
 
 _PACKABLE = (nn.Linear, nn.Embedding, ExpertLinear)
 _PROBE = Packing(group_size=32, bits=4, mode="affine")
 _ROUTERS = (".gate", ".router", ".router.proj", ".shared_expert_gate")
 _NUMBERED = re.compile(r"(.*)\.experts\.(\d+)\.((?:gate|up|down)_proj\.\w+)")
 _LANGUAGE = ("model.", "lm_head.")
-"""Beginnings of paths outside encoders of media, which stay as they are."""
+"""Prefixes of modules outside media encoders, which are not quantised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The packing of some layers.
+    """The quantisation of some
+    layers.
 
     Attributes:
-        pattern: one of `KINDS`, or a shell pattern of the checkpoint's names without `.weight`.
-        packing: None leaves these layers as they are.
+        pattern: one of `KINDS`, or a shell pattern of names in the checkpoint without `.weight`.
+        packing: the quantisation; None for none.
     """
 
     pattern: str
     packing: Packing | None
 
     def covers(self, name: str, kind: str) -> bool:
-        """Return whether it is for the matrix `name` of a layer of this kind."""
+        """Return whether the choice applies to matrix `name` of a layer of this kind."""
         if self.pattern in KINDS:
             return self.pattern == kind
         return fnmatchcase(name.removesuffix(".weight"), self.pattern)
@@ -48,12 +49,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class PackingPlan:
-    """A decision for each matrix of the language model.
+    """The quantisation of each matrix of the
+    language model.
 
     Attributes:
-        weights: the checkpoint's tensors, experts stacked as MLX's conversions have them.
-        packings: by the names of tensors that are packed.
-        left: names of matrices that could not be packed as asked for, with the reason.
+        weights: the checkpoint's tensors, with experts stacked as in MLX's conversions.
+        packings: quantisation by tensor name.
+        left: matrices that cannot be quantised as requested, with the reason.
     """
 
     weights: Weights
@@ -64,11 +66,12 @@ class PackingPlan:
 def plan_packing(
     model: LanguageModel, read: Weights, default: Packing, choices: Sequence[Choice] = ()
 ) -> PackingPlan:
-    """Decide how each matrix of a checkpoint is packed.
+    """Decide how each matrix of a checkpoint is
+    quantised.
 
     Args:
-        read: the checkpoint's tensors by its own names; none is changed.
-        choices: the last one that covers a matrix holds, `default` where none does.
+        read: the checkpoint's tensors under its own names; not changed.
+        choices: the last one that covers a matrix applies, or else `default`.
 
     Raises:
         ModelError: a choice covers no matrix.
@@ -97,10 +100,11 @@ def plan_packing(
 
 
 def _with_stacked_experts(model: LanguageModel, read: Weights) -> Weights:
-    """Return the tensors with experts stacked and named as in MLX's conversions.
+    """Return the tensors with experts stacked and named as in MLX's
+    conversions.
 
-    MLX's libraries read packed experts in this layout alone. Families whose experts are laid out
-    otherwise keep theirs.
+    MLX's libraries read quantised experts only in this layout. Families with other layouts keep
+    theirs.
     """
     changed: Weights = {}
     numbered: dict[str, dict[int, mx.array]] = {}
@@ -130,11 +134,12 @@ def _with_stacked_experts(model: LanguageModel, read: Weights) -> Weights:
 
 
 def _packable(model: LanguageModel, weights: Weights) -> list[tuple[list[str], str]]:
-    """Return names of matrices that may be packed, and the kind of layer that they feed.
+    """Return the names of matrices that can be quantised, grouped, with the kind of layer they
+    belong to.
 
-    Tensors whose names differ by numbers alone are packed for a trial, without computing anything.
-    The model's own `sanitize` must bring their codes, scales and biases to layers that can be
-    packed, and nothing else may change.
+    This is found by trial, without computing: tensors whose names differ only by numbers are
+    replaced by empty codes, scales and biases. The model's `sanitize` must move these to layers
+    that can be quantised, and change nothing else.
     """
     similar: dict[str, list[str]] = {}
     for name, array in weights.items():
@@ -156,7 +161,9 @@ def _kind(
     usual: Weights,
     layers: Mapping[str, nn.Module],
 ) -> str | None:
-    """Return the kind of layers that matrices feed, "" for an ordinary one; None if unpackable."""
+    """Return the kind of layers that matrices belong to, "" for an ordinary one; None if they
+    cannot be quantised.
+    """
     trial = dict(weights)
     for name in names:
         trial |= _empty(name, weights[name].shape)
@@ -186,7 +193,7 @@ def _fits(packed: Weights, path: str, usual: Weights) -> bool:
 
 
 def _empty(name: str, shape: Sequence[int]) -> Weights:
-    """Return tensors in the shapes of a packed matrix, which nobody computes."""
+    """Return lazy tensors with the shapes of a quantised matrix."""
     base, (*rows, width) = name.removesuffix(".weight"), shape
     groups = (*rows, -(-width // _PROBE.group_size))
     return {
@@ -197,7 +204,7 @@ def _empty(name: str, shape: Sequence[int]) -> Weights:
 
 
 def _sanitized(model: LanguageModel, weights: Weights) -> Weights:
-    """Return the tensors by the model's names; none where the family has no such layout."""
+    """Return the tensors under the model's names; none if the family's `sanitize` refuses them."""
     try:
         return model.sanitize(dict(weights))
     except (ModelError, ValueError, IndexError, KeyError):

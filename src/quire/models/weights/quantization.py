@@ -1,4 +1,4 @@
-"""Packed weights as MLX stores them: codes in `weight`, with `scales` and perhaps `biases`."""
+"""Quantised weights as MLX stores them: codes in `weight`, with `scales` and perhaps `biases`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
 AUTO_ROUND = ("auto-round", "intel/auto-round")
-"""Names of one library."""
+"""Names of the AutoRound library in configurations."""
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuses modes of packing that this MLX does not have, and what is no object of its kind.
+    """Refuse quantisation modes that this MLX lacks, and entries that are not
+    objects.
 
     Raises:
-        ModelError: naming the mode, or the key.
+        ModelError: there is such a mode or entry; the message names it.
     """
     said = Values(config)
     for name in ("quantization", "quantization_config", "compression_config"):
@@ -40,16 +41,19 @@ def check_config(config: dict[str, Any]) -> None:
 
 
 def foreign_method(config: dict[str, Any]) -> str | None:
-    """Return the packing that is not MLX's (GPTQ, HQQ, ...) which the file was written for."""
+    """Return the name of another library's quantisation (GPTQ, HQQ, ...) in the configuration; None
+    for none.
+    """
     method = (config.get("quantization_config") or {}).get("quant_method")
     return None if method is None else str(method)
 
 
 def auto_round_layout(config: dict[str, Any]) -> str | None:
-    """Return how AutoRound laid the tensors out, such as "auto_round:auto_gptq".
+    """Return AutoRound's tensor layout, such as
+    "auto_round:auto_gptq".
 
-    None where another library wrote the file. Files before version 0.5 name a kernel ("backend"),
-    from which the layout follows.
+    Return None for other libraries' files. Files before version 0.5 name a kernel ("backend"),
+    which implies the layout.
     """
     if foreign_method(config) not in AUTO_ROUND:
         return None
@@ -58,7 +62,8 @@ def auto_round_layout(config: dict[str, Any]) -> str | None:
 
 
 def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:
-    """Return whether a safetensors header lists tensors of a packing that is not read.
+    """Return whether a safetensors header lists tensors of
+    unsupported types.
 
     Args:
         method: see `foreign_method`.
@@ -70,7 +75,9 @@ def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:
 
 
 def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
-    """Takes the tensors of one matrix of `width` columns out of `weights`, and gives the matrix."""
+    """Remove the tensors of one matrix of `width` columns from `weights`, and return it
+    dequantised.
+    """
     codes, scales = weights[f"{path}.weight"], weights.get(f"{path}.scales")
     packing = None if scales is None else _packing(path, width, weights, scales)
     del weights[f"{path}.weight"]
@@ -83,27 +90,28 @@ def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
 
 
 def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    """Makes those modules packed for which `weights` holds scales.
+    """Replace modules for which `weights` holds scales by
+    quantised ones.
 
-    Bits, group size and mode of each module follow from the shapes of its tensors, so mixed
-    precision needs no matching of the config's per-module entries, which use foreign names.
+    Bits, group size and mode follow from the shapes of a module's tensors. So the configuration's
+    per-module entries, which use other names, are not needed.
 
     Raises:
-        ModelError: shapes that no packing of MLX has.
+        ModelError: the shapes match no mode of MLX.
     """
     packed: list[tuple[str, nn.Module]] = []
     for path, module in named_layers(model).items():
         scales = weights.get(f"{path}.scales")
         if scales is not None and "weight" in module:
             if module["weight"].ndim < 2:
-                raise ModelError(f"tensor '{path}.weight' is packed, which is for matrices alone")
+                raise ModelError(f"tensor '{path}.weight' is quantised, but only matrices can be")
             packing = _packing(path, module["weight"].shape[-1], weights, scales)
             packed.append((path, _twin(module, packing)))
     model.update_modules(tree_unflatten(packed))
 
 
 def _twin(module: Any, packing: dict[str, Any]) -> nn.Module:
-    """Return the packed form of a module, with weights yet to be loaded."""
+    """Return the quantised form of a module, without weights."""
     if isinstance(module, nn.Linear):
         linear: PackedLinear = PackedLinear.from_linear(module, **packing)
         return linear
@@ -119,7 +127,7 @@ def _packing(
 ) -> dict[str, Any]:
     codes = weights.get(f"{path}.weight")
     if codes is None or codes.dtype != mx.uint32:
-        raise ModelError(f"tensor '{path}.weight' has scales but holds no packed codes")
+        raise ModelError(f"tensor '{path}.weight' has scales but does not hold codes (uint32)")
     bits, bits_rest = divmod(codes.shape[-1] * 32, width)
     group, group_rest = divmod(width, scales.shape[-1])
     fits = bits_rest == 0 and group_rest == 0

@@ -23,13 +23,14 @@ _NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Return the weight files of a model folder, sorted.
+    """Return the weight files of a model folder,
+    sorted.
 
-    They are those of its index; without one, `model.safetensors`, or the numbered ones, or all
-    there are. What else lies there (a vendor's own layout, adapters) is named in the log.
+    These are the files in its index; without an index, `model.safetensors`, or the numbered files,
+    or all. Other files, such as adapters, are named in the log.
 
     Raises:
-        ModelError: there are none, one that the index lists is missing, or the index is damaged.
+        ModelError: there are no files, one listed in the index is missing, or the index is damaged.
     """
     found = sorted(folder.glob("*.safetensors"))
     shards = _shards(folder, found)
@@ -59,15 +60,16 @@ def _listed(index: Path) -> list[str]:
     """Return the files that an index names."""
     files = read_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
-        raise ModelError(f"{index}: 'weight_map' is no map from tensors to files")
+        raise ModelError(f"{index}: 'weight_map' does not map tensors to files")
     return sorted(set(files.values()))
 
 
 def read_header(path: Path) -> bytes:
-    """Return the JSON header of one file, checked against the file's size.
+    """Return the JSON header of one file, checked against the
+    file's size.
 
     Raises:
-        ModelError: not a safetensors file, one that cannot be read, or one that was cut short.
+        ModelError: the file is not a safetensors file, cannot be read, or is truncated.
     """
     try:
         size = path.stat().st_size
@@ -87,31 +89,32 @@ def read_header(path: Path) -> bytes:
 
 
 def tensor_types(header: bytes) -> dict[str, str]:
-    """Return the type of each tensor, such as "F8_E8M0", of a header that `read_header` checked."""
+    """Return the type of each tensor, such as "F8_E8M0", from a header checked by `read_header`."""
     entries = json.loads(header)
     return {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
 
 
 def _entries(path: Path, header: bytes) -> list[tuple[str, Any]]:
-    """Return the tensors of a header, by name."""
+    """Return the tensors of a header with their names."""
     try:
         entries = json.loads(header)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: the safetensors header is not JSON: {error}") from error
     if not isinstance(entries, dict):
-        raise ModelError(f"{path}: the safetensors header is no map of tensors")
+        raise ModelError(f"{path}: the safetensors header is not a map of tensors")
     return [(name, entry) for name, entry in entries.items() if name != "__metadata__"]
 
 
 def _end(path: Path, name: str, entry: Any) -> int:
-    """Return the end of a tensor's data, counted from the header's.
+    """Return the end of a tensor's data, counted from the end of the
+    header.
 
     Raises:
-        ModelError: the entry has not the parts that every tensor has.
+        ModelError: the entry is incomplete.
     """
     match entry:
         case {"dtype": str(), "shape": [*shape], "data_offsets": [int(), int(end)]} if all(
             isinstance(size, int) and size >= 0 for size in shape
         ):
             return end
-    raise ModelError(f"{path}: tensor {name!r} has no type, shape and place in the header")
+    raise ModelError(f"{path}: tensor {name!r} lacks its type, shape or offsets in the header")

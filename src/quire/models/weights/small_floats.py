@@ -1,4 +1,4 @@
-"""Scales of eight bits, and the codes of four (E2M1, two a byte) that they multiply."""
+"""Scales in 8 bits (E8M0, E4M3), and their 4-bit codes (E2M1, two per byte)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ _SMALLEST = 1 << 22  # the bits of 2**-127, which is subnormal
 
 
 def scale_numbers(name: str, scale: mx.array) -> mx.array:
-    """Return the numbers, in float32, by which a tensor of scales multiplies.
+    """Return a tensor of scales as float32
+    factors.
 
-    Bytes are exponents of two plus 127 (E8M0 of the OCP microscaling specification), whether the
-    file calls them U8 or F8_E8M0.
+    Bytes, whether typed U8 or F8_E8M0, are exponents of two plus 127 (E8M0 of the OCP microscaling
+    specification).
 
     Raises:
-        ModelError: the tensor holds neither floats nor bytes, or the code of no number.
+        ModelError: the tensor holds neither floats nor bytes, or the code for NaN.
     """
     if mx.issubdtype(scale.dtype, mx.floating):
         return scale.astype(mx.float32)
     if scale.dtype != mx.uint8:
         kind = str(scale.dtype).removeprefix("mlx.core.")
-        raise ModelError(f"tensor {name!r} holds {kind}, which is no type of scales")
+        raise ModelError(f"tensor {name!r} holds {kind}, which is not a type of scales")
     check_exponents(name, scale)
     exponents = scale.astype(mx.uint32)
     bits = mx.where(exponents == 0, _SMALLEST, exponents << 23)
@@ -33,20 +34,21 @@ def scale_numbers(name: str, scale: mx.array) -> mx.array:
 
 
 def check_exponents(name: str, scale: mx.array) -> None:
-    """Raise `ModelError` where a tensor of E8M0 scales holds the code of no number."""
+    """Raise `ModelError` if a tensor of E8M0 scales holds the code for NaN."""
     if (scale == _NO_NUMBER).any().item():
-        raise ModelError(f"tensor {name!r} holds a scale that is no number (E8M0 code 255)")
+        raise ModelError(f"tensor {name!r} holds a scale that is not a number (E8M0 code 255)")
 
 
 def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
-    """Decode `[..., out, in / 2]` codes without a global scale to float32 `[..., out, in]`.
+    """Decode codes `[..., out, in / 2]` without a global scale to float32 `[...,
+    out, in]`.
 
     Args:
-        name: of the tensor of codes.
+        name: name of the tensor of codes.
         scales: `[..., out, in / 16]`, E4M3.
 
     Raises:
-        ModelError: they do not fit each other.
+        ModelError: shapes do not match.
     """
     words = small_float_words(name, codes, scales, _NVFP4_GROUP)
     found = mx.dequantize(words, scales, group_size=_NVFP4_GROUP, bits=4, mode="nvfp4")
@@ -56,14 +58,15 @@ def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
 def small_float_words(
     name: str, codes: mx.array, scales: mx.array, group: int, lack: str = ""
 ) -> mx.array:
-    """Return codes as MLX has them.
+    """Return codes in
+    MLX's form.
 
     Args:
-        group: codes with one scale.
-        lack: what another packing would have besides, for the error.
+        group: number of codes per scale.
+        lack: text for the error, on what another format would have.
 
     Raises:
-        ModelError: codes and scales do not fit each other.
+        ModelError: shapes of codes and scales do not match.
     """
     if codes.dtype != mx.uint8:
         raise ModelError(f"tensor '{name}' is {codes.dtype}, not bytes of two codes")

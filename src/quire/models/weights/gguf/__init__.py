@@ -1,5 +1,7 @@
-"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) as model folders.
+"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) as model
+folders.
 
-One file holds what a folder does: `folder` writes its configuration, tokenizer and chat template
-beside links to it, so that the rest of the program sees a folder; `weights` reads its tensors.
+A GGUF file holds a whole model. `folder` writes its configuration, tokenizer and chat template into
+a folder that links to the file, so that other code sees a model folder. `weights` reads its
+tensors.
 """

@@ -1,4 +1,4 @@
-"""From a GGUF architecture's metadata to the `config.json` that its family reads."""
+"""Converts a GGUF architecture's metadata to the `config.json` that its family reads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from quire.models.weights.gguf.rotation import rope_parameters
 
 @dataclass(frozen=True)
 class Architecture:
-    """How files of one architecture differ from the family's own.
+    """How GGUF files of an architecture differ from the family's
+    own files.
 
     Attributes:
-        config: what its configuration has beside what all have.
-        change: what its tensors need beside their names.
-        names: where modules have other names than in `names.BLOCK`.
-        parameters: tensors that the file has among its metadata.
-        wide: activations leave float16's range.
+        config: returns the architecture's own configuration keys.
+        change: undoes the converter's changes to tensors.
+        names: module names that differ from `names.BLOCK`.
+        parameters: returns tensors that the file stores as metadata.
+        wide: whether activations exceed float16's range.
     """
 
     config: Callable[[GGUF], Config]
@@ -35,7 +36,12 @@ class Architecture:
 
 
 def architecture_of(gguf: GGUF) -> Architecture:
-    """Raises: ModelError: an architecture that maps onto no family here."""
+    """Return the architecture of
+    a file.
+
+    Raises:
+        ModelError: the architecture is not supported.
+    """
     known = ARCHITECTURES.get(gguf.architecture)
     if reason := REFUSED.get(gguf.architecture):
         raise ModelError(
@@ -51,10 +57,11 @@ def architecture_of(gguf: GGUF) -> Architecture:
 
 
 def config_of(gguf: GGUF) -> Config:
-    """Return the equivalent of `config.json`.
+    """Return the equivalent of
+    `config.json`.
 
     Raises:
-        ModelError: an unknown architecture, or a key is missing.
+        ModelError: the architecture is not supported, or a key is missing.
     """
     own = architecture_of(gguf).config(gguf)
     return _common(gguf) | own
@@ -217,4 +224,4 @@ REFUSED: Mapping[str, str] = {
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
     "exaone": "EXAONE 4 is served, as 'exaone4'",
 }
-"""Architectures close to supported ones, with the reason why they are refused."""
+"""Architectures similar to supported ones, with the reason why they are refused."""

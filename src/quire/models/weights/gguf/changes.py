@@ -1,7 +1,8 @@
-"""Undoes the changes that llama.cpp's converter makes to tensors, beyond their names.
+"""Undoes the changes that llama.cpp's converter makes to tensors, besides
+their names.
 
-A change gets a tensor's name here, an array of it (codes, scales and biases one by one, whose rows
-are the matrix's), and the configuration.
+A change gets a tensor's translated name, one of its arrays (codes, scales or biases, whose rows are
+the matrix's), and the configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def no_parameters(gguf: GGUF) -> dict[str, mx.array]:
 
 
 def activations(gguf: GGUF) -> dict[str, mx.array]:
-    """Return the parameters of Apertus's activations, of which the metadata have one a layer.
+    """Return the parameters of Apertus's activations, which the metadata stores
+    per layer.
 
     Raises:
         ModelError: a list is missing or has another length.
@@ -57,43 +59,47 @@ def neighbours_to_halves(name: str, array: mx.array, config: dict[str, Any]) -> 
 
 
 def less_one(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Norms as the family's files have them, which leave out one."""
+    """Subtract one from norms, as the family's files store them."""
     return array.astype(mx.float32) - 1.0 if name.endswith("norm.weight") else array
 
 
 def channels_last(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Convolutions `[channels, kernel, 1]`, as MLX has them."""
+    """Convert convolutions to MLX's layout `[channels, kernel, 1]`."""
     return array[..., None] if name.endswith((".conv.weight", ".conv1d.weight")) else array
 
 
 def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Convert gated delta nets and state spaces: decays to logarithms, convolutions to MLX."""
+    """Convert gated delta nets and state spaces: decays to logarithms, convolutions to MLX's
+    layout.
+    """
     if name.endswith(".A_log"):
         return mx.log(-array.astype(mx.float32))
     return channels_last(name, array, config)
 
 
 def channel_delta(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Kimi's delta rules: convolutions `[1, channels, 1, kernel]`, rates on several axes."""
+    """Convert Kimi's delta nets: convolutions `[1, channels, 1, kernel]`, and rates on several
+    axes.
+    """
     if ".self_attn." in name and name.endswith("_conv1d.weight"):
         return array.reshape(-1, array.shape[-1], 1)
     return delta_net(name, array.flatten() if name.endswith(".A_log") else array, config)
 
 
 def state_space(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Mamba 2: one number a head, norms of groups in one row."""
+    """Convert Mamba 2: one number per head, and norms of groups in one row."""
     if name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):
         array = array.flatten()
     return delta_net(name, array, config)
 
 
 def state_space_and_pairs(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Return the same beside attention whose rotated pairs are neighbours."""
+    """Convert state spaces, and attention whose rotated pairs are neighbours."""
     return state_space(name, neighbours_to_halves(name, array, config), config)
 
 
 def delta_net_by_key_head(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Return the same, with heads of values next to each other that belong to one head of keys."""
+    """Convert gated delta nets, and regroup value heads by their key head."""
     array = delta_net(name, array, config)
     if ".linear_attn." not in name or ".linear_attn.norm." in name:
         return array

@@ -1,11 +1,11 @@
-"""The codes of GGUF's tensors as MLX's, or unpacked.
+"""Converts GGUF's codes to MLX's, or
+dequantises them.
 
-Blocks of 32 numbers with one scale (`Q4_0` to `Q8_0`) and the parts of 32 of `Q4_K` and `Q5_K` are
-what MLX calls affine groups of 32: `code * scale + bias`. Their codes move as they are. A scale of
-`Q4_K` is a float16 times an integer of 6 bits, which float32 holds exactly; what the model's
-type makes of scales is rounding, by half a unit in the last place. `MXFP4` is MLX's mxfp4. The
-other types have scales for fewer numbers than MLX's groups, or numbers out of tables: they are
-unpacked.
+Blocks of 32 numbers with one scale (`Q4_0` to `Q8_0`), and the parts of 32 of `Q4_K` and `Q5_K`,
+equal MLX's affine groups of 32, `code * scale + bias`; their codes are kept. A scale of `Q4_K` is a
+float16 times a 6-bit integer, which float32 holds exactly; converting it to the model's dtype
+rounds by at most half a unit in the last place. `MXFP4` is MLX's mxfp4. Other types have smaller
+groups than MLX supports, or use tables of numbers: they are dequantised.
 
 Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/ggml.
 """
@@ -20,17 +20,19 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 Parts = dict[str, mx.array]
-"""The tensors that stand for one: `weight` alone, or codes with `scales` and perhaps `biases`."""
+"""The tensors of a matrix: `weight`, or codes with `scales` and perhaps `biases`."""
 
 _Type = GGMLQuantizationType
 FLOATS = {_Type.F32: "F32", _Type.F16: "F16", _Type.BF16: "BF16"}
-"""Types that are read as they are, by their names in safetensors."""
+"""Types that need no conversion, with their names in safetensors."""
 
 
 def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
-    """Return a tensor `[..., rows, columns]` from the bytes of its rows, `[..., rows, bytes]`.
+    """Convert the bytes of rows, `[..., rows, bytes]`, to a tensor `[..., rows,
+    columns]`.
 
-    Scales are float32. Lazy, but for types that only `gguf` can unpack.
+    Scales are float32. The result is lazy, except for types that only the `gguf` package
+    dequantises.
     """
     if kind in FLOATS:
         return {"weight": rows}
@@ -42,23 +44,23 @@ def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
 
 
 def is_repacked(kind: GGMLQuantizationType) -> bool:
-    """Return whether codes stay codes."""
+    """Return whether tensors of this type stay quantised."""
     return kind in REPACKED
 
 
 def _blocks(kind: GGMLQuantizationType, rows: mx.array) -> mx.array:
-    """`[..., blocks, bytes of a block]`."""
+    """Split rows into blocks: `[..., blocks, bytes of a block]`."""
     _, size = GGML_QUANT_SIZES[kind]
     return mx.unflatten(rows, -1, (-1, size))
 
 
 def _number(blocks: mx.array, at: int) -> mx.array:
-    """Return the float16 at a place of each block, `[..., blocks, 1]` in float32."""
+    """Return the float16 at byte `at` of each block, as float32 `[..., blocks, 1]`."""
     return mx.contiguous(blocks[..., at : at + 2]).view(mx.float16).astype(mx.float32)
 
 
 def _nibbles(codes: mx.array) -> mx.array:
-    """`[..., n]` bytes -> `[..., 2 n]`: all low halves, then all high ones."""
+    """Split bytes `[..., n]` into 4-bit codes `[..., 2 n]`: all low halves, then all high ones."""
     return mx.concatenate([codes & 15, codes >> 4], axis=-1)
 
 
@@ -69,7 +71,7 @@ def _fifth_bits(blocks: mx.array, at: int) -> mx.array:
 
 
 def _packed(codes: mx.array, bits: int) -> mx.array:
-    """Words of codes `[..., n]` in uint8: a stream of bits, the low ones first."""
+    """Pack codes `[..., n]` in uint8 into words, low bits first."""
     if bits == 4:
         codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
     elif bits == 5:
@@ -116,7 +118,9 @@ def _q8_0(blocks: mx.array) -> Parts:
 
 
 def _k_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:
-    """Scales and biases `[..., 8 * blocks, 1]` of the parts of 32: 16 numbers of 6 bits each."""
+    """Return scales and biases of the parts of 32, `[..., 8 * blocks, 1]`, from 16 numbers of 6
+    bits.
+    """
     first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
     scales = mx.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
     least = mx.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
@@ -126,7 +130,7 @@ def _k_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _k_nibbles(blocks: mx.array) -> mx.array:
-    """Return codes' low halves `[..., blocks, 8, 32]`: bytes in fours of 32, low halves first."""
+    """Return the low 4 bits of codes, `[..., blocks, 8, 32]`."""
     quarters = mx.unflatten(blocks[..., -128:], -1, (4, 32))
     return mx.stack([quarters & 15, quarters >> 4], axis=-2).flatten(-3, -2)
 
@@ -142,7 +146,9 @@ def _q5_k(blocks: mx.array) -> Parts:
 
 
 def _q6_k(blocks: mx.array) -> mx.array:
-    """Return numbers `[..., blocks, 16, 16]`: 6 bits less 32, a signed scale for every 16."""
+    """Return dequantised numbers `[..., blocks, 16, 16]`: 6-bit codes less 32, times a signed scale
+    per 16.
+    """
     low = mx.unflatten(blocks[..., :128], -1, (2, 64))
     high = mx.unflatten(blocks[..., 128:192], -1, (2, 1, 32))
     high = (high >> mx.arange(0, 8, 2, dtype=mx.uint8)[:, None]) & 3  # [..., 2, 4, 32]

@@ -1,7 +1,8 @@
-"""Configuration keys of each architecture, beyond those that all have.
+"""Configuration keys of each GGUF architecture, besides the
+common ones.
 
-The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What a file does
-not say is what llama.cpp takes for it.
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Absent keys have
+llama.cpp's defaults.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def gemma(gguf: GGUF) -> Config:
 
 
 def _scalar(gguf: GGUF, largest: int) -> Config:
-    """Return the query scale. Files omit it; only the largest model has its own."""
+    """Return the query scale. Files omit it; only the largest model's differs."""
     if layers(gguf) == largest:
         value = gguf.need("embedding_length") // one_of(gguf, "attention.head_count")
     else:
@@ -136,7 +137,7 @@ def gemma4(gguf: GGUF) -> Config:
 
 
 def phi(gguf: GGUF) -> Config:
-    # The file says four times the hidden size, whatever it is.
+    # The file always states four times the hidden size.
     width = gguf.tensor("blk.0.ffn_up.weight").shape[0]
     return {"model_type": "phi", "hidden_act": "gelu_new", "intermediate_size": width}
 
@@ -270,7 +271,9 @@ def minimax_m2(gguf: GGUF) -> Config:
 
 
 def latent(gguf: GGUF) -> Config:
-    """Latent attention, whose heads the file may count as one that is as wide as the latents."""
+    """Return the keys of latent attention. The file may count its heads as one, as wide as the
+    latent.
+    """
     rotated = gguf.need("rope.dimension_count")
     wide, values = (
         gguf.get(f"attention.{part}_length_mla") or gguf.need(f"attention.{part}_length")
@@ -366,7 +369,9 @@ def minicpm(gguf: GGUF) -> Config:
 
 
 def llama4(gguf: GGUF) -> Config:
-    """Chunks of 8,192 tokens, queries that grow, and norms but for the largest: as llama.cpp."""
+    """Return Llama 4's keys as llama.cpp assumes them: chunks of 8,192 tokens, scaled queries, and
+    norms except in the largest model.
+    """
     window = gguf.get("attention.sliding_window", 8192)
     kinds = [FULL if (i + 1) % 4 == 0 else "chunked_attention" for i in range(layers(gguf))]
     mixture = experts(gguf, "num_local_experts")
@@ -383,7 +388,7 @@ def llama4(gguf: GGUF) -> Config:
 
 
 def mistral3(gguf: GGUF) -> Config:
-    """Ministral 3, or an older Mistral beside an encoder of images."""
+    """Return the keys of Ministral 3, or of an older Mistral that comes with a vision encoder."""
     slope = gguf.get("attention.temperature_scale")
     if not slope:
         return {"model_type": "mistral"} | window(gguf)

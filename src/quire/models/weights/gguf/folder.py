@@ -1,4 +1,4 @@
-"""A GGUF file as a model folder, with the files that the rest of the program reads."""
+"""A GGUF file as a model folder, with the files that other code reads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _SAMPLING = {
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF model of a path: a file, or the only one in a folder without safetensors.
+    """Return the GGUF model at a path: a file, or the only one in a folder without
+    safetensors.
 
     Raises:
-        ModelError: the folder holds several, or there is an encoder alone.
+        ModelError: the folder holds several models, or only an encoder.
     """
     if path.is_file():
         if path.suffix == ".gguf" and _is_encoder(path):
@@ -53,24 +54,25 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def is_model(file: Path) -> bool:
-    """Return whether a GGUF file is a model of text, or the first part of one."""
+    """Return whether a GGUF file is a text model, or the first part of one."""
     return is_first(file) and not _is_encoder(file)
 
 
 def _is_encoder(file: Path) -> bool:
-    """Encoders of images and sound lie beside their models, with `mmproj` in their names."""
+    """Return whether a file is an encoder of images or sound, which has `mmproj` in its name."""
     return "mmproj" in file.name
 
 
 def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
-    """Return the GGUF model of a repository that is meant.
+    """Return the GGUF model of a repository that a name or word
+    selects.
 
     Args:
-        names: all its files.
-        wanted: a file, or a word of its name such as `Q4_K_M`.
+        names: names of all files.
+        wanted: a file name, or a word of it such as `Q4_K_M`.
 
     Raises:
-        ModelError: there is none, or several, or the file is an encoder.
+        ModelError: no file or several match, or the file is an encoder.
     """
     models = sorted(name for name in names if name.endswith(".gguf") and is_model(Path(name)))
     word = re.compile(rf"(?:^|[-._/]){re.escape(wanted or '')}(?:[-._/]|$)", re.IGNORECASE)
@@ -88,15 +90,16 @@ def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
 
 
 def parts_of(name: str) -> str:
-    """Return a pattern that the file matches, and the other parts where it is one of several."""
+    """Return a glob pattern that matches the file, and its other parts if it has several."""
     return re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", glob.escape(name))
 
 
 def as_folder(path: Path) -> Path:
-    """Return a folder with `config.json`, tokenizer files, and links to the file and its parts.
+    """Return a folder with `config.json`, tokenizer files, and links to the file and
+    its parts.
 
-    It lies in the user's cache, at a place that follows from the file's, and is written anew at
-    each call. A server reads it as long as it runs.
+    The folder is in the user's cache, at a path derived from the file's, and is rewritten at each
+    call. A server reads it while it runs.
 
     Raises:
         ModelError: the file is damaged or cannot be served, or the cache cannot be written.

@@ -1,7 +1,8 @@
-"""Configurations of state spaces, alone or beside attention.
+"""GGUF configurations of models with state space layers, alone or beside
+attention.
 
-A layer is what its tensors say it is. Sizes of a state space have the same keys everywhere:
-`time_step_rank` counts Mamba 2's heads, `inner_size` is the width of all of them.
+A layer's kind follows from its tensors. Sizes of state spaces have the same keys everywhere:
+`time_step_rank` is the number of Mamba 2's heads, `inner_size` their total width.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAMBA = {
 }
 MAMBA2 = MAMBA | {"ssm_dt.bias": "mamba.dt_bias"}
 _NORM = "post_attention_layernorm.weight"
-FALCON_H1 = MAMBA2 | {"ffn_norm": _NORM, "ffn_norm.weight": _NORM}  # the converter's leaves it out
+FALCON_H1 = MAMBA2 | {"ffn_norm": _NORM, "ffn_norm.weight": _NORM}  # the converter omits ".weight"
 NEMOTRON_H = MAMBA2 | {
     "attn_norm": "norm",
     "ffn_latent_down": "mlp.fc1_latent_proj",
@@ -50,7 +51,9 @@ def _layers_with(gguf: GGUF, name: str) -> list[bool]:
 
 
 def _width(gguf: GGUF, *names: str) -> int:
-    """Return the rows of the first of these matrices that a layer has; 0 if none does."""
+    """Return the number of rows of the first of these matrices that a layer has; 0 if none
+    has any.
+    """
     for name in names:
         for index in range(layers(gguf)):
             if info := gguf.tensors.get(f"blk.{index}.{name}.weight"):
@@ -90,7 +93,9 @@ def granite_hybrid(gguf: GGUF) -> Config:
 
 
 def falcon_h1(gguf: GGUF) -> Config:
-    """Its multipliers are within the matrices, that of keys too."""
+    """Return Falcon-H1's keys. Its multipliers are already applied to the matrices, including the
+    keys'.
+    """
     return _mamba2(gguf) | {
         "model_type": "falcon_h1",
         "mamba_rms_norm": has(gguf, "ssm_norm.weight"),
@@ -111,7 +116,7 @@ def _own_mamba2(gguf: GGUF) -> Config:
 
 
 def mamba(gguf: GGUF) -> Config:
-    """Mamba's first state spaces, or Falcon Mamba's, which normalise steps and vectors."""
+    """Return the keys of Mamba, or of Falcon Mamba, which normalises steps and vectors."""
     eps = gguf.need("attention.layer_norm_rms_epsilon")
     return {
         "model_type": "falcon_mamba" if gguf.get("ssm.dt_b_c_rms") else "mamba",
@@ -175,7 +180,7 @@ def _kind(gguf: GGUF, found: tuple[bool, ...]) -> str:
 
 
 def kimi_linear(gguf: GGUF) -> Config:
-    """Layers that have keys and values attend, the others are delta rules of channels."""
+    """Return Kimi Linear's keys. Layers with KV heads have attention, the others delta nets."""
     count, mixture = layers(gguf), routed(gguf)
     attends = [bool(heads) for heads in all_of(gguf, "attention.head_count_kv")]
     attends = (attends * count)[:count] if len(attends) == 1 else attends[:count]
@@ -214,11 +219,11 @@ def jamba(gguf: GGUF) -> Config:
 
 
 def _period(gguf: GGUF, name: str, listed: list[bool]) -> Config:
-    """Return every how many layers are of a kind, and the first of them."""
+    """Return the period and the offset of the layers of a kind."""
     found = [index for index, each in enumerate(listed) if each] or [len(listed)]
     every = found[1] - found[0] if len(found) > 1 else len(listed) + 1
     if [index for index in range(len(listed)) if index % every == found[0]] != [
         index for index in found if index < len(listed)
     ]:
-        raise ModelError(f"{gguf.files[0]}: layers {found} of kind {name!r}: not every so many")
+        raise ModelError(f"{gguf.files[0]}: layers {found} of kind {name!r} are not periodic")
     return {f"{name}_layer_period": every, f"{name}_layer_offset": found[0]}

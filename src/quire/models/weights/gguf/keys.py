@@ -12,7 +12,7 @@ Config = dict[str, Any]
 
 
 def layers(gguf: GGUF) -> int:
-    """Return how many layers there are, without those that guess several tokens ahead."""
+    """Return the number of layers, without those for multi-token prediction."""
     count = int(gguf.need("block_count"))
     if count > len(gguf.tensors):
         raise ModelError(
@@ -23,16 +23,18 @@ def layers(gguf: GGUF) -> int:
 
 
 def all_of(gguf: GGUF, key: str, default: Any = None) -> list[Any]:
-    """Return a key that may say something for each layer."""
+    """Return the values of a key that may have one value per layer."""
     value = gguf.get(key, default) if default is not None else gguf.need(key)
     return value if isinstance(value, list) else [value]
 
 
 def one_of(gguf: GGUF, key: str, default: Any = None) -> Any:
-    """Return the same where it has to be alike in all."""
+    """Return the value of a key that must be equal in all layers."""
     values = all_of(gguf, key, default)
     if len(set(values)) > 1:
-        raise ModelError(f"{gguf.files[0]}: {key} = {values!r}: one for all layers is supported")
+        raise ModelError(
+            f"{gguf.files[0]}: {key} = {values!r}: only one value for all layers is supported"
+        )
     return values[0]
 
 
@@ -45,7 +47,7 @@ def window(gguf: GGUF) -> Config:
 
 
 def layer_types(gguf: GGUF, every: int) -> Config:
-    """Return layers with a window, but for each `every`th, where the file does not list them."""
+    """Return layer types: unless the file lists them, all but each `every`-th have a window."""
     pattern = gguf.get("attention.sliding_window_pattern", every)
     count, window = layers(gguf), gguf.get("attention.sliding_window")
     if not isinstance(pattern, list):
@@ -64,7 +66,7 @@ def experts(gguf: GGUF, count: str = "num_experts") -> Config:
 
 
 def routed(gguf: GGUF) -> Config:
-    """DeepSeek's and their heirs' experts."""
+    """Return the keys of DeepSeek's mixture of experts and its successors'."""
     return experts(gguf, "n_routed_experts") | {
         "n_shared_experts": gguf.get("expert_shared_count", 0),
         "routed_scaling_factor": gguf.get("expert_weights_scale", 1.0) or 1.0,

@@ -1,4 +1,4 @@
-"""The expected types of the GGUF metadata keys that this package reads."""
+"""Expected types of the GGUF metadata keys that are read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from quire.core.values import LARGEST
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of values with its bounds.
+    """A type of values, with
+    bounds.
 
     Attributes:
-        name: as messages call it.
-        fits: whether a value is one.
+        name: the type's name in messages.
+        fits: returns whether a value has this type.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Kind:
 
 
 def check(path: Path, key: str, value: Any, kind: Kind) -> None:
-    """Raises: ModelError: the value is not of the kind; names file and key."""
+    """Raise `ModelError` if the value does not have this type; the message names file and key."""
     if not kind.fits(value):
         shown = repr(value)
         shown = shown if len(shown) < 80 else f"{shown[:60]}..."
@@ -34,7 +35,7 @@ def check(path: Path, key: str, value: Any, kind: Kind) -> None:
 
 
 def kind_of(key: str) -> Kind:
-    """Return the expected type of an architecture's key, given without its prefix; mostly sizes."""
+    """Return the expected type of an architecture's key, without its prefix; sizes by default."""
     return _OF_ARCHITECTURE.get(key, SIZE)
 
 
@@ -65,7 +66,7 @@ def _is_period(value: Any) -> bool:
 
 WORD = Kind("a string", lambda value: isinstance(value, str))
 WORDS = Kind("a list of strings", _list_of(lambda value: isinstance(value, str)))
-FLAG = Kind("a flag", lambda value: isinstance(value, int))  # some writers have 0 and 1
+FLAG = Kind("a flag", lambda value: isinstance(value, int))  # some writers use 0 and 1
 WHOLE = Kind("an integer", _is_whole)
 WHOLES = Kind("a list of integers", _list_of(_is_whole))
 NUMBER = Kind("a finite number", _is_number)
@@ -134,4 +135,6 @@ OF_TOKENIZER: Mapping[str, Kind] = {
     "add_space_prefix": FLAG,
     "remove_extra_whitespaces": FLAG,
 }
-"""Other keys are ids, which are integers; one that is no token's says that there is none."""
+"""Types of the tokenizer's keys. Other keys are ids, integers; an id that is no token's
+means none.
+"""

@@ -1,4 +1,4 @@
-"""From GGUF's names of tensors to those of this package's modules."""
+"""Translates GGUF's tensor names to those of this package's modules."""
 
 from __future__ import annotations
 
@@ -51,21 +51,22 @@ BLOCK = {
     "shortconv.out_proj": "conv.out_proj",
 }
 ROTATIONS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-"""Tensors that belong to the configuration."""
+"""Prefixes of tensors that are read as configuration."""
 
 
 def layer_of(name: str) -> int | None:
-    """Return the layer that a tensor is in, if any."""
+    """Return the layer of a tensor; None if it is in no layer."""
     match = _BLOCK.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def renamed(name: str, own: Mapping[str, str]) -> str | None:
-    """Return the name here, or None where there is none.
+    """Return the translated name; None if it is
+    unknown.
 
     Args:
-        own: what the architecture has otherwise, without the layer. A name with its kind at the end
-            is that of a parameter, one without that of a module.
+        own: the architecture's own names, without the layer. A name that ends with a kind
+            (`.weight`) is a parameter's, any other a module's.
     """
     match = _BLOCK.fullmatch(name)
     prefix, inner = (f"model.layers.{match[1]}.", match[2]) if match else ("", name)

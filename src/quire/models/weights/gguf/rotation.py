@@ -20,13 +20,14 @@ _YARN = {
 
 
 def rope_parameters(gguf: GGUF, theta: float = 10000.0) -> dict[str, Any]:
-    """Return the rotation of all layers, or of those that have no window.
+    """Return the rotary parameters of all layers, or of those without a
+    window.
 
     Args:
-        theta: where the file has none.
+        theta: default theta.
 
     Raises:
-        ModelError: a scaling that is not known.
+        ModelError: the scaling is not supported.
     """
     base = {"rope_theta": gguf.get("rope.freq_base", theta)} | _share(gguf)
     if "rope_freqs.weight" in gguf.tensors or "rope_factors_long.weight" in gguf.tensors:
@@ -41,7 +42,9 @@ def rope_parameters(gguf: GGUF, theta: float = 10000.0) -> dict[str, Any]:
 
 
 def proportional(gguf: GGUF) -> dict[str, Any]:
-    """Gemma 4's full layers: the pairs whose factor is one turn, the others stand still."""
+    """Return the parameters of Gemma 4's full layers: pairs with factor one are rotated, the others
+    are not.
+    """
     gguf.tensor("rope_freqs.weight")
     factors = _numbers(lazy_rows(gguf)["rope_freqs.weight"])
     return {
@@ -66,7 +69,7 @@ def _share(gguf: GGUF) -> dict[str, Any]:
 
 
 def _yarn(gguf: GGUF) -> dict[str, Any]:
-    """YaRN; its logarithm's multiplier is stored times 0.1."""
+    """Return YaRN's parameters; the file stores the multiplier of its logarithm times 0.1."""
     trained = gguf.get("rope.scaling.original_context_length", gguf.need("context_length"))
     given = {name: gguf.get(key) for name, key in _YARN.items() if gguf.get(key) is not None}
     multiplier = gguf.get("rope.scaling.yarn_log_multiplier")
@@ -76,7 +79,7 @@ def _yarn(gguf: GGUF) -> dict[str, Any]:
 
 
 def _by_pair(gguf: GGUF) -> dict[str, Any]:
-    """Return a factor per pair: LongRoPE's two lists, or Llama 3's scaling worked out."""
+    """Return a factor per pair: LongRoPE's two lists, or Llama 3's scaling as factors."""
     longest = gguf.need("context_length")
     trained = gguf.get("rope.scaling.original_context_length", longest)
     given = lazy_rows(gguf)

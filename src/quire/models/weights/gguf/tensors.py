@@ -1,4 +1,4 @@
-"""The bytes of GGUF's tensors as lazy MLX arrays: read when they are evaluated, and only then."""
+"""Lazy MLX arrays of GGUF's tensors, which are read when evaluated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from quire.models.weights.gguf.file import GGUF, TensorInfo
 
 
 def lazy_rows(gguf: GGUF) -> dict[str, mx.array]:
-    """Yield each tensor: `[..., columns]` of floats, else the bytes of its rows.
+    """Return each tensor: floats `[..., columns]`, or the bytes of
+    its rows.
 
-    MLX reads safetensors lazily, so each part is shown to it as one: with a header that says where
-    in the file the tensors are.
+    MLX reads safetensors lazily. So each part is presented to it as a safetensors file, by a header
+    that gives the tensors' places in the file.
     """
     arrays: dict[str, mx.array] = {}
     for file in gguf.files:
@@ -32,7 +33,9 @@ def lazy_rows(gguf: GGUF) -> dict[str, mx.array]:
 
 
 class _AsSafetensors(io.RawIOBase):
-    """A GGUF file that begins with a header of safetensors, and goes on with the first tensor."""
+    """A GGUF file presented with a safetensors header, followed by the data from the first tensor
+    on.
+    """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]) -> None:
         super().__init__()

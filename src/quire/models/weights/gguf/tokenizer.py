@@ -1,8 +1,9 @@
-"""The tokenizer in a GGUF file, as the files that Hugging Face publishes.
+"""Converts the tokenizer in a GGUF file to Hugging
+Face's files.
 
-`tokenizer.ggml.model` names its kind: `gpt2` is BPE over bytes with merges, `llama` SentencePiece's
-BPE with scores (arXiv:1808.06226), whose merges follow from the scores, `t5` its unigrams
-(arXiv:1804.10959), which take the most likely of all ways to cut a text.
+`tokenizer.ggml.model` names its kind: `gpt2` is BPE over bytes with merges; `llama` is
+SentencePiece's BPE (arXiv:1808.06226), whose merges follow from scores; `t5` is SentencePiece's
+unigram model (arXiv:1804.10959).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ _END_TEXTS = frozenset(
         "<|tool_response>",
     }
 )
-"""Tokens that end an answer though no key of the file says so; llama.cpp's list."""
+"""Texts of tokens that end an answer even if no key of the file names them, from
+llama.cpp's list.
+"""
 _GEMMA4_MARKS = frozenset(
     {
         "<|channel>",
@@ -70,14 +73,15 @@ _GEMMA4_MARKS = frozenset(
         '<|"|>',
     }
 )
-"""Special tokens that the converter marks as others, so that llama.cpp shows them."""
+"""Special tokens that the converter does not mark as special, so that llama.cpp shows them."""
 
 
 def tokenizer_files(gguf: GGUF) -> dict[str, Json]:
-    """`tokenizer.json` and `tokenizer_config.json`.
+    """Return the contents of `tokenizer.json` and
+    `tokenizer_config.json`.
 
     Raises:
-        ModelError: there is no tokenizer in the file, or one of an unknown kind.
+        ModelError: the file has no tokenizer, or an unsupported one.
     """
     kind = _key(gguf, "model")
     if kind not in _KINDS:
@@ -109,7 +113,12 @@ def end_ids(gguf: GGUF) -> list[int]:
 
 
 def _key(gguf: GGUF, name: str, default: Any = None) -> Any:
-    """Raises: ModelError: the value is of another type than it has to be."""
+    """Return a
+    tokenizer's key.
+
+    Raises:
+        ModelError: the value has the wrong type.
+    """
     key = f"tokenizer.ggml.{name}"
     if key not in gguf.metadata:
         return default
@@ -122,10 +131,11 @@ def _kinds(gguf: GGUF, tokens: list[str]) -> list[tuple[str, int]]:
 
 
 def _tokens(gguf: GGUF) -> list[str]:
-    """Return texts by id.
+    """Return
+    texts by id.
 
     Raises:
-        ModelError: there are none, or lists of different lengths.
+        ModelError: there are no tokens, or lists have different lengths.
     """
     tokens = _key(gguf, "tokens")
     if not tokens:
@@ -143,7 +153,7 @@ def _tokens(gguf: GGUF) -> list[str]:
 def _added(gguf: GGUF, tokens: list[str]) -> list[Json]:
     """Return the tokens that are matched whole, special or not."""
     kinds = _key(gguf, "token_type") or []
-    # Phi-3's tokens swallow the space behind them, but for those that every Llama has.
+    # Phi-3's added tokens strip the space after them, except for Llama's tokens.
     swallow = gguf.architecture == "phi3" and _key(gguf, "model") == "llama"
     marks = _GEMMA4_MARKS if _key(gguf, "model") == "gemma4" else frozenset()
     return [
@@ -164,7 +174,7 @@ def _text_of(gguf: GGUF, tokens: list[str], key: str) -> str | None:
 
 
 def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
-    """Return the rule that adds tokens to a text's beginning and end."""
+    """Return the rule that adds tokens to a text's start and end."""
     kind = _key(gguf, "model")
     begins = _pre(gguf).begins if kind == "gpt2" else kind != "t5"
     added = {
@@ -212,14 +222,14 @@ def _pre(gguf: GGUF) -> PreTokenizer:
 def _byte_level(gguf: GGUF, tokens: list[str]) -> Json:
     pre = _pre(gguf)
     if "tokenizer.ggml.pre" not in gguf.metadata:
-        log.warning(
-            "%s: no tokenizer.ggml.pre: texts may be cut otherwise than in training", gguf.files[0]
-        )
+        log.warning("%s: no tokenizer.ggml.pre: tokens may differ from training", gguf.files[0])
     return over_bytes({text: id for id, text in enumerate(tokens)}, _pairs(gguf), pre)
 
 
 def _pairs(gguf: GGUF) -> list[list[str]]:
-    """Return two texts a merge; a space stands between them, and may begin the first."""
+    """Return the two texts of each merge. They are separated by a space, which may also start the
+    first.
+    """
     pairs = []
     for index, merge in enumerate(_need(gguf, "merges")):
         at = merge.find(" ", 1)

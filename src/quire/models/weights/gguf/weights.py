@@ -1,4 +1,4 @@
-"""A GGUF file's tensors by this package's names, in MLX's packing where it has one."""
+"""Reads a GGUF file's tensors under this package's names, quantised as in MLX where possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("quire.models")
 
 @dataclass(frozen=True)
 class GGUFWeights:
-    """The weights in a GGUF file: `WeightFiles`."""
+    """The weights in a GGUF file, as `WeightFiles`."""
 
     gguf: GGUF
 
@@ -34,7 +34,9 @@ class GGUFWeights:
 
     @property
     def default_dtype(self) -> mx.Dtype:
-        """The embedding table's type if it is a float, else bfloat16, whose range is float32's."""
+        """The embedding table's type if it is a float type, else bfloat16, which has float32's
+        range.
+        """
         kind = self.gguf.tensors["token_embd.weight"].kind
         if kind is GGMLQuantizationType.F32:
             return mx.float32
@@ -42,10 +44,11 @@ class GGUFWeights:
         return mx.float16 if half else mx.bfloat16
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """Return all tensors, lazily. Floats and scales are as wide as they are stored, or float32.
+        """Return all tensors, lazily. Floats and scales keep their stored type or are
+        float32.
 
         Raises:
-            ModelError: a tensor is of a type that cannot be unpacked.
+            ModelError: a tensor has an unsupported type.
         """
         architecture, count = architecture_of(self.gguf), layers(self.gguf)
         unpacked: Counter[str] = Counter()
@@ -90,7 +93,7 @@ class GGUFWeights:
             parts = codes.decode(kind, rows)
         except NotImplementedError as error:
             raise ModelError(
-                f"{self.gguf.files[0]}: tensor {name!r} is of type {kind.name}, which is not read"
+                f"{self.gguf.files[0]}: tensor {name!r} has unsupported type {kind.name}"
             ) from error
         path = name.removesuffix(".weight")
         if len(parts) == 1:
@@ -99,7 +102,7 @@ class GGUFWeights:
 
 
 def _apart(weights: dict[str, mx.array], config: dict[str, Any]) -> dict[str, mx.array]:
-    """Matrices of their own for queries, keys and values, and for experts' gates."""
+    """Split fused queries, keys and values, and fused gates and up projections of experts."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     shares = {
         "qkv_proj": {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads},
