@@ -347,8 +347,8 @@ class Utilities:
         return Response(status_code=status, media_type="text/plain")
 
     async def props(self, request: Request) -> Response:
-        """Answer `GET /props`, in llama.cpp's form, for the model named by `model`, else the
-        first.
+        """Answer `GET /props`, in llama.cpp's form, for the model named by `model`, else
+        the first.
         """
         model = self._server.models.find(request.query_params.get("model"))
         info, loaded = model.info, model.loaded

@@ -1,3 +1,3 @@
-"""Attention over block tables: the keys that a step's rows see, and the backends that compute
-it.
+"""Attention over block tables: the keys that a step's rows see, and the backends that
+compute it.
 """

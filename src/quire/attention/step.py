@@ -79,8 +79,8 @@ class _FormatRows:
     def prepare(
         self, backend: AttentionBackend, begin: int, end: int, *, length: int
     ) -> PreparedAttention:
-        """Return sequences `[begin, end)`, split at `length`, prepared by a backend. Prepared
-        once.
+        """Return sequences `[begin, end)`, split at `length`, prepared by a backend.
+        Prepared once.
         """
         metadata = self.split_at(length)
         key = backend, 0 if metadata is self.metadata else length, begin, end

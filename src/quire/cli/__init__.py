@@ -1,5 +1,5 @@
-"""The `quire` command: one module for each subcommand, with a class of its settings that runs
-it.
+"""The `quire` command: one module for each subcommand, with a class of its settings that
+runs it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; return its exit status. Deliberate errors print one line without a
-    trace.
+    """Run one subcommand; return its exit status. Deliberate errors print one line without
+    a trace.
     """
     try:
         # Here, because loading them takes a moment in which Ctrl-C is no error either.

@@ -21,8 +21,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Commands(_Help):
-    """A help formatter that counts the indentation of commands, so that summaries stay on the
-    line.
+    """A help formatter that counts the indentation of commands, so that summaries stay on
+    the line.
     """
 
     def __init__(self, prog: str) -> None:

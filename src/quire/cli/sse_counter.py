@@ -18,8 +18,8 @@ _ERROR = re.compile(rb'^\{\s*"error"\s*:')
 
 
 class Dechunker:
-    """Removes HTTP/1.1 chunked framing from bytes cut anywhere. `done` is set after the last
-    chunk.
+    """Removes HTTP/1.1 chunked framing from bytes cut anywhere. `done` is set after the
+    last chunk.
     """
 
     __slots__ = ("_rest", "done")

@@ -16,8 +16,7 @@ FinishReason = Literal["stop", "length", "loop", "malformed_call", "abort", "err
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer to a prompt or a
-    conversation.
+    """An answer to a prompt or a conversation.
 
     Attributes:
         text: the answer's text, without reasoning and calls.
@@ -52,8 +51,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The vector of
-    one input.
+    """The vector of one input.
 
     Attributes:
         values: the numbers; `numpy.array(embedding.values)` makes an array of them.
@@ -66,8 +64,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well a document answers
-    a query.
+    """How well a document answers a query.
 
     Attributes:
         index: the document's index in the arguments.

@@ -42,8 +42,7 @@ _VECTORS_TOGETHER = 256
 
 
 class AsyncStream:
-    """An answer as it is generated: iterate its text, or its
-    `events`.
+    """An answer as it is generated: iterate its text, or its `events`.
 
     Call `aclose`, or leave `async with`, to end the answer early.
     """
@@ -67,8 +66,7 @@ class AsyncStream:
                 yield event.text
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield the first choice's text, reasoning and calls as they are generated, then
-        its end.
+        """Yield the first choice's text, reasoning and calls as they are generated, then its end.
 
         Raises:
             RunFailed: the engine refused the request, or failed.
@@ -102,8 +100,7 @@ class AsyncStream:
 
 
 class AsyncLLM:
-    """A model in its own engine process, as in `quire serve`, but without a
-    server.
+    """A model in its own engine process, as in `quire serve`, but without a server.
 
     Use it as `async with AsyncLLM(model) as llm`. It belongs to one event loop. All requests in
     flight share the engine's steps, so concurrent calls and large batches are computed together.
@@ -122,8 +119,7 @@ class AsyncLLM:
         self._context: Context | None = None
 
     async def open(self) -> Self:
-        """Load
-        the model.
+        """Load the model.
 
         Raises:
             ModelError: the model cannot be loaded.
@@ -180,8 +176,7 @@ class AsyncLLM:
         on_error: OnError = "raise",
         **options: Unpack[Options],
     ) -> Answer | list[Answer]:
-        """Continue a text, or each of many, without a chat
-        template.
+        """Continue a text, or each of many, without a chat template.
 
         Args:
             prompts: one text, or a list of texts and lists of token ids.
@@ -216,8 +211,7 @@ class AsyncLLM:
         on_error: OnError = "raise",
         **options: Unpack[ChatOptions],
     ) -> Answer:
-        """Answer a conversation. For many at once, see
-        `chats`.
+        """Answer a conversation. For many at once, see `chats`.
 
         Raises:
             RequestError: an option is unknown, or the conversation cannot be answered.
@@ -255,8 +249,7 @@ class AsyncLLM:
         normalize: bool | None = None,
         prompt_name: str | None = None,
     ) -> list[Embedding]:
-        """Return a vector for
-        each input.
+        """Return a vector for each input.
 
         Args:
             dimensions: length of each vector; default: all.
@@ -281,8 +274,7 @@ class AsyncLLM:
     async def score(
         self, query: str, documents: Sequence[str], *, instruction: str | None = None
     ) -> list[Score]:
-        """Return how well each document answers a query, in the
-        documents' order.
+        """Return how well each document answers a query, in the documents' order.
 
         A model that embeds (it has `modules.json`) compares vectors. Any other model is asked in
         the manner of Qwen3-Reranker, and its probability of "yes" is the score.
@@ -367,8 +359,7 @@ def parsed(schema: type[BaseModel] | None, text: str, end: object) -> Any:
 async def in_order(
     items: Iterable[Item], work: Callable[[Item], Awaitable[Result]], at_once: int
 ) -> list[Result]:
-    """Return the results of `work` on all items, in order, with at most `at_once` in
-    flight.
+    """Return the results of `work` on all items, in order, with at most `at_once` in flight.
 
     The first error cancels the rest, and is raised after they have ended.
     """

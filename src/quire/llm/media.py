@@ -20,8 +20,7 @@ _PDF = "application/pdf"
 
 
 def with_urls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form, with media as
-    `data:` URLs.
+    """Return messages in OpenAI's form, with media as `data:` URLs.
 
     A part of `content` may be a text, a path, a PIL image, an array of pixels `[height, width, 3]`,
     or a mapping `{"type": "image", "image": ...}`, or likewise for "video" and "audio". The value

@@ -1,5 +1,4 @@
-"""Options of a request from Python, and their conversion to a
-`Generation`.
+"""Options of a request from Python, and their conversion to a `Generation`.
 
 They are the fields of the HTTP API and validated by its schemas, so both mean the same.
 """
@@ -36,8 +35,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Options(TypedDict, total=False):
-    """Options of one request. Options left out have the model's
-    defaults.
+    """Options of one request. Options left out have the model's defaults.
 
     Attributes:
         max_tokens: the most tokens of the answer; default: the room left in the context.
@@ -116,8 +114,7 @@ class ChatOptions(Options, total=False):
 
 
 def completion(context: Context, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
-    """Return the `Generation` that `options` ask for, for a prompt without a chat
-    template.
+    """Return the `Generation` that `options` ask for, for a prompt without a chat template.
 
     Raises:
         RequestError: an option is unknown or cannot be honoured.
@@ -130,8 +127,7 @@ def completion(context: Context, prompt: Prompt, options: Mapping[str, Any]) -> 
 
 
 def chat(context: Context, messages: Messages, options: Mapping[str, Any]) -> Generation:
-    """Return the `Generation` that `options` ask for, for a
-    conversation.
+    """Return the `Generation` that `options` ask for, for a conversation.
 
     Raises:
         RequestError: as for `completion`, or a message cannot be used.

@@ -17,8 +17,7 @@ _GROUP = 64
 
 
 class Settings(TypedDict, total=False):
-    """Settings of `LLM`, all optional. They have the names of `quire serve`'s
-    options.
+    """Settings of `LLM`, all optional. They have the names of `quire serve`'s options.
 
     Attributes:
         dtype: "float32", "float16" or "bfloat16"; the default depends on the device.
@@ -85,8 +84,7 @@ _OWN = frozenset({"adapters", "kv_bits", "kv_scheme", "kv_disk", "kv_disk_size",
 def configured(
     model: str | Path | None, settings: Mapping[str, Any]
 ) -> tuple[EngineConfig, ServerConfig]:
-    """Return the configurations of a model's engine and of the
-    serving side.
+    """Return the configurations of a model's engine and of the serving side.
 
     Raises:
         TypeError: a setting is unknown.

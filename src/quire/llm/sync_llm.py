@@ -45,8 +45,7 @@ class _Loop:
 
 
 class Stream:
-    """An answer as it is generated: iterate its text, or its
-    `events`.
+    """An answer as it is generated: iterate its text, or its `events`.
 
     Call `close`, or leave `with`, to end the answer early.
     """
@@ -68,8 +67,7 @@ class Stream:
                 yield event.text
 
     def events(self) -> Iterator[Event]:
-        """Yield the first choice's text, reasoning and calls as they are generated, then
-        its end.
+        """Yield the first choice's text, reasoning and calls as they are generated, then its end.
 
         Raises:
             RunFailed: the engine refused the request, or failed.
@@ -88,8 +86,7 @@ class Stream:
 
 
 class LLM:
-    """A model in its own engine process, as in `quire serve`, but without a
-    server.
+    """A model in its own engine process, as in `quire serve`, but without a server.
 
     ```python
     with LLM("path/to/model") as llm:

@@ -14,8 +14,7 @@ A = TypeVar("A")
 
 
 def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
-    """Fill the dataclass `cls` from the keys of `config` that have its
-    fields' names.
+    """Fill the dataclass `cls` from the keys of `config` that have its fields' names.
 
     Other keys are ignored, such as training settings and versions. A null counts as absent.
     `computed` overrides `config`. Integers must be at least 1, or at least their default if that is
@@ -46,8 +45,7 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
 
 
 def check_types(cls: type, values: dict[str, Any]) -> None:
-    """Check values against the types of the dataclass fields that they
-    are for.
+    """Check values against the types of the dataclass fields that they are for.
 
     Raises:
         ModelError: a value has another type or is not finite; the message names the key, the value

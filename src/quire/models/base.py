@@ -1,5 +1,4 @@
-"""The interface between models and the
-engine.
+"""The interface between models and the engine.
 
 A model is a function of weights, a step's inputs and the KV pools. It sees no mask, cache object,
 batch size or request: the tokens of all sequences of a step are one flat list, each with its own
@@ -26,8 +25,7 @@ from quire.device.recurrence import DeltaGates
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """Rows of a step whose embeddings come from a media
-    encoder.
+    """Rows of a step whose embeddings come from a media encoder.
 
     Attributes:
         rows: int32 `[M]`, indices of these rows in the step.
@@ -67,8 +65,7 @@ class MediaRows:
 
 @dataclass(frozen=True, slots=True)
 class CrossRows:
-    """Media that rows of a step attend to in cross-attention
-    layers.
+    """Media that rows of a step attend to in cross-attention layers.
 
     Attributes:
         attending: bool `[T, 1]`, which rows attend to media; None if all do.
@@ -81,8 +78,7 @@ class CrossRows:
 
 
 class ForwardContext(Protocol):
-    """A model's view of one step: T rows, one per token, of any number of
-    sequences.
+    """A model's view of one step: T rows, one per token, of any number of sequences.
 
     Attributes:
         tokens: int32 `[T]`; rows of media have the id of their placeholder.
@@ -109,8 +105,7 @@ class ForwardContext(Protocol):
         sinks: mx.array | None = None,
         chosen_by: int | None = None,
     ) -> mx.array:
-        """Write k and v to the cache, then attend from each row of q to its
-        visible keys.
+        """Write k and v to the cache, then attend from each row of q to its visible keys.
 
         Args:
             layer: index into the model's `layout`, whose spec defines what is visible.
@@ -129,8 +124,7 @@ class ForwardContext(Protocol):
         ...
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        """Write an indexer's keys, then select keys for each row, for
-        `attend`.
+        """Write an indexer's keys, then select keys for each row, for `attend`.
 
         A key's score is the sum over heads of `weights * max(q . k, 0)`, in float32. The visible
         keys of highest score are selected; of equal scores the earlier key.
@@ -147,8 +141,7 @@ class ForwardContext(Protocol):
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
-        """Apply one filter per channel over each sequence's last tokens, then SiLU if
-        `silu`.
+        """Apply one filter per channel over each sequence's last tokens, then SiLU if `silu`.
 
         This updates the array "conv" of the layer's `RecurrentState`.
 
@@ -165,8 +158,7 @@ class ForwardContext(Protocol):
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
     ) -> mx.array:
-        """Advance each sequence's array "delta" by the gated delta rule
-        (arXiv:2412.06464).
+        """Advance each sequence's array "delta" by the gated delta rule (arXiv:2412.06464).
 
         Args:
             mixed: `[T, channels]`, see `Operations.gated_delta`.
@@ -201,8 +193,7 @@ class ForwardContext(Protocol):
         ...
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
-        """Return a narrowed context for layers after which nothing is stored
-        any more.
+        """Return a narrowed context for layers after which nothing is stored any more.
 
         It holds only the rows whose hidden states are needed, such as the last row of each finished
         prompt.
@@ -228,8 +219,7 @@ Encoding = Generator[tuple[mx.array, ...], None, tuple[mx.array, ...]]
 
 
 class MediaEncoder(Module):
-    """Computes embeddings of one media kind: a checkpoint's encoder and
-    projector.
+    """Computes embeddings of one media kind: a checkpoint's encoder and projector.
 
     A step computes as many pieces of an item as its time allows. By default an item is one piece;
     encoders derived from `CutEncoder` have several.
@@ -241,16 +231,14 @@ class MediaEncoder(Module):
 
     @abstractmethod
     def rows(self, shape: tuple[int, ...]) -> int:
-        """Return the number of rows of an item of
-        this shape.
+        """Return the number of rows of an item of this shape.
 
         Raises:
             RequestError: the encoder does not take this shape; the message names the limit.
         """
 
     def cross_keys(self, shape: tuple[int, ...]) -> int:
-        """Return the number of rows for cross-attention; 0 if the rows replace embeddings
-        instead.
+        """Return the number of rows for cross-attention; 0 if the rows replace embeddings instead.
 
         If there are any, the item's `rows` in the prompt are ordinary tokens.
         """
@@ -258,8 +246,7 @@ class MediaEncoder(Module):
 
     @abstractmethod
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
-        """Encode features, uint8 `[feature_bytes]` as in `MediaItem`, to arrays `[rows,
-        hidden]`.
+        """Encode features, uint8 `[feature_bytes]` as in `MediaItem`, to arrays `[rows, hidden]`.
 
         The first array replaces the placeholders' embeddings. Encoders of several levels
         (DeepStack, arXiv:2406.04334) return further ones, see `MediaRows.deeper`.
@@ -294,8 +281,7 @@ class CutEncoder(MediaEncoder):
 
 
 def finished(encoding: Encoding, pieces: int | None = None) -> tuple[mx.array, ...]:
-    """Compute all remaining pieces and return
-    the rows.
+    """Compute all remaining pieces and return the rows.
 
     Args:
         pieces: number of remaining pieces; None if unknown.
@@ -322,8 +308,7 @@ class LanguageModel(Module):
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:
-        """Return the positions of a prompt's tokens, `[axes, T]`, usually time, height
-        and width.
+        """Return the positions of a prompt's tokens, `[axes, T]`, usually time, height and width.
 
         They may be fractional. Return None if a token's position is its index. Families with
         multimodal RoPE override this.
@@ -337,8 +322,7 @@ class LanguageModel(Module):
     @property
     @abstractmethod
     def layout(self) -> tuple[LayerSpec, ...]:
-        """The state that each layer keeps,
-        in order.
+        """The state that each layer keeps, in order.
 
         A layer here is a block that mixes tokens; a checkpoint's layer may have none of these, or
         two.
@@ -388,8 +372,7 @@ class LanguageModel(Module):
 
     @abstractmethod
     def __call__(self, step: ForwardContext) -> mx.array:
-        """Return final hidden states, normalised, as input of `logits`: `[T,
-        hidden]`.
+        """Return final hidden states, normalised, as input of `logits`: `[T, hidden]`.
 
         The shape is `[R, hidden]` if the model used `ForwardContext.sampled_rows_only`.
         """
@@ -400,8 +383,7 @@ class LanguageModel(Module):
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Translate names and layouts of foreign checkpoints (Hugging Face, MLX) to this
-        module's.
+        """Translate names and layouts of foreign checkpoints (Hugging Face, MLX) to this module's.
 
         Tensors are dropped only by name. Arrays may be quantised codes with their `scales`.
         """

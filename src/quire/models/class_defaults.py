@@ -1,5 +1,4 @@
-"""Defaults of absent configuration keys, by Hugging Face transformers'
-classes.
+"""Defaults of absent configuration keys, by Hugging Face transformers' classes.
 
 Only keys are listed that the shapes of tensors depend on. The values are transformers 5's;
 `tests/models/test_class_defaults.py` compares them with its classes. A null does not count as

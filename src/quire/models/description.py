@@ -1,5 +1,4 @@
-"""Descriptions of decoders as frozen values, much like a table in
-a paper.
+"""Descriptions of decoders as frozen values, much like a table in a paper.
 
 A family is a function from `config.json` to a `Description`. Each part makes the module that
 computes it, so new kinds of mixers and feed-forward blocks need no change here.
@@ -33,8 +32,7 @@ class NormPlacement(Enum):
 
 @dataclass(frozen=True)
 class Norm:
-    """Root mean square (arXiv:1910.07467), or LayerNorm (arXiv:1607.06450) if
-    `centred`.
+    """Root mean square (arXiv:1910.07467), or LayerNorm (arXiv:1607.06450) if `centred`.
 
     Attributes:
         bias: whether LayerNorm has a bias.
@@ -96,8 +94,7 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """Description of
-    a layer.
+    """Description of a layer.
 
     Attributes:
         mixers: blocks that mix tokens; several read the same rows, and their outputs are added.

@@ -1,5 +1,4 @@
-"""A draft head: multi-token prediction without
-attention.
+"""A draft head: multi-token prediction without attention.
 
 As in DeepSeek-V3 (arXiv:2412.19437, section 2.2), a token's hidden state and the embedding of the
 next token give the next token's state, and so on. The head has no attention and thus no keys and
@@ -26,8 +25,7 @@ _EPS = 1e-6
 
 
 class DraftHead(Module):
-    """The draft head, with names as `training.draft_head`
-    saves them.
+    """The draft head, with names as `training.draft_head` saves them.
 
     Args:
         hidden: width of the model.
@@ -44,8 +42,7 @@ class DraftHead(Module):
         self._unit = UnweightedNorm(_EPS)
 
     def __call__(self, state: mx.array, embedding: mx.array) -> mx.array:
-        """Return the state after one more token, `[N, hidden]`, as input of
-        `LanguageModel.logits`.
+        """Return the state after one more token, `[N, hidden]`, as input of `LanguageModel.logits`.
 
         Args:
             state: normalised state of the previous token, `[N, hidden]`.
@@ -68,8 +65,7 @@ class TokenGuesser:
         self._head = head
 
     def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
-        """Return the drafts after `tokens`, int32 `[R,
-        count]`.
+        """Return the drafts after `tokens`, int32 `[R, count]`.
 
         Args:
             state: normalised states `[R, hidden]` from which `tokens`, `[R]`, were sampled.
@@ -84,8 +80,7 @@ class TokenGuesser:
 
 
 def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
-    """Load the draft head of a model's folder in the model's dtype; None if there
-    is none.
+    """Load the draft head of a model's folder in the model's dtype; None if there is none.
 
     Raises:
         ModelError: the file does not fit the model.

@@ -89,8 +89,7 @@ take hours.
 
 
 def build(config: dict[str, Any]) -> LanguageModel:
-    """Build the model that a `config.json` describes, without its
-    weights.
+    """Build the model that a `config.json` describes, without its weights.
 
     Raises:
         ModelError: the `model_type` is unknown, or a value is missing or not supported.

@@ -49,8 +49,7 @@ _NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, [])
 
 
 class Settings(Values):
-    """The keys of a `config.json`, with helpers for
-    families.
+    """The keys of a `config.json`, with helpers for families.
 
     Keys that no family asks for are ignored, such as training settings and versions.
     """
@@ -82,8 +81,7 @@ class Settings(Values):
         return not self.has(name) and name in self.values
 
     def window(self, default: int | None = None) -> int | None:
-        """Return the number of tokens that a query of a sliding
-        layer sees.
+        """Return the number of tokens that a query of a sliding layer sees.
 
         Args:
             default: value if the key is absent; a null means no window.
@@ -93,8 +91,7 @@ class Settings(Values):
         return self.integer("sliding_window") if self.has("sliding_window") else None
 
     def refuse_unasked(self) -> None:
-        """Refuse keys that change what other families compute and that this family did
-        not read.
+        """Refuse keys that change what other families compute and that this family did not read.
 
         Raises:
             ModelError: there is such a key; the message names it and its value.
@@ -111,8 +108,7 @@ class Settings(Values):
         return any(self.values.get(each) == self.values.get(name) for each in asked)
 
     def rope(self, *, theta: float = 1e4, partial: float | None = None) -> RopeParameters:
-        """Return the rotary parameters of all
-        layers.
+        """Return the rotary parameters of all layers.
 
         Args:
             theta: default theta.

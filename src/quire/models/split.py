@@ -40,8 +40,7 @@ _HEAD, _TABLE = "lm_head.", "model.embed_tokens."
 
 
 def split_model(model: LanguageModel, part: Part) -> LanguageModel:
-    """Return the model with a rank's part of each layer, without
-    weights.
+    """Return the model with a rank's part of each layer, without weights.
 
     Raises:
         ModelError: a layer cannot be split over this number of ranks.

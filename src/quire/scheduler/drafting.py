@@ -209,8 +209,8 @@ class Drafting:
         return chosen
 
     def _reconsider(self, state: DraftState, grade: Grade) -> None:
-        """Raise the estimated acceptance of a drafter that is not asked, so that it is tried
-        again.
+        """Raise the estimated acceptance of a drafter that is not asked, so that it is
+        tried again.
         """
         if grade in state.rates:
             state.rates[grade] += _REGAINED * (_FIRST_RATE - state.rates[grade])

@@ -319,8 +319,8 @@ class PrefixSharing:
 
 
 def _agreement(sequence: Sequence, other: Sequence) -> int:
-    """Return how many leading tokens of a prompt, without its last, begin another sequence as
-    well.
+    """Return how many leading tokens of a prompt, without its last, begin another sequence
+    as well.
     """
     if other.prefix.identity != sequence.prefix.identity:
         return 0

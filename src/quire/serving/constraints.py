@@ -140,8 +140,8 @@ class Constraints:
     def _after_reasoning(
         self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
     ) -> GrammarSpec:
-        """Return the grammar to apply after reasoning, whether already open or opened by the
-        model.
+        """Return the grammar to apply after reasoning, whether already open or opened by
+        the model.
         """
         marks = self._dialect.thinking(self._vocabulary)
         if grammar.lazy or self._dialect.frame is not None:

@@ -194,6 +194,6 @@ class Prepared:
 
 
 class NeedsJob(Exception):
-    """Raised if reading the request may block the event loop for too long, so that it needs a
-    job.
+    """Raised if reading the request may block the event loop for too long, so that it needs
+    a job.
     """

@@ -16,8 +16,7 @@ PlainEncode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a tokenizer that do not change. Can be
-    pickled.
+    """Properties of a tokenizer that do not change. Can be pickled.
 
     Attributes:
         added: added tokens, which are matched whole, by id.
@@ -49,8 +48,7 @@ class Codec(Protocol):
     def token_text(self, token_id: int) -> str | None: ...
 
     def without(self, texts: Collection[str], anchor: str) -> tuple[PlainEncode, Mapping[int, int]]:
-        """Return an encoder that matches none of
-        `texts` whole.
+        """Return an encoder that matches none of `texts` whole.
 
         Args:
             texts: spellings of added tokens.
@@ -63,8 +61,7 @@ class Codec(Protocol):
 
 
 class LocalCodec:
-    """A `Codec` in this
-    process.
+    """A `Codec` in this process.
 
     Opening a large `tokenizer.json` holds the interpreter's lock for seconds, whatever the thread.
 

@@ -1,5 +1,4 @@
-"""Keeps control tokens out of text that comes from
-outside.
+"""Keeps control tokens out of text that comes from outside.
 
 A chat template writes control tokens as text. A user, or a web page in a tool's result, can write
 the same text. Only what the template itself writes becomes a control token.
@@ -42,8 +41,7 @@ _BRACKETS = 2  # characters that a template may write around a name, as in `<|na
 
 
 def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
-    """Return the tokens that structure a conversation rather than
-    spell text.
+    """Return the tokens that structure a conversation rather than spell text.
 
     These are tokens that the tokenizer marks as special, tokens that the template's source writes,
     and tokens that look like control tokens (`<|...|>`). Other added tokens, such as runs of blanks
@@ -61,8 +59,7 @@ def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
 
 
 class Controls:
-    """Covers outside text for a template, and encodes the rendered
-    template.
+    """Covers outside text for a template, and encodes the rendered template.
 
     Args:
         texts: control tokens that outside text must not become, and marks that are replaced by

@@ -14,8 +14,7 @@ _MAX_HELD = 8  # tokens; no encoding needs more than four for one character
 
 
 class Detokenizer:
-    """Converts one sequence's tokens into text as they
-    arrive.
+    """Converts one sequence's tokens into text as they arrive.
 
     A character is emitted with its last byte. The joined pieces equal the decoding of all tokens at
     once, with two exceptions. An unfinished character at the end is dropped. And if a byte-fallback

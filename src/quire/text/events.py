@@ -57,8 +57,7 @@ class ToolCallEnded:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBroken:
-    """A started call that cannot be completed. The answer
-    ends here.
+    """A started call that cannot be completed. The answer ends here.
 
     The parts that were sent cannot be taken back, and nothing may follow that would make the call
     look complete. `OutputStream` turns this event into the end of the answer.
@@ -69,8 +68,7 @@ class ToolCallBroken:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one
-    request.
+    """Token counts of one request.
 
     Attributes:
         accepted_drafts, rejected_drafts: verified drafts that were right, and wrong.
@@ -87,8 +85,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request that
-    succeeded.
+    """The last event of a request that succeeded.
 
     Attributes:
         stop: the stop string that ended the answer, if one did.
@@ -111,8 +108,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """Progress of reading the prompt, before the
-    first token.
+    """Progress of reading the prompt, before the first token.
 
     Attributes:
         done: prompt tokens processed so far, `cached` of them from the prefix cache.

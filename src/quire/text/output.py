@@ -28,8 +28,7 @@ _HELD = 32
 
 
 class OutputStream:
-    """Turns the outputs of one request into events, of which the last is `Finished` or
-    `Failed`.
+    """Turns the outputs of one request into events, of which the last is `Finished` or `Failed`.
 
     Stop strings match only in the answer's text, not in reasoning or tool calls. The answer ends
     early at a stop string, after the only call allowed, or at a broken call. `stopped` is then set,
@@ -173,8 +172,7 @@ class OutputStream:
             self._flush_logprobs(events, held=_HELD)
 
     def _keep(self, entry: TokenLogprobs, *, within: bool | None) -> None:
-        """Keep a token's log-probabilities for the event that they
-        belong to.
+        """Keep a token's log-probabilities for the event that they belong to.
 
         Args:
             within: whether the token belongs to reasoning; None within a header, until that is
@@ -273,8 +271,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, folded from its
-    events.
+    """A whole answer, folded from its events.
 
     Attributes:
         tool_calls: the complete calls.

@@ -1,5 +1,4 @@
-"""Chat templates for models that were published without one, derived from their
-publisher's code.
+"""Chat templates for models that were published without one, derived from their publisher's code.
 
 DeepSeek V3.2's prompts are those of encoding/encoding_dsv32.py in its repository: reasoning of
 earlier turns is left out, reasoning between the tool calls of the last turn stays. Falcon-OCR

@@ -1,5 +1,4 @@
-"""The text of each token, computed without decoding its
-neighbours.
+"""The text of each token, computed without decoding its neighbours.
 
 Decoders of byte-level and SentencePiece-like tokenizers work token by token: each token's spelling
 becomes bytes, and the joined bytes are UTF-8. So a table from token id to bytes replaces the
@@ -23,8 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class PieceRule:
-    """How a token's spelling
-    becomes bytes.
+    """How a token's spelling becomes bytes.
 
     Attributes:
         byte_level: whether spellings use GPT-2's characters for bytes.
@@ -108,8 +106,7 @@ def _with_step(rule: PieceRule, step: dict[str, Any]) -> PieceRule | None:
 
 
 class PieceTable(dict[int, str | bytes]):
-    """Map from token id to text, or to bytes if the token is only part of a
-    character.
+    """Map from token id to text, or to bytes if the token is only part of a character.
 
     Entries are computed on first use, so that large vocabularies cost nothing at start-up. An
     unknown id (vocabularies are padded) has the text "".

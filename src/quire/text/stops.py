@@ -14,8 +14,7 @@ MAX_CHARACTERS = 4096
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """A state of the automaton: the longest prefix of a stop string that the text
-    ends in.
+    """A state of the automaton: the longest prefix of a stop string that the text ends in.
 
     Attributes:
         depth: length of the prefix, whose characters are held back.
@@ -40,8 +39,7 @@ class _State:
 
 
 class StopStrings:
-    """The stop strings of a request, compiled once for all
-    choices.
+    """The stop strings of a request, compiled once for all choices.
 
     Args:
         stops: the stop strings; without any, all text passes at once.
@@ -89,8 +87,7 @@ def _automaton(stops: Sequence[str]) -> _State:
 
 
 class StopMatcher:
-    """Passes text up to the first stop string, and holds back text that may
-    start one.
+    """Passes text up to the first stop string, and holds back text that may start one.
 
     The stop string that is complete first wins; of several that end at the same character, the
     longest. The result does not depend on how the text was cut, and the time is linear in the text.
@@ -109,8 +106,7 @@ class StopMatcher:
         self._matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be sent now, and the stop string if one is
-        complete.
+        """Return the text that may be sent now, and the stop string if one is complete.
 
         After a match no more text is returned.
         """

@@ -53,8 +53,7 @@ class NotContinued(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
-    """The forms of a message's content that a
-    template reads.
+    """The forms of a message's content that a template reads.
 
     Attributes:
         text: whether it reads a string.
@@ -66,8 +65,7 @@ class ContentForms:
 
 
 class ChatTemplate:
-    """A model's compiled chat
-    templates.
+    """A model's compiled chat templates.
 
     Args:
         sources: template texts by name. "tool_use" is used for requests with tools, "default"
@@ -104,8 +102,7 @@ class ChatTemplate:
 
     @classmethod
     def open(cls, folder: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Compile the templates of a model folder. There may be none, see
-        `exists`.
+        """Compile the templates of a model folder. There may be none, see `exists`.
 
         Raises:
             ModelError: a file cannot be read.
@@ -123,8 +120,7 @@ class ChatTemplate:
         return "\n".join(self._sources.values())
 
     def content_forms(self, role: str, *, tools: bool = False) -> ContentForms:
-        """Return the forms of content that the template renders for messages of
-        this role.
+        """Return the forms of content that the template renders for messages of this role.
 
         Some templates write a message's content, some iterate over its parts, some do either. If a
         template shows neither form, both are reported.
@@ -140,8 +136,8 @@ class ChatTemplate:
         return self._forms[key]
 
     def _shows_text(self, role: str, content: Any, tools: bool) -> bool:
-        """Return whether the template shows the probe text that a message's content is,
-        or holds.
+        """Return whether the template shows the probe text that a message's content is, or
+        holds.
         """
         messages: list[Message] = [{"role": role, "content": content}]
         if role != "user":
@@ -185,8 +181,7 @@ class ChatTemplate:
         return with_tools(messages, tools, self._tools_form, content="" if text else [])
 
     def _media_text(self, kind: str, mark: str) -> str | None:
-        """Return the text that the template writes for one media item, including
-        `mark`.
+        """Return the text that the template writes for one media item, including `mark`.
 
         Return None if the template takes no parts, or moves media elsewhere.
         """
@@ -207,8 +202,7 @@ class ChatTemplate:
         marks: Mapping[str, str] = _NO_MARKS,
         **kwargs: Any,
     ) -> str:
-        """Return the
-        prompt's text.
+        """Return the prompt's text.
 
         Args:
             messages: messages in OpenAI's form, as plain JSON values. Keys with None are left out.
@@ -237,8 +231,7 @@ class ChatTemplate:
         return self._render(conversation, **kwargs)
 
     def _render_started(self, conversation: list[Message], **kwargs: Any) -> str:
-        """Return the prompt's text up to the end of the last
-        message's text.
+        """Return the prompt's text up to the end of the last message's text.
 
         A template may drop the end of a text, such as reasoning that is not closed. The whole text
         is then inserted where the template starts to write the message's text.
@@ -270,8 +263,7 @@ class ChatTemplate:
         return message
 
     def _joined(self, parts: Sequence[Mapping[str, Any]], marks: Mapping[str, str]) -> str:
-        """Join texts and media to one string, for a template that takes
-        no parts.
+        """Join texts and media to one string, for a template that takes no parts.
 
         Media is written as by the template's form with parts, if it has one for another role; else
         as a mark and a line end.
@@ -294,8 +286,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Render messages without
-        changing them.
+        """Render messages without changing them.
 
         Raises:
             RequestError: the template refuses the messages, or there is no template.

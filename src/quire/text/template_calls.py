@@ -1,5 +1,4 @@
-"""The forms in which a chat template reads the history's calls, and
-the tools.
+"""The forms in which a chat template reads the history's calls, and the tools.
 
 Templates differ: some write a call only if the content is null, some concatenate the arguments as
 text, some read the tools from the system message. Each template is tried once with small
@@ -34,8 +33,7 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a template reads a message
-    with calls.
+    """How a template reads a message with calls.
 
     Attributes:
         content: how empty content is written; "absent" leaves the key out.
@@ -75,8 +73,7 @@ class CallForm:
 
 
 def call_form(render: Render, user: Message, *, absent: bool, tools: bool) -> CallForm:
-    """Return the form in which a template shows
-    a call.
+    """Return the form in which a template shows a call.
 
     Args:
         user: a user message that the template accepts.
@@ -126,8 +123,7 @@ or as text.
 
 
 def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
-    """Return where a template
-    reads tools.
+    """Return where a template reads tools.
 
     Args:
         user, system: messages that the template accepts.
@@ -146,8 +142,7 @@ def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
 def with_tools(
     messages: list[Message], tools: Sequence[Mapping[str, Any]], form: ToolsForm, content: Any
 ) -> list[Message]:
-    """Return the messages, with the tools in the system message if the template reads
-    them there.
+    """Return the messages, with the tools in the system message if the template reads them there.
 
     Args:
         content: empty content, for a new system message.

@@ -16,8 +16,7 @@ _TOOLS = re.compile(r"\btools\b")
 
 
 def template_sources(folder: Path) -> dict[str, str]:
-    """Read the templates of a model folder, by name; there may
-    be none.
+    """Read the templates of a model folder, by name; there may be none.
 
     Template files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) replace all
     others. `chat_template.json`, a processor's, precedes `tokenizer_config.json`, whose template

@@ -1,5 +1,4 @@
-"""Text to token ids and back, from the files of a model folder, with the `tokenizers`
-library.
+"""Text to token ids and back, from the files of a model folder, with the `tokenizers` library.
 
 It treats the files as `AutoTokenizer` of transformers 5 does, so that ids and texts agree:
 `tokenizer.json` is the tokenizer, start and end tokens are added as its post-processor says, and
@@ -40,8 +39,7 @@ _NAMED = (
 
 
 class Tokenizer:
-    """A model's tokenizer. Immutable once open; any thread may
-    use it.
+    """A model's tokenizer. Immutable once open; any thread may use it.
 
     Attributes:
         path: the model folder.
@@ -78,8 +76,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, folder: str | Path) -> Tokenizer:
-        """Open the tokenizer of a model
-        folder.
+        """Open the tokenizer of a model folder.
 
         Raises:
             ModelError: `tokenizer.json` is missing, or a file cannot be read.
@@ -110,8 +107,7 @@ class Tokenizer:
         return self._added
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of
-        a text.
+        """Return the token ids of a text.
 
         Takes about a microsecond a token and releases the interpreter's lock. A lone surrogate,
         which JSON can express but UTF-8 cannot, is read as U+FFFD.

@@ -1,5 +1,4 @@
-"""Removes the parts of Claude Code's prompts that change with each
-request.
+"""Removes the parts of Claude Code's prompts that change with each request.
 
 Two parts differ from request to request in an unchanged conversation: a billing header at the start
 of the system prompt, and a countdown of tokens after user messages and tool results. Nothing after
@@ -38,8 +37,7 @@ Content = str | Sequence[Block]
 
 
 def drop_from_system(system: Content) -> str | list[Block]:
-    """Return a system prompt, as one text or as blocks, without header and
-    countdown.
+    """Return a system prompt, as one text or as blocks, without header and countdown.
 
     Blocks that become empty are removed.
     """
@@ -58,8 +56,7 @@ def drop_from_system(system: Content) -> str | list[Block]:
 
 
 def drop_from_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages without header and countdown. Unchanged messages are the same
-    objects.
+    """Return the messages without header and countdown. Unchanged messages are the same objects.
 
     A message that consists of a countdown is removed, unless it is the first, which then is the
     user's question.

@@ -201,7 +201,7 @@ def test_moonshot(tmp_path: Path) -> None:
         ("tekken.json", tekken(vocab=[{"rank": 0}]), {}, "a token is damaged"),
         ("tekken.json", tekken(vocab=[]), {}, "the ranks are not 0 to"),
         ("tekken.json", tekken(config={}), {}, "config.default_num_special_tokens = None"),
-        ("tiktoken.model", b"", {}, "known for TikTokenTokenizer alone"),
+        ("tiktoken.model", b"", {}, "only tokenizer_class 'TikTokenTokenizer' is supported"),
         ("tiktoken.model", b"YQ== 0\nYg==", MOONSHOT, "line 2 is no token and its rank"),
         ("tiktoken.model", b"YQ== 1", MOONSHOT, "the ranks are not 0 to 0"),
         (

@@ -395,7 +395,7 @@ def test_scales_that_fit_no_block_are_refused(
             mx.full((128, 1), 255, mx.uint8),
             r"up_proj.weight_scale' holds a scale that is not a number",
         ),
-        (mx.ones((128, 1), mx.int32), "up_proj.weight_scale' holds int32, which is no type"),
+        (mx.ones((128, 1), mx.int32), "up_proj.weight_scale' holds int32, which is not a type"),
     ],
 )
 def test_scales_that_are_no_numbers_are_refused(

@@ -221,7 +221,7 @@ def _packed_matrix(config: dict[str, Any]) -> tuple[str, dict[str, mx.array]]:
     ("part", "wrong", "named"),
     [
         ("scales", mx.ones((2, 2)), r"qzeros': .* do not fit \[2, 2\] scales: gptq is read"),
-        ("scales", mx.ones((2, 128), dtype=mx.int16), "scales' holds int16, which is no type"),
+        ("scales", mx.ones((2, 128), dtype=mx.int16), "scales' holds int16, which is not a type"),
         ("qzeros", mx.ones((1, 1), dtype=mx.int32), r"qzeros': \[1, 1\] words do not fit"),
         ("qzeros", mx.ones((2, 20), dtype=mx.int32), "gptq is read with 2, 3, 4, 8 bits"),
         ("qzeros", mx.ones((2, 16)), "no words"),

@@ -359,8 +359,8 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ([], "no map"),
-        (3, "no map"),
+        ([], "not a map"),
+        (3, "not a map"),
         ({"a": 3}, "'a'"),
         ({"a": {}}, "'a'"),
         ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "'a'"),

@@ -351,8 +351,8 @@ def _part(
 
 
 def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return a result whose text says that the tool failed, because templates have no flag for
-    it.
+    """Return a result whose text says that the tool failed, because templates have no flag
+    for it.
     """
     if isinstance(content, str):
         return content if _names_an_error(content) else _FAILED + content

@@ -310,8 +310,8 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
 
 
 def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str, Any]]:
-    """Return content as templates read it. Parts stay separate, because parts may be removed
-    later.
+    """Return content as templates read it. Parts stay separate, because parts may be
+    removed later.
     """
     if isinstance(content, str):
         return content

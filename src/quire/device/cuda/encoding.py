@@ -68,8 +68,8 @@ class Kind:
 
 
 class Encoder:
-    """Codes vectors. Each kind is checked once in a process; MLX's operations replace a wrong
-    one.
+    """Codes vectors. Each kind is checked once in a process; MLX's operations replace a
+    wrong one.
     """
 
     def __init__(self) -> None:

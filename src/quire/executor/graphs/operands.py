@@ -28,8 +28,8 @@ _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
 
 
 class UnsupportedNode(Exception):
-    """Raised if no kernel computes a node of the program. The message names the node and says
-    why.
+    """Raised if no kernel computes a node of the program. The message names the node and
+    says why.
     """
 
 

@@ -71,8 +71,8 @@ class Cut:
 
     @property
     def inside(self) -> str:
-        """Return a C condition: vector `p` of a thread lies within the part, the row and the
-        rows.
+        """Return a C condition: vector `p` of a thread lies within the part, the row and
+        the rows.
         """
         conditions = []
         if self.groups > 1:

@@ -1,5 +1,4 @@
-"""Gemma 3n's audio encoder: Gemma 4's Conformer with other convolutions (model
-cards).
+"""Gemma 3n's audio encoder: Gemma 4's Conformer with other convolutions (model cards).
 
 The convolutions look ahead, and are normalised over all frames so far. Each sound becomes the same
 number of rows: it is padded with the embedding of a token.
@@ -26,8 +25,7 @@ from quire.models.weights.names import renamed
 
 @dataclass(frozen=True)
 class Gemma3nAudioArguments(Gemma4AudioArguments):
-    """The keys of `audio_config` that affect the
-    computation.
+    """The keys of `audio_config` that affect the computation.
 
     Attributes:
         input_feat_size: number of bins of the spectrogram.

@@ -1,5 +1,4 @@
-"""Gemma 4's audio encoder: from a mel spectrogram to rows of the decoder's width (model
-cards).
+"""Gemma 4's audio encoder: from a mel spectrogram to rows of the decoder's width (model cards).
 
 It is a causal Conformer (arXiv:2005.08100), as in the Universal Speech Model (arXiv:2303.01037):
 two convolutions keep a quarter of the frames, attention sees the last few rows with a bias by
@@ -38,8 +37,7 @@ _LONGEST_PERIOD = 10_000.0
 
 @dataclass(frozen=True)
 class Gemma4AudioArguments:
-    """The keys of `audio_config` that affect the computation, and the
-    decoder's width.
+    """The keys of `audio_config` that affect the computation, and the decoder's width.
 
     Attributes:
         text_hidden_size: width of the projector's rows; `hidden_size` of the text part.
@@ -79,8 +77,7 @@ class Gemma4AudioArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Gemma4AudioArguments | None:
-        """Read a multimodal configuration; None if it has no
-        audio part.
+        """Read a multimodal configuration; None if it has no audio part.
 
         Raises:
             ModelError: a value is not supported.
@@ -131,8 +128,7 @@ class Subsampling(Module):
 
 
 class SubsamplingProjection(Module):
-    """Reduces the spectrogram's frames to a quarter as
-    many rows.
+    """Reduces the spectrogram's frames to a quarter as many rows.
 
     Args:
         layer: makes a convolution from its numbers of input and output channels; it halves frames
@@ -154,8 +150,7 @@ class SubsamplingProjection(Module):
 
 
 class Distances:
-    """Relative positions for attention, shared by all
-    layers.
+    """Relative positions for attention, shared by all layers.
 
     Attributes:
         table: `[block + 1, hidden]`, sines and cosines of the distances from 0 up.
@@ -301,8 +296,7 @@ class ConformerLayer(Module):
 
 
 class ConformerTower(Module):
-    """The layers of a Conformer, which turn a spectrogram
-    into rows.
+    """The layers of a Conformer, which turn a spectrogram into rows.
 
     Args:
         subsampling: see `SubsamplingProjection`.
@@ -390,8 +384,7 @@ class Gemma4AudioEncoder(ConformerEncoder):
 
 
 def channels_last(name: str, array: mx.array) -> mx.array:
-    """Return a convolution's weight in MLX's layout; other tensors
-    unchanged.
+    """Return a convolution's weight in MLX's layout; other tensors unchanged.
 
     Transformers has the kernel's axes last, MLX the input channels. Kernels are 3 by 3, and the
     layers' own convolutions have one input channel.

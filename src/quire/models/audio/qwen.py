@@ -1,5 +1,4 @@
-"""Qwen3-Omni's audio encoder (arXiv:2509.17765): from a mel spectrogram to the
-decoder's width.
+"""Qwen3-Omni's audio encoder (arXiv:2509.17765): from a mel spectrogram to the decoder's width.
 
 Three convolutions keep an eighth of the frames of each chunk, one second long; chunks are
 independent there. A transformer follows, whose rows see their own window of a few chunks, in both
@@ -36,8 +35,7 @@ rows.
 
 @dataclass(frozen=True)
 class QwenAudio:
-    """Sizes of the
-    encoder.
+    """Sizes of the encoder.
 
     Attributes:
         bins: number of bins of the spectrogram.
@@ -144,8 +142,7 @@ class AudioTower(Module):
         self._activation = ACTIVATIONS[kind.activation]
 
     def encode(self, spectrogram: mx.array) -> Encoding:
-        """Encode a float32 spectrogram `[frames, bins]` to `[rows,
-        output_size]`.
+        """Encode a float32 spectrogram `[frames, bins]` to `[rows, output_size]`.
 
         Windows are independent, so a piece is one layer of a few windows.
         """

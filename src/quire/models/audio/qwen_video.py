@@ -17,8 +17,7 @@ HEARD = _SEEN + 2
 
 
 class QwenVideoAudioEncoder(QwenVideoEncoder):
-    """The encoder of videos, with or without sound, as a
-    `MediaEncoder`.
+    """The encoder of videos, with or without sound, as a `MediaEncoder`.
 
     The sound's features follow the video's.
     """

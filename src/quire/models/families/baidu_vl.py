@@ -36,8 +36,7 @@ from quire.models.weights.names import Names, Weights, renamed
 
 
 def paddleocr_vl(s: Settings) -> LanguageModel:
-    """Build PaddleOCR-VL: ERNIE 4.5's decoder with positions of
-    three axes.
+    """Build PaddleOCR-VL: ERNIE 4.5's decoder with positions of three axes.
 
     Early files have the decoder's keys outside `text_config`.
     """

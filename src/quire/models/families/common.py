@@ -22,8 +22,7 @@ from quire.models.weights.names import HeadNames, Names, Weights
 
 @dataclass(frozen=True)
 class Family:
-    """A supported
-    `model_type`.
+    """A supported `model_type`.
 
     Attributes:
         title: the family's usual name.
@@ -76,8 +75,7 @@ def rms(s: Settings, default: float = 1e-6, **changes: Any) -> Norm:
 
 
 def attention(s: Settings, **changes: Any) -> Attention:
-    """Return full attention, with biases in all projections or
-    in none.
+    """Return full attention, with biases in all projections or in none.
 
     Raises:
         ModelError: a value has another type, or the file turns off norms that the family always
@@ -205,8 +203,7 @@ def with_dense(
 
 
 def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
-    """Return a test of whether a layer is dense, by `mlp_layer_types` if
-    present.
+    """Return a test of whether a layer is dense, by `mlp_layer_types` if present.
 
     Args:
         first: number of dense layers at the start, if the key is absent.
@@ -242,8 +239,7 @@ def extra_layer(count: int) -> HeadNames:
 def described(
     s: Settings, layers: tuple[Layer, ...], *, tied: bool = False, **changes: Any
 ) -> Description:
-    """Return the description of a decoder with these layers and the usual
-    other parts.
+    """Return the description of a decoder with these layers and the usual other parts.
 
     Args:
         tied: whether the head is the embedding table if the configuration does not say.

@@ -1,5 +1,4 @@
-"""DeepSeek V2 to V3.2 (arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556) and
-successors.
+"""DeepSeek V2 to V3.2 (arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556) and successors.
 
 Kimi K2 (arXiv:2507.20534) and GLM-5 (arXiv:2602.15763) are among these.
 """
@@ -81,8 +80,7 @@ def deepseek_v32(s: Settings) -> LanguageModel:
 
 
 def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
-    """Build a decoder whose queries attend to keys selected by an
-    indexer.
+    """Build a decoder whose queries attend to keys selected by an indexer.
 
     Args:
         choosing: whether each layer has an indexer; the others use the keys selected by the last
@@ -112,8 +110,7 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
 
 
 def _choosing_layers(s: Settings) -> tuple[bool, ...]:
-    """Return whether each layer has an
-    indexer.
+    """Return whether each layer has an indexer.
 
     Raises:
         ModelError: a type is unknown, their number is not that of the layers, or the first layer

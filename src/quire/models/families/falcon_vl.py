@@ -72,8 +72,7 @@ def _renamed(s: Settings) -> Settings:
 
 
 class FusedModel(DecoderModel):
-    """A decoder that reads patches
-    itself.
+    """A decoder that reads patches itself.
 
     Args:
         patch: pixels on a patch's side.
@@ -121,8 +120,7 @@ _PLACES = "freqs_cis_golden"
 
 
 def _prepared(weights: Weights, layers: int) -> Weights:
-    """Give each layer its table of angles by place, and order gated
-    projections' rows.
+    """Give each layer its table of angles by place, and order gated projections' rows.
 
     The publisher's files interleave the rows of gates and of the gated projection and share one
     table of angles. Conversions to MLX separate the rows, and hold tables of cosines and sines,

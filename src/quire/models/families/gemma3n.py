@@ -1,5 +1,4 @@
-"""Gemma 3n, E2B and E4B (Google's model
-cards).
+"""Gemma 3n, E2B and E4B (Google's model cards).
 
 It shares attention and per-layer embeddings with Gemma 4. In addition, a token has several hidden
 states, of which each layer computes one and predicts the others (AltUp, arXiv:2301.13310); a
@@ -47,8 +46,7 @@ _LEAST_SQUARE = 1e-5
 
 @dataclass(frozen=True)
 class Gemma3nArguments(Gemma4Arguments):
-    """The keys of the text part of `config.json` that affect the
-    computation.
+    """The keys of the text part of `config.json` that affect the computation.
 
     Attributes:
         intermediate_sizes: inner widths of the feed-forward blocks, one per layer.

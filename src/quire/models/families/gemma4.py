@@ -1,5 +1,4 @@
-"""Gemma 4 in all sizes but 12B: E2B, E4B, 26B-A4B, 31B (Google's model
-cards).
+"""Gemma 4 in all sizes but 12B: E2B, E4B, 26B-A4B, 31B (Google's model cards).
 
 This is the text decoder; the encoders are in `vision/gemma4.py` and `audio/gemma4.py`. Its
 particulars: sliding and full layers have their own head sizes and RoPE; full layers may use one
@@ -241,8 +240,7 @@ class Decoder(Module):
         return [None] * count if own is None else list(mx.split(own, count, axis=-1))
 
     def _own_embeddings(self, x: mx.array, tokens: mx.array) -> mx.array | None:
-        """Return the layers' embeddings of the tokens, combined with a projection
-        of `x`.
+        """Return the layers' embeddings of the tokens, combined with a projection of `x`.
 
         The shape is `[T, layers * own]`. Return None for models without them.
         """

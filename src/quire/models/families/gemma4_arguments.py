@@ -21,8 +21,7 @@ _DEFAULT_ROPE = {
 
 @dataclass(frozen=True)
 class Gemma4Arguments:
-    """The keys of the text part of `config.json` that affect the
-    computation.
+    """The keys of the text part of `config.json` that affect the computation.
 
     Attributes:
         head_dim, num_key_value_heads: head size and KV heads of sliding layers.
@@ -124,8 +123,7 @@ class Gemma4Arguments:
 
 
 def _full_layer_shape(s: Settings, types: tuple[str, ...]) -> tuple[int | None, int | None]:
-    """Return head size and KV heads of full layers; None if the file does not
-    give them.
+    """Return head size and KV heads of full layers; None if the file does not give them.
 
     There are two spellings. The older has `global_head_dim` and `num_global_key_value_heads`, which
     counts only if K and V share a projection. Transformers 5 lists differences by layer in

@@ -1,5 +1,4 @@
-"""Gemma 4 12B ("unified"): the decoder reads raw patches and sound (Google's
-model card).
+"""Gemma 4 12B ("unified"): the decoder reads raw patches and sound (Google's model card).
 
 There are no encoders: norms and one linear layer project squares of pixels and pieces of a waveform
 to the decoder's width. The decoder is `gemma4`'s, without experts and per-layer embeddings. Rows of
@@ -34,8 +33,7 @@ _LAYER_NORM_EPS = 1e-5
 
 @dataclass(frozen=True)
 class PatchArguments:
-    """The keys of `vision_config` that affect the computation, and the
-    decoder's width.
+    """The keys of `vision_config` that affect the computation, and the decoder's width.
 
     Attributes:
         patch_size: pixels along each side of a patch.
@@ -52,8 +50,7 @@ class PatchArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PatchArguments | None:
-        """Read a multimodal configuration; None if it has no
-        vision part.
+        """Read a multimodal configuration; None if it has no vision part.
 
         Raises:
             ModelError: a value is not supported.
@@ -125,8 +122,7 @@ class PatchEncoder(MediaEncoder):
 
 @dataclass(frozen=True)
 class WaveArguments:
-    """The keys of `audio_config` that affect the
-    computation.
+    """The keys of `audio_config` that affect the computation.
 
     Attributes:
         samples: samples of one row.
@@ -148,8 +144,7 @@ class WaveArguments:
 
 
 class WaveEncoder(MediaEncoder):
-    """Embeds pieces of a waveform, each as
-    one row.
+    """Embeds pieces of a waveform, each as one row.
 
     Args:
         norm: the decoder's norm, whose weight has the activations' type.

@@ -89,8 +89,7 @@ def _vision(v: Settings, width: int) -> QwenVision:
 
 
 class HunyuanVL(VisionLanguageModel):
-    """The decoder with its
-    encoder.
+    """The decoder with its encoder.
 
     Args:
         axes: number of position axes.

@@ -61,8 +61,7 @@ def bailing_moe(s: Settings) -> LanguageModel:
 
 
 def bailing_hybrid(s: Settings) -> LanguageModel:
-    """Build Ling 3.0: Kimi's delta nets, and latent attention with
-    gated heads.
+    """Build Ling 3.0: Kimi's delta nets, and latent attention with gated heads.
 
     Ling 2.5 has the same `model_type` but other layers, and is refused.
     """
@@ -107,8 +106,7 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
 
 
 def _most_forgotten(s: Settings) -> float:
-    """Return the logarithm of the least decay factor of a
-    channel.
+    """Return the logarithm of the least decay factor of a channel.
 
     Raises:
         ModelError: it is not negative.

@@ -1,5 +1,4 @@
-"""InternLM 2 and 2.5 (arXiv:2403.17297): Llama under other names, with fused attention
-projections.
+"""InternLM 2 and 2.5 (arXiv:2403.17297): Llama under other names, with fused attention projections.
 
 InternLM 3 is Llama, with biases if its configuration says so.
 """

@@ -15,8 +15,8 @@ from quire.models.weights.names import Names
 
 
 def exaone4_5(s: Settings) -> LanguageModel:
-    """Build EXAONE 4 with Qwen2.5-VL's encoder, with fewer KV heads; positions are those
-    of text.
+    """Build EXAONE 4 with Qwen2.5-VL's encoder, with fewer KV heads; positions are those of
+    text.
     """
     text = text_of(s)
     text.only("model_type", "exaone4", "exaone4_5_text")

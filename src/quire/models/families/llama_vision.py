@@ -82,8 +82,7 @@ class VisionTowerAndProjector(Module):
 
 
 class LlamaVisionModel(DecoderModel):
-    """A decoder whose tokens attend to the preceding picture, or to all pictures
-    of a run.
+    """A decoder whose tokens attend to the preceding picture, or to all pictures of a run.
 
     Tokens before any picture attend to none, as in Meta's own model.
     """

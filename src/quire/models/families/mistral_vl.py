@@ -51,8 +51,7 @@ def pixtral_12b(s: Settings) -> LanguageModel:
 
 
 def pixtral(merging: Merging, square: int, v: Settings, width: int) -> QwenVision:
-    """Describe the encoder of a
-    `vision_config`.
+    """Describe the encoder of a `vision_config`.
 
     Args:
         square: patches on the side of a square, which becomes one row.

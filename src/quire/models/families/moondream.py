@@ -167,8 +167,7 @@ def _transformer(v: Settings) -> VisionTransformer:
 
 
 class Moondream(DecoderModel):
-    """The decoder and its encoder. Heads for points and boxes are
-    left out.
+    """The decoder and its encoder. Heads for points and boxes are left out.
 
     Args:
         margin: see `OverlappingTiles`.

@@ -1,5 +1,4 @@
-"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491) and Kimi Linear
-(arXiv:2510.26692).
+"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491) and Kimi Linear (arXiv:2510.26692).
 
 The first two use DeepSeek V3's decoder; of them only K2.5 takes pictures here. Kimi Linear combines
 delta nets with per-channel decay and latent attention without positions.
@@ -94,8 +93,7 @@ def _delta(s: Settings) -> KimiDelta:
 
 
 def _types(s: Settings) -> tuple[str, ...]:
-    """Return the mixer type of
-    each layer.
+    """Return the mixer type of each layer.
 
     Raises:
         ModelError: the lists of `linear_attn_config`, which count layers from one, do not name each
@@ -208,8 +206,8 @@ uses some names between the publisher's and its own.
 
 
 def _published(kind: QwenVision, weights: Weights) -> Weights:
-    """Reorder rotated pairs: published ones alternate columns and rows; here all rows
-    come first.
+    """Reorder rotated pairs: published ones alternate columns and rows; here all rows come
+    first.
     """
     quarter = kind.head_dim // 4
     pairs = np.arange(2 * quarter)

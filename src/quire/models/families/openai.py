@@ -51,8 +51,7 @@ _YARN = {
 
 
 def _separated(weights: Weights) -> Weights:
-    """Split gate and up of the experts, each matrix `[experts,
-    out, in]`.
+    """Split gate and up of the experts, each matrix `[experts, out, in]`.
 
     Published files hold MXFP4 in blocks of 16 bytes with two codes each, which equal four of MLX's
     words of eight codes. Other files hold `[experts, in, out]`. Rows of gate and up are

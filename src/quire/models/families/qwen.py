@@ -167,8 +167,7 @@ def _apart(weights: Weights, delta: GatedDelta) -> Weights:
 
 
 def with_axes(s: Settings, section: tuple[int, int, int], *, interleaved: bool = True) -> Settings:
-    """Return the settings for positions of three axes, see
-    `RopeParameters.mrope_section`.
+    """Return the settings for positions of three axes, see `RopeParameters.mrope_section`.
 
     Args:
         section: default section.

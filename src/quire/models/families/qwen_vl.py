@@ -1,5 +1,4 @@
-"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL, 3.5 and 3-Omni, with
-encoders.
+"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL, 3.5 and 3-Omni, with encoders.
 
 Of Qwen3-Omni (arXiv:2509.17765), which also hears, the thinker is served: it answers in text.
 """
@@ -120,8 +119,7 @@ def vision_language_model(
     model: type[VisionLanguageModel] = VisionLanguageModel,
     prepare: Callable[[QwenVision, Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """Build the described decoder with the configuration's vision encoder, if it
-    has one.
+    """Build the described decoder with the configuration's vision encoder, if it has one.
 
     Args:
         parts: translations of parts of the encoder's tensor names; see `Names.renamed`.
@@ -227,8 +225,7 @@ _BY_CHANNEL = ".attn.kernel"
 
 
 def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) -> Weights:
-    """Rename and convert the encoder's tensors. Some matrices are published as
-    convolutions.
+    """Rename and convert the encoder's tensors. Some matrices are published as convolutions.
 
     Their input axis, colours or channels, is the second; in conversions it is the last.
     """
@@ -247,8 +244,7 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
 
 
 def _by_channel(kernel: mx.array) -> mx.array:
-    """Return a depthwise convolution's kernel as `[rows, columns,
-    channels]`.
+    """Return a depthwise convolution's kernel as `[rows, columns, channels]`.
 
     Published kernels have one more axis of size one, the second or the last.
     """

@@ -14,8 +14,7 @@ from quire.models.vision.qwen import QwenVision
 
 
 def siglip(v: Settings, width: int, *, patch: int, **changes: Any) -> QwenVision:
-    """Describe the encoder of a
-    `vision_config`.
+    """Describe the encoder of a `vision_config`.
 
     Args:
         width: the decoder's width.

@@ -128,8 +128,7 @@ def _sparse(s: Settings) -> tuple[int, ...]:
 
 
 def _by_layer(s: Settings, name: str, default: float) -> list[float]:
-    """Return one number per layer. The file has one for all, one for each, or more than
-    needed.
+    """Return one number per layer. The file has one for all, one for each, or more than needed.
 
     Null and absent numbers are `default`.
     """
@@ -148,8 +147,7 @@ _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def _as_converted(weights: Weights, count: int) -> Weights:
-    """Convert published weights as MLX conversions do: rename, and add one
-    to norms.
+    """Convert published weights as MLX conversions do: rename, and add one to norms.
 
     Layers for multi-token prediction are dropped.
     """

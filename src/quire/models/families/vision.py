@@ -80,8 +80,7 @@ def decoder_of(s: Settings, *known: str) -> LanguageModel:
 def vision_transformer(
     v: Settings, layers: tuple[int, ...], *, last_norm: bool
 ) -> VisionTransformer:
-    """Describe the encoder of a
-    `vision_config`.
+    """Describe the encoder of a `vision_config`.
 
     Args:
         layers: layers whose outputs are used, counted from the end if negative; see
@@ -169,8 +168,7 @@ _DEFAULTS = {
 
 
 def taking(kind: VisionTransformer, layers: tuple[int, ...]) -> VisionTransformer:
-    """Return the encoder with these layers' outputs, without layers after the last
-    of them.
+    """Return the encoder with these layers' outputs, without layers after the last of them.
 
     Raises:
         ModelError: there is no such layer.
@@ -192,8 +190,7 @@ def tiled_vision_model(
     packings: dict[str, Packing] | None = None,
     prepare: Callable[[Weights], Weights] | None = None,
 ) -> LanguageModel:
-    """Build the decoder with a vision
-    transformer.
+    """Build the decoder with a vision transformer.
 
     Args:
         packings: packing of each media kind; None means pictures, with tiles in order.
@@ -271,8 +268,7 @@ def _is_unused(kind: VisionTransformer, name: str) -> bool:
 
 
 def _laid_out(name: str, array: mx.array) -> mx.array:
-    """Convert a tensor of the encoder to its module's
-    layout.
+    """Convert a tensor of the encoder to its module's layout.
 
     A convolution over patches becomes a matrix; colours are its second axis or its last.
     """

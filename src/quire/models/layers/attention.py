@@ -49,8 +49,7 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Queries are scaled by their position, in steps
-    (arXiv:2501.19399).
+    """Queries are scaled by their position, in steps (arXiv:2501.19399).
 
     Attributes:
         slope: growth of the factor with the logarithm of the step's number, counted from one.
@@ -70,8 +69,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class OutputGate:
-    """A gate of the attention's output, with its own projection
-    (arXiv:2505.06708).
+    """A gate of the attention's output, with its own projection (arXiv:2505.06708).
 
     Attributes:
         by_head: whether the gate has one weight per head, instead of one per value.
@@ -95,8 +93,7 @@ class OutputGate:
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention
-    (arXiv:2305.13245).
+    """Grouped-query attention (arXiv:2305.13245).
 
     Attributes:
         scale: factor of the logits.

@@ -1,5 +1,5 @@
-"""Layers that families share. Their inputs are a step's rows `[T, hidden]`, without a
-batch axis.
+"""Layers that families share. Their inputs are a step's rows `[T, hidden]`, without a batch
+axis.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def embed(table: nn.Embedding, tokens: mx.array, dtype: mx.Dtype) -> mx.array:
 def project_logits(
     hidden: mx.array, table: nn.Embedding, head: nn.Linear | None, softcap: float | None = None
 ) -> mx.array:
-    """Return float32 logits: `[R, hidden]` -> `[R, vocab]`, by the head or, if tied, by
-    the table.
+    """Return float32 logits: `[R, hidden]` -> `[R, vocab]`, by the head or, if tied, by the
+    table.
     """
     logits: mx.array = table.as_linear(hidden) if head is None else head(hidden)
     if softcap is not None:

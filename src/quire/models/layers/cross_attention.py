@@ -15,8 +15,7 @@ from quire.models.layers.rope import Rotate
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Cross-attention: rows see all of the media that they attend to, without
-    rotation.
+    """Cross-attention: rows see all of the media that they attend to, without rotation.
 
     Attributes:
         norm: norm of queries and keys, per head.

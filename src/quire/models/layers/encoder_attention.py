@@ -15,8 +15,7 @@ _SCORE_BYTES = 16 << 20  # of attention scores in memory at once, if MLX materia
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Attend within groups of rows. If MLX materialises scores, compute in tiles to bound
-    memory.
+    """Attend within groups of rows. If MLX materialises scores, compute in tiles to bound memory.
 
     Args:
         q: `[groups, rows, heads, head_dim]`.
@@ -60,8 +59,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Windows:
-    """Groups that are windows of rows anywhere in
-    an item.
+    """Groups that are windows of rows anywhere in an item.
 
     Attributes:
         members: for each size of windows, their rows `[windows, size]`.

@@ -13,8 +13,7 @@ from quire.models.layers.common import ACTIVATIONS, GatedMLP
 
 @dataclass(frozen=True)
 class MLP:
-    """Two linear layers with an activation between, or three with a gate
-    (arXiv:2002.05202).
+    """Two linear layers with an activation between, or three with a gate (arXiv:2002.05202).
 
     Attributes:
         width: inner width.
@@ -59,8 +58,7 @@ class LearnedMLP(Module):
 
 
 class Xielu(Module):
-    """The activation xIELU: a parabola above zero, an
-    exponential below.
+    """The activation xIELU: a parabola above zero, an exponential below.
 
     Parameters, `[1]` each: `alpha_p` and `alpha_n`, the curvatures above and below, through
     softplus; `beta`, the slope at zero; `eps`, below zero, where the exponential is cut.

@@ -1,5 +1,4 @@
-"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464) and Qwen3.5's layer
-around it.
+"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464) and Qwen3.5's layer around it.
 
 A layer's state is a matrix per head and the last inputs of a short convolution. Both have fixed
 size, and each token replaces them.
@@ -22,8 +21,7 @@ from quire.models.layers.norm import RMSNorm
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """Description of a gated
-    delta net.
+    """Description of a gated delta net.
 
     Attributes:
         kernel: number of tokens that the convolution sees, including the current one.

@@ -13,8 +13,7 @@ from quire.models.layers.norm import RMSNorm, unweighted_norm
 
 
 class OwnVocabulary(Protocol):
-    """The arguments of an encoder that its
-    embedder reads.
+    """The arguments of an encoder that its embedder reads.
 
     Attributes:
         hidden_size: width of the encoder's rows.

@@ -1,5 +1,4 @@
-"""The lightning indexer, which selects keys for attention (DeepSeek V3.2,
-arXiv:2512.02556).
+"""The lightning indexer, which selects keys for attention (DeepSeek V3.2, arXiv:2512.02556).
 
 The published code also applies a Hadamard transform to queries and keys and rounds them to FP8.
 Only the rounding affects scores, and both are left out.
@@ -39,8 +38,7 @@ class Indexer:
 
 
 class KeyIndexer(Module):
-    """Computes an
-    `Indexer`.
+    """Computes an `Indexer`.
 
     Args:
         layer: index of the layer's state in the model's layout.
@@ -56,8 +54,7 @@ class KeyIndexer(Module):
         self.weights_proj = nn.Linear(hidden_size, kind.heads, bias=False)
 
     def __call__(self, x: mx.array, latent: mx.array, step: ForwardContext, rotate: Rotate) -> None:
-        """Have the step select keys for
-        each row.
+        """Have the step select keys for each row.
 
         Args:
             x: `[T, hidden]`.

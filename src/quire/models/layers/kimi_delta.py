@@ -1,5 +1,4 @@
-"""Kimi Delta Attention (arXiv:2510.26692): a gated delta net with
-per-channel decay.
+"""Kimi Delta Attention (arXiv:2510.26692): a gated delta net with per-channel decay.
 
 A layer's state is a matrix per head and the last inputs of a short convolution. Both have fixed
 size, and each token replaces them.
@@ -21,8 +20,7 @@ from quire.models.layers.norm import RMSNorm
 
 @dataclass(frozen=True)
 class KimiDelta:
-    """Description of a delta net with
-    per-channel decay.
+    """Description of a delta net with per-channel decay.
 
     Attributes:
         head_dim: size of a head's query, key and value, and inner width of narrow gates.

@@ -1,5 +1,4 @@
-"""Multi-head latent attention (DeepSeek V2, arXiv:2405.04434), computed on cached
-latents.
+"""Multi-head latent attention (DeepSeek V2, arXiv:2405.04434), computed on cached latents.
 
 The cache holds one latent vector and one rotated key per token. Each head expands the latent to its
 key and value by matrices. Here these matrices are applied to queries and outputs instead: attention
@@ -32,8 +31,7 @@ _EXPANSION = re.compile(r"(.*\.self_attn)\.kv_b_proj\.weight")
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Description of latent
-    attention.
+    """Description of latent attention.
 
     Attributes:
         plain_dim, rotated_dim: sizes of the unrotated and the rotated part of a head's query and

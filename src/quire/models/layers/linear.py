@@ -33,8 +33,7 @@ class Embedding(nn.Embedding):
 
 
 class PackedLinear(nn.QuantizedLinear):
-    """A quantised
-    `Linear`.
+    """A quantised `Linear`.
 
     Attributes:
         tiled: see `PackedWeight`.
@@ -47,8 +46,7 @@ class PackedLinear(nn.QuantizedLinear):
 
 
 class PackedEmbedding(nn.QuantizedEmbedding):
-    """A quantised
-    `Embedding`.
+    """A quantised `Embedding`.
 
     Attributes:
         row_type: dtype of rows; None means that of the scales.

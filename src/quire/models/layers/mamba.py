@@ -1,5 +1,4 @@
-"""Mamba's selective state space layer (arXiv:2312.00752), also in Jamba's form
-(arXiv:2403.19887).
+"""Mamba's selective state space layer (arXiv:2312.00752), also in Jamba's form (arXiv:2403.19887).
 
 A channel's state is a vector and the last inputs of a short convolution. Both have fixed size, and
 each token replaces them.
@@ -21,8 +20,7 @@ from quire.models.layers.common import ACTIVATIONS
 
 @dataclass(frozen=True)
 class Mamba:
-    """Description of a selective state
-    space layer.
+    """Description of a selective state space layer.
 
     Attributes:
         channels: number of channels that are mixed in time.

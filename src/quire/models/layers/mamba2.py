@@ -1,5 +1,4 @@
-"""Mamba 2's state space layer
-(arXiv:2405.21060).
+"""Mamba 2's state space layer (arXiv:2405.21060).
 
 A layer's state is a matrix per head and the last inputs of a short convolution. Both have fixed
 size, and each token replaces them.
@@ -21,8 +20,7 @@ from quire.models.layers.norm import unweighted_norm
 
 @dataclass(frozen=True)
 class Mamba2:
-    """Description of Mamba 2's state
-    space layer.
+    """Description of Mamba 2's state space layer.
 
     Attributes:
         state_dim: columns of a head's state, N in the paper.
@@ -63,8 +61,8 @@ class Mamba2:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: values, and the vectors of each group that write
-        and read.
+        """Channels of the convolution: values, and the vectors of each group that write and
+        read.
         """
         return self.width + 2 * self.groups * self.state_dim
 

@@ -104,8 +104,7 @@ class UngatedExperts(Module):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Description of a mixture of experts, perhaps with a shared expert for
-    every row.
+    """Description of a mixture of experts, perhaps with a shared expert for every row.
 
     Attributes:
         width: inner width of an expert.
@@ -219,8 +218,7 @@ _NUMBERED = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 
 
 def stack_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Convert every layout of experts in checkpoints to
-    `*.experts.{gate,up,down}_proj.*`.
+    """Convert every layout of experts in checkpoints to `*.experts.{gate,up,down}_proj.*`.
 
     Supported are Hugging Face's layouts, with one tensor per expert (`experts.7.up_proj.weight`) or
     stacked with gate and up fused (`experts.gate_up_proj`), and MLX's (`switch_mlp.`,

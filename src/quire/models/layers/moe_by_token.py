@@ -13,8 +13,7 @@ from quire.models.layers.moe import Mixture
 
 @dataclass(frozen=True)
 class MixtureByToken:
-    """Description of separate experts for text and for media, with an optional shared
-    expert.
+    """Description of separate experts for text and for media, with an optional shared expert.
 
     Attributes:
         tokens: ids of media tokens and of the tokens around media.
@@ -30,8 +29,7 @@ class MixtureByToken:
 
 
 class SparseMoEByToken(Module):
-    """Computes a
-    `MixtureByToken`.
+    """Computes a `MixtureByToken`.
 
     Only a row's token matters: generated tokens use the experts for text, unless they are media
     tokens. The number of media rows is unknown before the step runs, so both mixtures compute all

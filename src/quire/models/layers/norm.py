@@ -30,8 +30,7 @@ class UnweightedNorm(Module):
 
 
 class LayerNorm(Module):
-    """Layer norm over the
-    last axis.
+    """Layer norm over the last axis.
 
     Parameters: weight of `shape`, and a bias of the same shape if `bias`. A weight of two axes has
     one row per head.

@@ -1,5 +1,4 @@
-"""Rotary position embeddings, with the context extensions of published
-checkpoints.
+"""Rotary position embeddings, with the context extensions of published checkpoints.
 
 A rotation is made for the positions of a step's rows, and rotates `[T, heads, head_dim]`.
 """
@@ -51,8 +50,7 @@ def rope_type(values: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """The keys of `rope_parameters` (transformers 5) or of `rope_theta` and
-    `rope_scaling` (4).
+    """The keys of `rope_parameters` (transformers 5) or of `rope_theta` and `rope_scaling` (4).
 
     Attributes:
         rope_type: one of `KINDS`; for encoders also "axial": half of the pairs rotates by the first
@@ -102,8 +100,7 @@ class RopeParameters:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RopeParameters:
-        """Read one dictionary of RoPE
-        parameters.
+        """Read one dictionary of RoPE parameters.
 
         Raises:
             ModelError: the type is not one of `KINDS`, a key that it needs is missing, or a value
@@ -131,8 +128,7 @@ class RopeParameters:
 
 
 class Rope:
-    """Rotates queries and keys of one kind of layer. It has constants but no
-    weights.
+    """Rotates queries and keys of one kind of layer. It has constants but no weights.
 
     Args:
         head_dim: size of a head.
@@ -166,8 +162,7 @@ class Rope:
         return self._gain
 
     def __call__(self, positions: mx.array) -> Rotate:
-        """Return the rotation for a step's positions, to be shared by all layers of
-        this kind.
+        """Return the rotation for a step's positions, to be shared by all layers of this kind.
 
         GPUs have a fused kernel. On a CPU that kernel would recompute the angles in every call;
         sharing them between layers halves the time.
@@ -268,8 +263,7 @@ def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
 
 
 def _longrope(plain: np.ndarray, p: RopeParameters) -> tuple[np.ndarray, float]:
-    """Divide each pair's speed by its own
-    factor.
+    """Divide each pair's speed by its own factor.
 
     The published code switches factors once a sequence exceeds the trained context, and recomputes
     all keys. Here the factors of the longest context are always used, so that a token's key does
@@ -290,8 +284,7 @@ def _longrope(plain: np.ndarray, p: RopeParameters) -> tuple[np.ndarray, float]:
 
 
 def _llama3(plain: np.ndarray, p: RopeParameters) -> np.ndarray:
-    """Slow down slow pairs by `factor`, keep fast ones, and blend pairs
-    between.
+    """Slow down slow pairs by `factor`, keep fast ones, and blend pairs between.
 
     There are none between if both bounds are equal, as in Llama 4 Scout.
     """

@@ -11,8 +11,7 @@ from quire.device.device import current_device
 
 @dataclass(frozen=True)
 class SoftmaxRouter:
-    """Selects the k most probable experts, weighted by their
-    probabilities.
+    """Selects the k most probable experts, weighted by their probabilities.
 
     Attributes:
         normalise: whether the selected experts' weights are normalised to sum to one.
@@ -123,8 +122,7 @@ class SparseMixer:
 
 
 def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.array:
-    """Return scores `[T, experts]` with experts outside the best groups set to minus
-    infinity.
+    """Return scores `[T, experts]` with experts outside the best groups set to minus infinity.
 
     Args:
         counted: number of best experts whose scores add up to a group's score.
@@ -136,8 +134,7 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
 
 
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Return indices and scores, `[T, k]` each, of the k highest of `[T, experts]`, in
-    no order.
+    """Return indices and scores, `[T, k]` each, of the k highest of `[T, experts]`, in no order.
 
     Indices have the device's `Operations.index_type`.
     """

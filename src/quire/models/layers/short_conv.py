@@ -14,8 +14,7 @@ from quire.models.layers.causal_conv import CausalConv
 
 @dataclass(frozen=True)
 class ShortConv:
-    """Description of a convolution between
-    two gates.
+    """Description of a convolution between two gates.
 
     Attributes:
         channels: the hidden size.

@@ -1,5 +1,4 @@
-"""Converts tokenizers in other files to
-`tokenizer.json`.
+"""Converts tokenizers in other files to `tokenizer.json`.
 
 Supported are Mistral's `tekken.json`, Moonshot's `tiktoken.model`, and SentencePiece's
 `tokenizer.model`.
@@ -52,8 +51,7 @@ _MOONSHOT_CLASS, _MOONSHOT_RESERVED = "TikTokenTokenizer", 256
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A converted
-    tokenizer.
+    """A converted tokenizer.
 
     Attributes:
         file: contents of `tokenizer.json`.
@@ -73,8 +71,7 @@ def tokenizer_of(folder: Path) -> str | None:
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """Return the folder, or a copy with a `tokenizer.json` if it has only another
-    tokenizer file.
+    """Return the folder, or a copy with a `tokenizer.json` if it has only another tokenizer file.
 
     The copy is in the user's cache and links to the folder's other files.
 
@@ -95,8 +92,7 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def _listed(path: Path, config: Mapping[str, Any]) -> dict[int, Json]:
-    """Return the added tokens that a folder's other files
-    list, by id.
+    """Return the added tokens that a folder's other files list, by id.
 
     Raises:
         ModelError: a token has no text or no valid id.
@@ -140,8 +136,7 @@ def _added(listed: Mapping[int, Json]) -> list[Json]:
 def _around(
     config: Mapping[str, Any], names: Mapping[str, str], ids: Mapping[str, int], *, begins: bool
 ) -> Json | None:
-    """Return the rule that adds tokens around texts, from the
-    configuration.
+    """Return the rule that adds tokens around texts, from the configuration.
 
     Args:
         begins: whether texts begin with the start token by default.
@@ -164,8 +159,7 @@ def _around(
 def _of_ranks(
     ranks: Mapping[bytes, int], first: int, added: Sequence[str], pre: PreTokenizer
 ) -> tuple[Json, dict[str, int]]:
-    """Return the parts of `tokenizer.json`, and the ids of all
-    tokens.
+    """Return the parts of `tokenizer.json`, and the ids of all tokens.
 
     Args:
         ranks: rank of each token of bytes; pairs that form a token of lower rank are merged first.

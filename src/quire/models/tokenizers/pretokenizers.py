@@ -1,5 +1,4 @@
-"""Splitting of texts before byte-level BPE, by the name in
-`tokenizer.ggml.pre`.
+"""Splitting of texts before byte-level BPE, by the name in `tokenizer.ggml.pre`.
 
 The expressions are those of published `tokenizer.json` files, for the names in llama.cpp's list, or
 llama.cpp's own expressions where it declares them equivalent.
@@ -35,8 +34,7 @@ def _cased(suffix: str, numbers: str, rest: str, han: bool = True) -> str:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A way to
-    split texts.
+    """A way to split texts.
 
     Attributes:
         cuts: expressions, applied in order; each match becomes a piece of its own.

@@ -33,8 +33,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceFile:
-    """The contents of a model file, with defaults for absent
-    fields.
+    """The contents of a model file, with defaults for absent fields.
 
     Attributes:
         pieces: tokens by id.
@@ -57,8 +56,7 @@ class SentencePieceFile:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceFile:
-    """Read a
-    SentencePiece file.
+    """Read a SentencePiece file.
 
     Raises:
         ModelError: the file cannot be read, or is not a SentencePiece model.

@@ -24,8 +24,7 @@ _BPE: Json = {
 
 
 def whole(parts: Json, added: Sequence[Json], around: Json | None) -> Json:
-    """Return the contents of
-    `tokenizer.json`.
+    """Return the contents of `tokenizer.json`.
 
     Args:
         parts: result of `over_bytes`, `over_text` or `unigrams`.
@@ -83,8 +82,7 @@ def over_bytes(
 def over_text(
     tokens: Sequence[str], merges: Sequence[Sequence[str]], unknown: int, *, prefix: bool
 ) -> Json:
-    """Return the parts of a BPE model over characters, with bytes as
-    fallback.
+    """Return the parts of a BPE model over characters, with bytes as fallback.
 
     Args:
         unknown: id of the unknown token.
@@ -130,8 +128,7 @@ def unigrams(
     charsmap: bytes,
     byte_fallback: bool,
 ) -> Json:
-    """Return the parts of a unigram model, which splits a text into its most likely
-    tokens.
+    """Return the parts of a unigram model, which splits a text into its most likely tokens.
 
     Args:
         tokens: texts with their log likelihoods.

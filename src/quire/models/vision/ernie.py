@@ -1,5 +1,4 @@
-"""ERNIE 4.5 VL's vision encoder: squares of patches in pairs of frames
-become rows.
+"""ERNIE 4.5 VL's vision encoder: squares of patches in pairs of frames become rows.
 
 Frames are encoded one by one. A picture counts as two equal frames.
 """

@@ -1,5 +1,4 @@
-"""Decoders that read patches directly (Falcon-OCR and Falcon Perception,
-arXiv:2603.27365).
+"""Decoders that read patches directly (Falcon-OCR and Falcon Perception, arXiv:2603.27365).
 
 There is no encoder: one matrix turns a patch into a row. In the decoder's layers the rows of a
 picture see each other, and a second rotation encodes each patch's place.
@@ -25,8 +24,7 @@ from quire.models.layers.rope import Rotate
 
 @dataclass(frozen=True)
 class PatchRotaryAttention(Attention):
-    """Attention in which half of a head is rotated by time, and half by a
-    patch's place.
+    """Attention in which half of a head is rotated by time, and half by a patch's place.
 
     Each head rotates differently by place, so each query head has its own keys.
     """
@@ -44,8 +42,7 @@ class PatchRotaryAttention(Attention):
 
 
 class PatchRotarySelfAttention(SelfAttention):
-    """Computes a
-    `PatchRotaryAttention`.
+    """Computes a `PatchRotaryAttention`.
 
     Parameter: `places`, `[heads, head_dim / 4, 2]`, the angles of each pair per unit of place, down
     and across; equal in all layers.
@@ -83,8 +80,7 @@ class PatchRotarySelfAttention(SelfAttention):
 
 
 def places(positions: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the row and column of each patch, `[T]` each; 0 for
-    other rows.
+    """Return the row and column of each patch, `[T]` each; 0 for other rows.
 
     A picture has the area of a square from -1 to 1, stretched to its aspect ratio.
 
@@ -102,8 +98,7 @@ def places(positions: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float32]:
-    """Return the positions of a prompt's tokens, `[5,
-    length]`.
+    """Return the positions of a prompt's tokens, `[5, length]`.
 
     The first axis is time; a picture and the token after it share one moment. The others are a
     patch's line and column, counted from one, and the numbers of lines and columns, all negative;
@@ -124,8 +119,7 @@ def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float
 
 
 class PatchEncoder(MediaEncoder):
-    """Computes the learned rows before a picture, and one row
-    per patch.
+    """Computes the learned rows before a picture, and one row per patch.
 
     Args:
         table: the decoder's embedding table.

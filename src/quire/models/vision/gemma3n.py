@@ -35,8 +35,7 @@ _MOST_PIXELS = 1536**2
 
 @dataclass(frozen=True)
 class Gemma3nVisionArguments(OwnVocabulary):
-    """The keys of `vision_config` that affect the
-    computation.
+    """The keys of `vision_config` that affect the computation.
 
     Attributes:
         net: the encoder.
@@ -170,8 +169,7 @@ class Gemma3nVisionEncoder(CutEncoder):
 
 
 def vision_tensors(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Convert the tower's tensors from timm's names after `vision_tower.` to this
-    package's.
+    """Convert the tower's tensors from timm's names after `vision_tower.` to this package's.
 
     Kernels have the channels second (PyTorch) or last (MLX). Kernels of one pixel become matrices.
     """

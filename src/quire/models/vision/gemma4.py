@@ -1,5 +1,4 @@
-"""Gemma 4's vision encoder: patches of one image become rows of the decoder's width (model
-cards).
+"""Gemma 4's vision encoder: patches of one image become rows of the decoder's width (model cards).
 
 It is a transformer without masks. A patch's place is encoded twice: by rows of two tables, one for
 x and one for y, and by RoPE, with half of a head rotated by x and half by y. Squares of patches are
@@ -30,8 +29,7 @@ from quire.models.settings import Settings
 
 @dataclass(frozen=True)
 class Gemma4VisionArguments:
-    """The keys of `vision_config` that affect the computation, and the
-    decoder's width.
+    """The keys of `vision_config` that affect the computation, and the decoder's width.
 
     Attributes:
         text_hidden_size: width of the projector's rows; `hidden_size` of the text part.
@@ -69,8 +67,7 @@ class Gemma4VisionArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Gemma4VisionArguments | None:
-        """Read a multimodal configuration; None if it has no
-        vision part.
+        """Read a multimodal configuration; None if it has no vision part.
 
         Raises:
             ModelError: a value is not supported.
@@ -226,8 +223,7 @@ class VisionTower(Module):
         return self.encoder(self.patch_embedder(patches, rows, columns), columns)
 
     def pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
-        """Pool the last layer's output to `[tokens,
-        hidden]`.
+        """Pool the last layer's output to `[tokens, hidden]`.
 
         This is in float32: scaled values would overflow in float16, and standardisation subtracts a
         bias about as large as the values.
@@ -273,8 +269,7 @@ class Gemma4VisionEncoder(CutEncoder):
 
 
 def soft_tokens(shape: tuple[int, ...], square: int, most: int) -> int:
-    """Return the number of rows of an image, from its rows and columns of
-    patches.
+    """Return the number of rows of an image, from its rows and columns of patches.
 
     Args:
         square: patches along each side of the square that becomes one row.

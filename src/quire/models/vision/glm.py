@@ -15,8 +15,7 @@ from quire.models.vision.qwen import QwenVision
 
 @dataclass(frozen=True)
 class GlmMerging:
-    """Merges squares by a norm, one linear layer and a
-    gated block.
+    """Merges squares by a norm, one linear layer and a gated block.
 
     Attributes:
         width: inner width of the gated block.

@@ -1,5 +1,4 @@
-"""HunyuanOCR's vision encoder (arXiv:2511.19575): Qwen2-VL's without
-rotation.
+"""HunyuanOCR's vision encoder (arXiv:2511.19575): Qwen2-VL's without rotation.
 
 Two layers merge squares of patches to rows. A learned row ends each line, and learned rows surround
 a picture.
@@ -24,8 +23,7 @@ from quire.models.vision.qwen import Grid, QwenPictureEncoder, QwenVision, Visio
 
 @dataclass(frozen=True)
 class HunyuanMerging:
-    """Merges squares by two linear layers and one more,
-    between norms.
+    """Merges squares by two linear layers and one more, between norms.
 
     Attributes:
         norm: the norm before and after.
@@ -55,8 +53,7 @@ class HunyuanMerger(Module):
         self.after_rms = merging.norm.module(outputs)
 
     def __call__(self, x: mx.array, columns: int) -> mx.array:
-        """Merge `[N, hidden]`, ordered by squares, to `[rows,
-        output_size]`.
+        """Merge `[N, hidden]`, ordered by squares, to `[rows, output_size]`.
 
         Args:
             columns: number of squares in a line.
@@ -90,8 +87,7 @@ class HunyuanPictureEncoder(QwenPictureEncoder):
 def placed_by_picture(
     length: int, media: Sequence[PlacedMedia], merge: int, axes: int
 ) -> npt.NDArray[np.float32]:
-    """Return the positions of a prompt's tokens, `[axes,
-    length]`.
+    """Return the positions of a prompt's tokens, `[axes, length]`.
 
     The last three axes are a row's column and line in its picture, and the picture's number. On
     other axes, and for text and the rows around a picture, the position is the token's index.

@@ -1,5 +1,4 @@
-"""The two vision encoders of DeepSeek-VL 7B (arXiv:2403.05525,
-section 3.1).
+"""The two vision encoders of DeepSeek-VL 7B (arXiv:2403.05525, section 3.1).
 
 SigLIP encodes a small picture, SAM's encoder a large one, whose map is resized to SigLIP's.
 """
@@ -20,8 +19,7 @@ from quire.models.vision.vit import VisionTower, VisionTransformer
 
 
 class Reduction(Module):
-    """Resizes a map to SigLIP's size, with four times the
-    channels.
+    """Resizes a map to SigLIP's size, with four times the channels.
 
     Args:
         side: side of SigLIP's map, in patches.

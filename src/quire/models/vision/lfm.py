@@ -1,5 +1,4 @@
-"""LFM2-VL's merging of patches to rows (arXiv:2511.23404, section 5), and LFM3-VL's
-encoder.
+"""LFM2-VL's merging of patches to rows (arXiv:2511.23404, section 5), and LFM3-VL's encoder.
 
 Most layers of LFM3-VL's encoder have convolutions over a frame's patches, the others attention.
 """
@@ -24,8 +23,7 @@ from quire.models.vision.qwen import Block, Grid, QwenVision, VisionTower
 
 @dataclass(frozen=True)
 class LayersMerging:
-    """Merges squares by a norm of each patch, and a projector over the patches of a
-    square.
+    """Merges squares by a norm of each patch, and a projector over the patches of a square.
 
     Attributes:
         norm: the norm; None means the encoder's.
@@ -99,8 +97,7 @@ class SpatialConv(Module):
 
 
 class LfmTower(VisionTower):
-    """LFM3-VL's
-    encoder.
+    """LFM3-VL's encoder.
 
     Args:
         convolved: indices of layers with a convolution instead of attention.

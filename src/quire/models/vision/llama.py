@@ -1,5 +1,4 @@
-"""Llama 3.2 Vision's encoder (arXiv:2407.21783, section 7.1; its
-model card).
+"""Llama 3.2 Vision's encoder (arXiv:2407.21783, section 7.1; its model card).
 
 A picture is cut into a small grid of tiles. A transformer processes all tiles together, then a
 second, gated one does. The decoder attends to the second one's output, concatenated with those of
@@ -32,8 +31,7 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True)
 class LlamaVision:
-    """Sizes of the
-    encoder.
+    """Sizes of the encoder.
 
     Attributes:
         depth, gated_depth: numbers of layers of the two transformers.
@@ -235,8 +233,7 @@ class VisionTower(Module):
 
 
 class LlamaPictureEncoder(CutEncoder):
-    """The tower and the projector as a `MediaEncoder`. An item's shape is its grid
-    of tiles.
+    """The tower and the projector as a `MediaEncoder`. An item's shape is its grid of tiles.
 
     Each layer is a piece, and so is the projection.
     """

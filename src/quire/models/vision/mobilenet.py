@@ -1,5 +1,4 @@
-"""MobileNetV5, Gemma 3n's vision encoder, as timm's
-`mobilenetv5_300m_enc`.
+"""MobileNetV5, Gemma 3n's vision encoder, as timm's `mobilenetv5_300m_enc`.
 
 Its blocks are MobileNetV4's (arXiv:2404.10518): inverted bottlenecks with depthwise convolutions,
 and attention with one KV head. Norms are over a pixel's channels. The outputs of the last two
@@ -40,8 +39,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class EdgeBlock:
-    """Description of a block: a convolution to more channels, then a projection
-    to fewer.
+    """Description of a block: a convolution to more channels, then a projection to fewer.
 
     Attributes:
         expansion: factor of the number of channels between the two.
@@ -58,8 +56,7 @@ class EdgeBlock:
 
 @dataclass(frozen=True)
 class InvertedBlock:
-    """Description of an inverted
-    bottleneck.
+    """Description of an inverted bottleneck.
 
     Attributes:
         start, middle: kernel sides of the convolutions before and between the projections; 0 means
@@ -80,8 +77,7 @@ class InvertedBlock:
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Description of attention over all pixels, with one KV head, of fewer pixels if
-    `stride` > 1.
+    """Description of attention over all pixels, with one KV head, of fewer pixels if `stride` > 1.
 
     Attributes:
         width: size of a head.
@@ -100,8 +96,7 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class MobileNet:
-    """Description of the
-    encoder.
+    """Description of the encoder.
 
     Attributes:
         stem: channels of the first convolution, which halves the picture's sides.
@@ -122,8 +117,8 @@ class MobileNet:
 
 
 def rounded(channels: float) -> int:
-    """Round to the nearest multiple of 8, or to the next one if that would lose more than
-    a tenth.
+    """Round to the nearest multiple of 8, or to the next one if that would lose more than a
+    tenth.
     """
     near = max(8, int(channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
@@ -338,8 +333,7 @@ class MobileNetTower(Module):
         return self.kind.blocks + strips(self.kind.side)
 
     def encode(self, pixels: mx.array) -> Encoding:
-        """Encode pixels, uint8 `[rows, columns, 3]`, to `[side * side,
-        output_size]`.
+        """Encode pixels, uint8 `[rows, columns, 3]`, to `[side * side, output_size]`.
 
         Colours are scaled to 0 to 1.
         """

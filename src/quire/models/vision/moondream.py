@@ -1,5 +1,4 @@
-"""Layers specific to Moondream 3: a learned temperature, and pictures encoded whole and
-in tiles.
+"""Layers specific to Moondream 3: a learned temperature, and pictures encoded whole and in tiles.
 
 Sources: the code in the publisher's checkpoints, and Moondream 2's code for pictures
 (github.com/vikhyat/moondream).
@@ -24,8 +23,7 @@ from quire.models.vision.vit import VisionTransformer
 
 @dataclass(frozen=True)
 class TauAttention(Attention):
-    """Attention whose queries and values are scaled by their content and
-    position.
+    """Attention whose queries and values are scaled by their content and position.
 
     It has as many KV heads as query heads.
     """
@@ -39,8 +37,7 @@ class TauAttention(Attention):
 
 
 class Tau(Module):
-    """Computes the factors of queries and values, one
-    per head.
+    """Computes the factors of queries and values, one per head.
 
     Parameters: `wq` and `wv`, `[heads, width]`, and `alpha`, `[heads]`.
     """
@@ -78,8 +75,7 @@ class TauSelfAttention(SelfAttention):
 
 
 class MoondreamVision(TiledVision):
-    """A vision transformer, and a projector over the rows of a picture seen whole and
-    in parts.
+    """A vision transformer, and a projector over the rows of a picture seen whole and in parts.
 
     Args:
         inner: width between the projector's layers.
@@ -137,8 +133,7 @@ class OverlappingTiles:
 
 
 def pooling_matrix(tiles: int, side: int, margin: int) -> mx.array:
-    """Return the weights that pool a line of overlapping tiles to one tile, `[side, tiles *
-    side]`.
+    """Return the weights that pool a line of overlapping tiles to one tile, `[side, tiles * side]`.
 
     Where two tiles overlap, each contributes the half nearer to its middle. A pooled patch is the
     mean of all patches that it touches, as in PyTorch's adaptive pooling.

@@ -25,8 +25,7 @@ class Packing(Protocol):
         ...
 
     def rows(self, shape: Shape, side: int) -> int:
-        """Return the number of rows of an item of
-        this shape.
+        """Return the number of rows of an item of this shape.
 
         Raises:
             RequestError: the shape is invalid.
@@ -55,8 +54,7 @@ class InOrder:
 
 
 class AnyResolution:
-    """Packs a picture seen as one tile and again as a grid of tiles (LLaVA-NeXT;
-    arXiv:2408.03326).
+    """Packs a picture seen as one tile and again as a grid of tiles (LLaVA-NeXT; arXiv:2408.03326).
 
     An item's shape has three pairs of rows and columns: of the grid's tiles; of the grid's patches
     without its padding, which is equal on both sides; and of the patches after shrinking. The
@@ -100,8 +98,7 @@ class AnyResolution:
 
 
 class HalvedFrames:
-    """Halves the sides of a video's frames, and appends the
-    learned row.
+    """Halves the sides of a video's frames, and appends the learned row.
 
     An item's shape is its number of frames (LLaVA-OneVision, arXiv:2408.03326).
     """

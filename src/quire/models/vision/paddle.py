@@ -14,8 +14,7 @@ from quire.models.vision.qwen import Merger, QwenPictureEncoder, QwenVision, Vis
 
 @dataclass(frozen=True)
 class PaddleMerging:
-    """Merges squares by the encoder's last norm, a second norm, and two linear
-    layers.
+    """Merges squares by the encoder's last norm, a second norm, and two linear layers.
 
     Attributes:
         norm: the second norm.

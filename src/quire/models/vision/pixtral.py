@@ -1,5 +1,4 @@
-"""Pixtral's vision encoder (arXiv:2410.07073), in the form of Mistral Small 3.1 and its
-successors.
+"""Pixtral's vision encoder (arXiv:2410.07073), in the form of Mistral Small 3.1 and its successors.
 
 Squares of patches become rows. A token of the decoder follows each line of rows; another one
 follows the last line.
@@ -25,8 +24,7 @@ LINE_END, PICTURE_END = 12, 13
 
 @dataclass(frozen=True)
 class PixtralMerging:
-    """Merges squares by a norm of each patch, one matrix over each square, and two linear
-    layers.
+    """Merges squares by a norm of each patch, one matrix over each square, and two linear layers.
 
     Attributes:
         activation: the activation between the layers.
@@ -63,8 +61,7 @@ class PixtralMerger(Module):
 
 
 class PixtralPictureEncoder(QwenPictureEncoder):
-    """The encoder of pictures; an item's shape is its rows and columns of
-    patches.
+    """The encoder of pictures; an item's shape is its rows and columns of patches.
 
     Args:
         table: the decoder's embedding table.

@@ -80,8 +80,7 @@ class Linear(Module):
 
 @dataclass(frozen=True)
 class LayersProjector:
-    """Projects concatenated squares by two layers (LLaVA 1.5, arXiv:2310.03744;
-    InternVL; Aya).
+    """Projects concatenated squares by two layers (LLaVA 1.5, arXiv:2310.03744; InternVL; Aya).
 
     Attributes:
         norm: norm before the first layer; None for none.
@@ -142,8 +141,7 @@ def squares(x: mx.array, size: int) -> mx.array:
 
 
 def check_squares(side: int, size: int) -> None:
-    """Refuse tiles that cannot be cut into
-    squares.
+    """Refuse tiles that cannot be cut into squares.
 
     Raises:
         ModelError: they cannot; the message names both sizes.

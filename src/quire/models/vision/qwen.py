@@ -1,5 +1,4 @@
-"""The vision encoder of Qwen2-VL (arXiv:2409.12191) and its successors, including
-GLM-4V's.
+"""The vision encoder of Qwen2-VL (arXiv:2409.12191) and its successors, including GLM-4V's.
 
 It is a transformer over the patches of a picture, or of a few frames of a video at a time. Frames
 do not see each other. RoPE rotates half of a head's pairs by a patch's row, the other half by its
@@ -41,8 +40,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of positions for a picture of `side * side` patches, stretched to other
-    pictures.
+    """A table of positions for a picture of `side * side` patches, stretched to other pictures.
 
     Attributes:
         cubic: whether to interpolate by cubic convolution, instead of linearly.
@@ -116,8 +114,7 @@ class PlainMerging:
 
 @dataclass(frozen=True)
 class QwenVision:
-    """Description of the
-    encoder.
+    """Description of the encoder.
 
     Attributes:
         output_size: the decoder's width.
@@ -214,9 +211,7 @@ class PatchEmbed(Module):
             self.norm = kind.norm.module(kind.hidden_size)
 
     def __call__(self, patches: mx.array, dtype: mx.Dtype) -> mx.array:
-        """Embed uint8 `[N, frames * patch_values]`, ordered by frames, to `[N, hidden]` of
-        `dtype`.
-        """
+        """Embed uint8 `[N, frames * patch_values]`, ordered by frames: `[N, hidden]`."""
         mean, std = (mx.array(each) for each in (self._kind.colours.mean, self._kind.colours.std))
         colours = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
         if self._kind.planes:
@@ -269,8 +264,7 @@ class Block(Module):
 
 
 class Merger(Module):
-    """Merges squares of patches to rows of the
-    decoder's width.
+    """Merges squares of patches to rows of the decoder's width.
 
     Args:
         together: whether a square is normalised as a whole, instead of per patch.
@@ -320,9 +314,7 @@ class VisionTower(Module):
         return {"image": QwenPictureEncoder(self), "video": QwenVideoEncoder(self)}
 
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
-        """Encode uint8 `[N, frames * patch_values]` to `[N / merge ** 2, output_size]` for each
-        level.
-        """
+        """Encode uint8 `[N, frames * patch_values]`: `[N / merge ** 2, output_size]` per level."""
         kind, (moments, rows, columns) = self.kind, grid
         dtype = self.blocks[0].norm1.weight.dtype  # never quantised
         x = self.patch_embed(patches, dtype)
@@ -348,9 +340,7 @@ class VisionTower(Module):
     def _neighbours(
         self, places: npt.NDArray[np.int64], grid: Grid
     ) -> tuple[Neighbours, Neighbours]:
-        """Return the groups of patches that see each other: in layers that see whole frames, and in
-        windowed layers.
-        """
+        """Return the groups of patches that see each other: with whole frames, with windows."""
         moments, rows, columns = grid
         frame = Parts(moments)
         if not self.kind.window:
@@ -364,9 +354,7 @@ class VisionTower(Module):
     def _looked_up(
         self, table: Table, places: npt.NDArray[np.int64], rows: int, columns: int
     ) -> mx.array:
-        """Return the table's positions, stretched to the picture, of each patch: float32 `[N,
-        hidden]`.
-        """
+        """Return each patch's position in the stretched table: float32 `[N, hidden]`."""
         total = mx.zeros(())
         for row, down in table.taps(places[0], rows):
             for column, along in table.taps(places[1], columns):
@@ -380,8 +368,7 @@ def _still(x: mx.array) -> mx.array:
 
 
 class QwenPictureEncoder(CutEncoder):
-    """The encoder of pictures. An item's shape is its rows and columns of
-    patches.
+    """The encoder of pictures. An item's shape is its rows and columns of patches.
 
     Each layer is a piece, and so is the merging.
     """
@@ -416,8 +403,7 @@ class QwenPictureEncoder(CutEncoder):
 
 
 class QwenVideoEncoder(QwenPictureEncoder):
-    """The encoder of
-    videos.
+    """The encoder of videos.
 
     An item's shape is its moments, its rows and columns of patches, and the microseconds between
     moments. A moment has as many frames as a patch. Moments are independent, so a piece is one

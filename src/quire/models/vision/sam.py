@@ -1,5 +1,4 @@
-"""Segment Anything's image encoder
-(arXiv:2304.02643).
+"""Segment Anything's image encoder (arXiv:2304.02643).
 
 Most layers attend within windows, a few over the whole picture, with learned biases by the distance
 of two patches.
@@ -27,8 +26,7 @@ _SCORE_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Sam:
-    """Description of the
-    encoder.
+    """Description of the encoder.
 
     Attributes:
         side: patches along each side of the picture.
@@ -101,8 +99,7 @@ class Attention(Module):
 
 
 class SamLayer(Module):
-    """A layer: attention and feed-forward, each after
-    a norm.
+    """A layer: attention and feed-forward, each after a norm.
 
     Args:
         window: patches along each side of a window; 0 means the whole picture.
@@ -171,8 +168,7 @@ class SamTower(Module):
     def encode(
         self, pixels: mx.array
     ) -> Generator[tuple[mx.array, ...], None, tuple[mx.array, mx.array]]:
-        """Encode one picture. Each layer is
-        a piece.
+        """Encode one picture. Each layer is a piece.
 
         Args:
             pixels: uint8 `[side * side, patch * patch * 3]`.

@@ -52,8 +52,7 @@ class TiledVision(Module):
 
 
 class TileEncoder(CutEncoder):
-    """The encoder of pictures or videos
-    as tiles.
+    """The encoder of pictures or videos as tiles.
 
     Tiles are independent, so a piece is one layer of a few tiles.
     """
@@ -95,8 +94,7 @@ class TileEncoder(CutEncoder):
 
 
 class TiledModel(DecoderModel):
-    """A decoder with a vision transformer; without its tensors, a model of
-    text only.
+    """A decoder with a vision transformer; without its tensors, a model of text only.
 
     Args:
         text: the decoder, whose description and names are used.

@@ -54,8 +54,7 @@ _SPOKEN = ("talker.", "code2wav.")
 def three_axes(
     length: int, media: Sequence[PlacedMedia], kind: QwenVision
 ) -> npt.NDArray[np.float32]:
-    """Return a prompt's positions, `[3, length]` (Qwen2-VL, arXiv:2409.12191,
-    section 2.1).
+    """Return a prompt's positions, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
 
     Positions of text are equal on all axes. An item's positions continue those of the text before
     it, by time, row and column of each of its squares. Text after an item continues from the
@@ -94,8 +93,7 @@ def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
 
 
 class VisionLanguageModel(DecoderModel):
-    """A decoder with a vision
-    encoder.
+    """A decoder with a vision encoder.
 
     Args:
         visual: the encoder; a checkpoint without its tensors is served as a model of text only.
@@ -144,8 +142,7 @@ class TextPositionsModel(VisionLanguageModel):
 
 
 class AudioVisionLanguageModel(VisionLanguageModel):
-    """A decoder with vision and audio encoders, perhaps the thinker of a model that also
-    speaks.
+    """A decoder with vision and audio encoders, perhaps the thinker of a model that also speaks.
 
     Args:
         audio_tower: the encoder of sound; a checkpoint without its tensors is served without sound.

@@ -1,5 +1,4 @@
-"""The vision transformer (arXiv:2010.11929) of CLIP, SigLIP and
-InternViT.
+"""The vision transformer (arXiv:2010.11929) of CLIP, SigLIP and InternViT.
 
 Pictures are tiles, squares of one size. Patches see only patches of their own tile, so a tile's
 encoding does not depend on other tiles. Each patch position has a learned embedding.
@@ -23,8 +22,7 @@ from quire.models.layers.feed_forward import MLP
 
 @dataclass(frozen=True)
 class VisionTransformer:
-    """Description of the
-    encoder.
+    """Description of the encoder.
 
     Attributes:
         depth: number of layers that are computed; layers after the last one in `taken` are not.
@@ -185,8 +183,7 @@ class VisionTower(Module):
         return bias.dtype
 
     def encode(self, pixels: mx.array) -> Encoding:
-        """Encode uint8 `[tiles, patches, patch * patch * 3]` to `[tiles, patches,
-        output_size]`.
+        """Encode uint8 `[tiles, patches, patch * patch * 3]` to `[tiles, patches, output_size]`.
 
         Patches are ordered by rows, and so are the pixels of a patch. Each layer is a piece.
         """

@@ -1,5 +1,4 @@
-"""LoRA adapters (arXiv:2106.09685), as PEFT and mlx-lm save them, merged into weights at
-load time.
+"""LoRA adapters (arXiv:2106.09685), as PEFT and mlx-lm save them, merged into weights at load time.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. Settings that change the
 result and are not supported are refused by name.
@@ -83,8 +82,7 @@ _NOT_TEXT = re.compile(r"model\.(vision|visual|multi_modal|audio|embed_vision|em
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's files, with checked
-    settings.
+    """An adapter's files, with checked settings.
 
     Attributes:
         config: the contents of `adapter_config.json`, in PEFT's form.
@@ -96,8 +94,7 @@ class Adapter:
 
     @classmethod
     def open(cls, path_or_hub_id: str) -> Adapter:
-        """Open an adapter in a folder, or from
-        the hub.
+        """Open an adapter in a folder, or from the hub.
 
         Raises:
             ModelError: a file is missing, or a setting is not supported; the message names it.
@@ -122,8 +119,7 @@ class Adapter:
         return json.dumps(dict(self.config), sort_keys=True)
 
     def merged(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype | None) -> Weights:
-        """Return a checkpoint's tensors, under its own names, with the adapter
-        merged.
+        """Return a checkpoint's tensors, under its own names, with the adapter merged.
 
         Quantised matrices that the adapter changes are dequantised; the log says how many.
 
@@ -145,8 +141,7 @@ class Adapter:
         return merging.weights
 
     def beside(self, weights: Weights, model: LanguageModel, dtype: mx.Dtype) -> LowRank:
-        """Return the factors by layers of the model, for requests that name the
-        adapter.
+        """Return the factors by layers of the model, for requests that name the adapter.
 
         Args:
             weights: the checkpoint's tensors under its own names; they are not evaluated.

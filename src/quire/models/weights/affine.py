@@ -13,8 +13,7 @@ _BITS = (2, 3, 4, 5, 6, 8)
 
 
 def unpack_words(words: mx.array, bits: int) -> mx.array:
-    """Unpack words `[..., n]` into codes `[..., n * 32 // bits]` in uint32, low
-    bits first.
+    """Unpack words `[..., n]` into codes `[..., n * 32 // bits]` in uint32, low bits first.
 
     A code may continue in the next word.
     """
@@ -42,8 +41,7 @@ def pack_words(codes: mx.array, bits: int) -> mx.array:
 
 @dataclass(frozen=True)
 class AffineCodes:
-    """A matrix `[rows, columns]` of `code * scale
-    + bias`.
+    """A matrix `[rows, columns]` of `code * scale + bias`.
 
     Attributes:
         words: `[rows, columns * bits / 32]`, low bits first.

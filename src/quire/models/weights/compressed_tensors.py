@@ -1,5 +1,4 @@
-"""Converts weights of compressed-tensors (llm-compressor, vLLM) to
-MLX's codes.
+"""Converts weights of compressed-tensors (llm-compressor, vLLM) to MLX's codes.
 
 Integers, with or without zero points, in words (`pack-quantized`) or bytes (`int-quantized`), mean
 `(code - zero) * scale`, which is MLX's `code * scale + bias`. `mxfp4-pack-quantized` is MLX's
@@ -47,8 +46,7 @@ _OF_AUTO_ROUND = "auto_round:llm_compressor"
 def from_compressed(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """Return the tensors with this library's codes converted, except FP8 with its
-    scales.
+    """Return the tensors with this library's codes converted, except FP8 with its scales.
 
     Args:
         dtype: dtype of scales and of dequantised matrices; None means that of the checkpoint's
@@ -108,8 +106,7 @@ class _Matrix:
         return tensors.pop(f"{self._path}.{name}", None)
 
     def tensors(self, dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """Return the tensors in
-        MLX's form.
+        """Return the tensors in MLX's form.
 
         Raises:
             ModelError: a tensor is missing, or shapes do not match.

@@ -33,8 +33,7 @@ StartStage = Callable[[str, int], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A folder that was
-    written.
+    """A folder that was written.
 
     Attributes:
         packed: number of quantised matrices.
@@ -51,8 +50,7 @@ class Converted:
 
 
 def check_output(out: Path) -> None:
-    """Refuse an output folder that is
-    not empty.
+    """Refuse an output folder that is not empty.
 
     Raises:
         ModelError: the path exists and is not an empty folder.
@@ -68,8 +66,7 @@ def convert(
     choices: Sequence[Choice],
     start_stage: StartStage,
 ) -> Converted:
-    """Write a quantised copy of a model. On failure, nothing is
-    left of it.
+    """Write a quantised copy of a model. On failure, nothing is left of it.
 
     Args:
         source: a folder or a hub id.

@@ -22,8 +22,7 @@ class WeightFiles(Protocol):
         ...
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """Return all tensors by name, as lazy arrays, quantised in
-        MLX's forms.
+        """Return all tensors by name, as lazy arrays, quantised in MLX's forms.
 
         Args:
             dtype: dtype for tensors that have to be dequantised.
@@ -69,8 +68,7 @@ class Safetensors:
 
 
 def find_weights(folder: Path) -> WeightFiles:
-    """Return the weight files of a
-    folder.
+    """Return the weight files of a folder.
 
     Raises:
         ModelError: there are no weights, or a file is missing or damaged.

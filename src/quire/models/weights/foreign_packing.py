@@ -1,5 +1,4 @@
-"""Converts weights quantised by other libraries to MLX's forms, or
-dequantises them.
+"""Converts weights quantised by other libraries to MLX's forms, or dequantises them.
 
 FP8 with scales (DeepSeek's blocks; a scale per tensor, row or group, as compressed-tensors and
 ModelOpt write them) is dequantised: MLX only has FP8 in groups of 32 whose scales are powers of two
@@ -40,8 +39,7 @@ def from_foreign(
     dtype: mx.Dtype | None,
     types: Mapping[str, str],
 ) -> dict[str, mx.array]:
-    """Return a checkpoint's tensors without other libraries'
-    quantisation.
+    """Return a checkpoint's tensors without other libraries' quantisation.
 
     Args:
         types: each tensor's type as the files name it, since MLX reads all 8-bit types as bytes.
@@ -100,8 +98,7 @@ def unsupported_method(config: dict[str, Any]) -> str | None:
 
 
 def _is_microscaled(packed: str, codes: mx.array, scale: mx.array, kind: str | None) -> bool:
-    """Return whether a weight is MLX's mxfp8 or mxfp4: one power of two per 32 numbers
-    of a row.
+    """Return whether a weight is MLX's mxfp8 or mxfp4: one power of two per 32 numbers of a row.
 
     Bytes whose type is not FP8 may hold two codes each (quark's MXFP4).
     """
@@ -165,8 +162,7 @@ def _unpacked(
 def _of_each(
     scale: mx.array, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]
 ) -> mx.array | None:
-    """Expand scales to a matrix's shape: one for all, or one per row, group
-    or block.
+    """Expand scales to a matrix's shape: one for all, or one per row, group or block.
 
     Return None if they match none of these.
     """

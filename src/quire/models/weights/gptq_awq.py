@@ -1,5 +1,4 @@
-"""Converts integer weights of GPTQ and AWQ libraries to MLX's
-affine codes.
+"""Converts integer weights of GPTQ and AWQ libraries to MLX's affine codes.
 
 GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel) has words along the inputs, low bits first, and zero
 points stored less one unless the format is `gptq_v2`; `g_idx` is the group of each input. AWQ
@@ -33,8 +32,7 @@ _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 
 @dataclass(frozen=True)
 class Method:
-    """A configuration's quantisation
-    method.
+    """A configuration's quantisation method.
 
     Attributes:
         name: "gptq" or "awq".
@@ -53,8 +51,7 @@ class Method:
 def from_integers(
     weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
-    """Return a checkpoint's tensors with GPTQ's and AWQ's codes converted
-    to MLX's.
+    """Return a checkpoint's tensors with GPTQ's and AWQ's codes converted to MLX's.
 
     Matrices that MLX cannot represent (unordered groups, other group sizes) are dequantised; the
     log says how many.
@@ -103,8 +100,7 @@ def from_integers(
 
 
 def read_method(config: dict[str, Any]) -> Method:
-    """Read the quantisation method from
-    `config.json`.
+    """Read the quantisation method from `config.json`.
 
     Raises:
         ModelError: the method or format is not supported.
@@ -139,8 +135,7 @@ def _of_auto_round(layout: str) -> Method:
 
 
 def _width(path: str, zeros: mx.array, scales: mx.array, method: Method) -> int:
-    """Return the number of bits of
-    a code.
+    """Return the number of bits of a code.
 
     Raises:
         ModelError: shapes of zero points and scales do not match, or the width is not supported.

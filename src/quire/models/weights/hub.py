@@ -14,8 +14,7 @@ _HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
 
 
 def find_folder(path_or_hub_id: str) -> Path:
-    """Return the folder itself, or a snapshot from the hub, downloaded if it is not on
-    this disk.
+    """Return the folder itself, or a snapshot from the hub, downloaded if it is not on this disk.
 
     A GGUF file, or a folder that holds one, is converted to a model folder. `owner/name:file.gguf`
     is a file of a repository, `owner/name:Q4_K_M` the file with that word in its name. A repository
@@ -50,8 +49,7 @@ def find_folder(path_or_hub_id: str) -> Path:
 
 
 def _gguf_of(repository: str, wanted: str | None) -> Path | None:
-    """Return the folder of a repository's GGUF model; None if it
-    holds none.
+    """Return the folder of a repository's GGUF model; None if it holds none.
 
     Raises:
         ModelError: as for `find_folder`.

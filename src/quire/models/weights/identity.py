@@ -1,5 +1,4 @@
-"""The identity of weights: a hash of every byte of their files, computed while they are
-loaded.
+"""The identity of weights: a hash of every byte of their files, computed while they are loaded.
 
 Threads hash files while MLX reads them, so the system reads each file once. Hashes of large files
 are cached with the file's size, inode and times, to detect later writes.
@@ -34,8 +33,7 @@ tick every few milliseconds, FAT's every two seconds.
 
 
 class WeightIdentity:
-    """Computes hashes of files in the background. A context manager whose end stops the
-    hashing.
+    """Computes hashes of files in the background. A context manager whose end stops the hashing.
 
     Args:
         files: the files to hash, in this order.
@@ -61,8 +59,7 @@ class WeightIdentity:
         self._pool.shutdown(cancel_futures=True)
 
     def digest(self, extra: bytes) -> str:
-        """Wait for the hashing. Return a hash of every byte of the files and of
-        `extra`.
+        """Wait for the hashing. Return a hash of every byte of the files and of `extra`.
 
         Raises:
             ModelError: a file was written to or removed since the hashing started.
@@ -93,8 +90,7 @@ class WeightIdentity:
 
 
 class _Hashing:
-    """A file that is being hashed, or whose hash is cached from an
-    earlier start.
+    """A file that is being hashed, or whose hash is cached from an earlier start.
 
     Attributes:
         state: the file's state when the hashing started, see `_state`.
@@ -121,8 +117,7 @@ class _Hashing:
         return self._known is None and self.state["size"] >= _KEPT_FROM_BYTES and settled
 
     def digest(self) -> bytes:
-        """Return the hash of the file's size
-        and bytes.
+        """Return the hash of the file's size and bytes.
 
         Raises:
             ModelError: the file was written to or removed since the hashing started.
@@ -142,8 +137,7 @@ class _Hashing:
 
 
 class _KnownHashes:
-    """Cached hashes of large files by path, in one
-    JSON file.
+    """Cached hashes of large files by path, in one JSON file.
 
     If the cache cannot be read or written, hashes are computed again.
     """
@@ -187,8 +181,7 @@ class _KnownHashes:
         return {}
 
     def _place(self) -> Path:
-        """Return the path of
-        the cache.
+        """Return the path of the cache.
 
         Raises:
             RuntimeError: the user has no home.
@@ -201,8 +194,7 @@ def _key(path: Path) -> str:
 
 
 def _state(path: Path) -> dict[str, int]:
-    """Return properties of a file that change if it is written to or
-    replaced.
+    """Return properties of a file that change if it is written to or replaced.
 
     Raises:
         ModelError: the file cannot be found.

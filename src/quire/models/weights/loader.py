@@ -59,8 +59,7 @@ bytes.
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready
-    to run.
+    """A model that is ready to run.
 
     Attributes:
         config: the contents of `config.json`.
@@ -98,8 +97,7 @@ def open_model(
     check_room: CheckRoom = lambda model, dtype, nbytes: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
-    """Load a model from a folder or from the Hugging
-    Face hub.
+    """Load a model from a folder or from the Hugging Face hub.
 
     Args:
         dtype: "float32", "float16" or "bfloat16"; "" means the checkpoint's on a GPU, and float32
@@ -173,8 +171,7 @@ def _load_weights(
     *,
     with_head: bool,
 ) -> LanguageModel:
-    """Attach weights, which stay lazy, to a model or to this process's part of it;
-    return it.
+    """Attach weights, which stay lazy, to a model or to this process's part of it; return it.
 
     Args:
         target: dtype of the weights; None keeps theirs.
@@ -204,8 +201,7 @@ def _load_weights(
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """Return a model folder's configuration, with
-    transformers' keys.
+    """Return a model folder's configuration, with transformers' keys.
 
     Raises:
         ModelError: the file is missing, names no `model_type`, or names an unsupported
@@ -246,8 +242,7 @@ def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx
 
 
 def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) -> None:
-    """Load the tensors into the model, which is quantised like the
-    checkpoint.
+    """Load the tensors into the model, which is quantised like the checkpoint.
 
     Raises:
         ModelError: a tensor is missing or unknown, or has the wrong shape or type.
@@ -284,8 +279,8 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
 
 
 def _leave_out_empty_biases(weights: dict[str, mx.array], places: Mapping[str, Any]) -> None:
-    """Drop biases of zeros that a layer does not have: GPTQ's libraries wrote one for
-    each layer.
+    """Drop biases of zeros that a layer does not have: GPTQ's libraries wrote one for each
+    layer.
     """
     for name in [name for name in weights if name.endswith(".bias") and name not in places]:
         if f"{name.removesuffix('bias')}weight" in places and not weights[name].any().item():
@@ -300,8 +295,7 @@ def _kind(array: mx.array) -> str:
 
 
 def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store matrices in
-    column-major order.
+    """Store matrices in column-major order.
 
     A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast if
     that is row-major, with the same bits as result.
@@ -315,8 +309,7 @@ def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> Non
 
 
 def _store_as_bfloat16(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store float32 matrices as bfloat16 if that loses
-    nothing.
+    """Store float32 matrices as bfloat16 if that loses nothing.
 
     The kernels read bfloat16 and multiply in float32, so results are equal to the bit, and
     decoding, which is bound by memory, takes half as long.
@@ -331,8 +324,7 @@ def _store_as_bfloat16(model: LanguageModel, weights: dict[str, mx.array]) -> No
 
 
 def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store scales and biases of affine codes in 16 bits if that loses
-    nothing.
+    """Store scales and biases of affine codes in 16 bits if that loses nothing.
 
     Checkpoints have them in 16 bits. This saves a tenth of what decoding reads, for 4 bits in
     groups of 64.
@@ -355,8 +347,7 @@ def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> 
 
 
 def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store codes in the order in which the kernels read them, if they have
-    their own.
+    """Store codes in the order in which the kernels read them, if they have their own.
 
     This includes an embedding table that is also the head.
     """
@@ -417,8 +408,7 @@ def _dtype_name(model: LanguageModel) -> str:
 
 
 def context_length(config: dict[str, Any]) -> int:
-    """Return the most tokens of prompt and answer
-    together.
+    """Return the most tokens of prompt and answer together.
 
     YaRN (arXiv:2309.00071) is enabled by users, who leave `max_position_embeddings` unchanged, so
     its factor is applied.
@@ -438,8 +428,7 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def trained_length(config: dict[str, Any]) -> int:
-    """Return the context length of training, as far as the configuration
-    gives it.
+    """Return the context length of training, as far as the configuration gives it.
 
     It is the context length, unless `original_max_position_embeddings` is smaller and the rotations
     are not extended, as with YaRN and LongRoPE.

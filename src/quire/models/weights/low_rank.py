@@ -19,8 +19,7 @@ Factors = tuple[mx.array, mx.array]
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """An adapter's
-    factors.
+    """An adapter's factors.
 
     Attributes:
         factors: factors by the path of their linear layer.
@@ -32,8 +31,7 @@ class LowRank:
 
 
 class Placing:
-    """Finds the layers to which an adapter's factors
-    belong.
+    """Finds the layers to which an adapter's factors belong.
 
     The model's own `sanitize` determines this: it is applied to the checkpoint with the second
     factors in place of their matrices. So layers that are fused in the checkpoint get their own
@@ -54,8 +52,7 @@ class Placing:
         self._names = {without_wrapper(name): name for name in read}
 
     def placed(self, modules: Mapping[str, Factors]) -> dict[str, Factors]:
-        """Return factors by the paths of the model's
-        layers.
+        """Return factors by the paths of the model's layers.
 
         Args:
             modules: factors `[rank, in]` and scaled `[out, rank]` by the adapter's module names.

@@ -16,8 +16,7 @@ from quire.core.errors import ModelError
 def made_folder(
     kind: str, name: str, source: Path, files: Mapping[str, Any], links: Mapping[str, Path]
 ) -> Path:
-    """Create a folder of generated files and links, at a path derived from the
-    source.
+    """Create a folder of generated files and links, at a path derived from the source.
 
     It is rewritten at each call; a server reads it while it runs.
 

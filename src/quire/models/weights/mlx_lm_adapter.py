@@ -1,5 +1,4 @@
-"""Converts LoRA adapters of mlx-lm to
-PEFT's form.
+"""Converts LoRA adapters of mlx-lm to PEFT's form.
 
 `adapter_config.json` holds training arguments, of which `fine_tune_type` and `lora_parameters`
 matter. `adapters.safetensors` has `lora_a`, `[in, rank]`, and `lora_b`, `[rank, out]`, for each
@@ -21,8 +20,7 @@ _PARAMETERS = {"rank", "scale", "dropout", "keys"}
 
 
 def peft_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Convert mlx-lm's settings to
-    PEFT's.
+    """Convert mlx-lm's settings to PEFT's.
 
     Raises:
         ModelError: a setting has another type, or changes the result and is not supported.
@@ -38,8 +36,7 @@ def peft_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def peft_tensors(path: Path, tensors: Weights) -> Weights:
-    """Rename and transpose an adapter's tensors as
-    in PEFT.
+    """Rename and transpose an adapter's tensors as in PEFT.
 
     Raises:
         ModelError: a tensor is not a factor of a matrix, e.g. an expert's.

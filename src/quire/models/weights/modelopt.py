@@ -1,5 +1,4 @@
-"""Dequantises NVFP4 weights of NVIDIA's
-ModelOpt.
+"""Dequantises NVFP4 weights of NVIDIA's ModelOpt.
 
 E2M1 codes, two per byte, have an E4M3 scale for every 16 (`weight_scale`) and a global factor
 (`weight_scale_2`), which MLX's nvfp4 lacks. With AWQ, inputs are multiplied by `pre_quant_scale`;
@@ -23,8 +22,7 @@ _WHOLE = ".weight_scale_2"
 
 
 def from_modelopt(weights: dict[str, mx.array], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-    """Return a checkpoint's tensors with NVFP4 matrices
-    dequantised.
+    """Return a checkpoint's tensors with NVFP4 matrices dequantised.
 
     Args:
         dtype: dtype of these matrices; None means bfloat16.

@@ -16,8 +16,7 @@ Weights = dict[str, mx.array]
 
 
 def without_wrapper(name: str) -> str:
-    """Return a language model tensor's name as in a text-only
-    checkpoint.
+    """Return a language model tensor's name as in a text-only checkpoint.
 
     Multimodal checkpoints use the prefix `model.language_model.` (Hugging Face) or
     `language_model.model.` (mlx-vlm, also for text models); the head has no `model.`.
@@ -52,8 +51,7 @@ class HeadNames:
 
 @dataclass(frozen=True)
 class Names:
-    """How a family's checkpoints differ from this package's
-    modules.
+    """How a family's checkpoints differ from this package's modules.
 
     Attributes:
         renamed: translations of parts of names, such as `self_attn.dense`. All apply at once, so a

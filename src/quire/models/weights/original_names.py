@@ -1,5 +1,5 @@
-"""Translates tensor names of checkpoints older than transformers' support to
-transformers' names.
+"""Translates tensor names of checkpoints older than transformers' support to transformers'
+names.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _INTERNVL_PARTS = {
 
 
 def deepseek_vl(weights: Weights) -> Weights:
-    """Translate DeepSeek's DeepSeek-VL and Janus with one encoder, whose parts have
-    timm's names.
+    """Translate DeepSeek's DeepSeek-VL and Janus with one encoder, whose parts have timm's
+    names.
     """
     ready: Weights = {}
     for name, array in _split_qkv(_without_generation(weights), "vision_model.").items():

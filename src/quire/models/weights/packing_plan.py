@@ -29,8 +29,7 @@ _LANGUAGE = ("model.", "lm_head.")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The quantisation of some
-    layers.
+    """The quantisation of some layers.
 
     Attributes:
         pattern: one of `KINDS`, or a shell pattern of names in the checkpoint without `.weight`.
@@ -49,8 +48,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class PackingPlan:
-    """The quantisation of each matrix of the
-    language model.
+    """The quantisation of each matrix of the language model.
 
     Attributes:
         weights: the checkpoint's tensors, with experts stacked as in MLX's conversions.
@@ -66,8 +64,7 @@ class PackingPlan:
 def plan_packing(
     model: LanguageModel, read: Weights, default: Packing, choices: Sequence[Choice] = ()
 ) -> PackingPlan:
-    """Decide how each matrix of a checkpoint is
-    quantised.
+    """Decide how each matrix of a checkpoint is quantised.
 
     Args:
         read: the checkpoint's tensors under its own names; not changed.
@@ -100,8 +97,7 @@ def plan_packing(
 
 
 def _with_stacked_experts(model: LanguageModel, read: Weights) -> Weights:
-    """Return the tensors with experts stacked and named as in MLX's
-    conversions.
+    """Return the tensors with experts stacked and named as in MLX's conversions.
 
     MLX's libraries read quantised experts only in this layout. Families with other layouts keep
     theirs.

@@ -23,8 +23,7 @@ _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuse quantisation modes that this MLX lacks, and entries that are not
-    objects.
+    """Refuse quantisation modes that this MLX lacks, and entries that are not objects.
 
     Raises:
         ModelError: there is such a mode or entry; the message names it.
@@ -49,8 +48,7 @@ def foreign_method(config: dict[str, Any]) -> str | None:
 
 
 def auto_round_layout(config: dict[str, Any]) -> str | None:
-    """Return AutoRound's tensor layout, such as
-    "auto_round:auto_gptq".
+    """Return AutoRound's tensor layout, such as "auto_round:auto_gptq".
 
     Return None for other libraries' files. Files before version 0.5 name a kernel ("backend"),
     which implies the layout.
@@ -62,8 +60,7 @@ def auto_round_layout(config: dict[str, Any]) -> str | None:
 
 
 def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:
-    """Return whether a safetensors header lists tensors of
-    unsupported types.
+    """Return whether a safetensors header lists tensors of unsupported types.
 
     Args:
         method: see `foreign_method`.
@@ -90,8 +87,7 @@ def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
 
 
 def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    """Replace modules for which `weights` holds scales by
-    quantised ones.
+    """Replace modules for which `weights` holds scales by quantised ones.
 
     Bits, group size and mode follow from the shapes of a module's tensors. So the configuration's
     per-module entries, which use other names, are not needed.

@@ -23,8 +23,7 @@ _NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Return the weight files of a model folder,
-    sorted.
+    """Return the weight files of a model folder, sorted.
 
     These are the files in its index; without an index, `model.safetensors`, or the numbered files,
     or all. Other files, such as adapters, are named in the log.
@@ -65,8 +64,7 @@ def _listed(index: Path) -> list[str]:
 
 
 def read_header(path: Path) -> bytes:
-    """Return the JSON header of one file, checked against the
-    file's size.
+    """Return the JSON header of one file, checked against the file's size.
 
     Raises:
         ModelError: the file is not a safetensors file, cannot be read, or is truncated.
@@ -106,8 +104,7 @@ def _entries(path: Path, header: bytes) -> list[tuple[str, Any]]:
 
 
 def _end(path: Path, name: str, entry: Any) -> int:
-    """Return the end of a tensor's data, counted from the end of the
-    header.
+    """Return the end of a tensor's data, counted from the end of the header.
 
     Raises:
         ModelError: the entry is incomplete.

@@ -12,8 +12,7 @@ _SMALLEST = 1 << 22  # the bits of 2**-127, which is subnormal
 
 
 def scale_numbers(name: str, scale: mx.array) -> mx.array:
-    """Return a tensor of scales as float32
-    factors.
+    """Return a tensor of scales as float32 factors.
 
     Bytes, whether typed U8 or F8_E8M0, are exponents of two plus 127 (E8M0 of the OCP microscaling
     specification).
@@ -40,8 +39,7 @@ def check_exponents(name: str, scale: mx.array) -> None:
 
 
 def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
-    """Decode codes `[..., out, in / 2]` without a global scale to float32 `[...,
-    out, in]`.
+    """Decode codes `[..., out, in / 2]` without a global scale to float32 `[..., out, in]`.
 
     Args:
         name: name of the tensor of codes.
@@ -58,8 +56,7 @@ def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
 def small_float_words(
     name: str, codes: mx.array, scales: mx.array, group: int, lack: str = ""
 ) -> mx.array:
-    """Return codes in
-    MLX's form.
+    """Return codes in MLX's form.
 
     Args:
         group: number of codes per scale.

@@ -77,8 +77,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def named(name: str) -> Dialect:
-    """Return the dialect with
-    this name.
+    """Return the dialect with this name.
 
     Raises:
         ModelError: there is no such dialect.
@@ -89,8 +88,7 @@ def named(name: str) -> Dialect:
 
 
 def choose_dialect(template: str, model_type: str, override: str | None = None) -> Dialect:
-    """Return the dialect of
-    a model.
+    """Return the dialect of a model.
 
     Args:
         template: source of the chat template; empty if there is none.

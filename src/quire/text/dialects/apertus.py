@@ -1,5 +1,4 @@
-"""Apertus: each call is a JSON object with one key, the tool's name, whose value is the
-arguments.
+"""Apertus: each call is a JSON object with one key, the tool's name, whose value is the arguments.
 
 Source: docs/format.md of swiss-ai/apertus_format. Calls stand in an array,
 `[{"NAME": {...}}, ...]`, between `<|tools_prefix|>` and `<|tools_suffix|>`; reasoning between

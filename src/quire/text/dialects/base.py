@@ -1,5 +1,4 @@
-"""The interface of dialects: how a family of models writes reasoning and
-tool calls.
+"""The interface of dialects: how a family of models writes reasoning and tool calls.
 
 A dialect has a parser from tokens to deltas, the markers that open and close reasoning, and a
 grammar that forces tool calls. Each dialect is one module and one line in this package's registry.
@@ -34,8 +33,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The part of a tokenizer that
-    dialects need.
+    """The part of a tokenizer that dialects need.
 
     Attributes:
         added: ids of all added tokens by text. A marker among them is recognised by its id alone;
@@ -71,8 +69,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A complete tool call. `arguments` is the text of one JSON
-    object.
+    """A complete tool call. `arguments` is the text of one JSON object.
 
     Attributes:
         id: the id that the model wrote, in dialects whose calls have ids.
@@ -84,8 +81,7 @@ class Call:
 
 
 class Parser(Protocol):
-    """Turns one answer's tokens into deltas. Made for one request,
-    used once.
+    """Turns one answer's tokens into deltas. Made for one request, used once.
 
     A call starts once its name is known to be a tool's. Its arguments follow as they are written,
     as far as they cannot change any more. `ToolCallEnded` marks a complete call; a truncated call
@@ -106,8 +102,7 @@ class Parser(Protocol):
         ...
 
     def feed(self, token_id: int, piece: str) -> list[Delta]:
-        """Process one token. Return the deltas that it
-        completes.
+        """Process one token. Return the deltas that it completes.
 
         Args:
             token_id: the token, or -1 for text without a token.
@@ -117,8 +112,7 @@ class Parser(Protocol):
         ...
 
     def finish(self, reason: FinishReason) -> list[Delta]:
-        """Process the end of the answer. Return the remaining
-        deltas.
+        """Process the end of the answer. Return the remaining deltas.
 
         Held text becomes a call if it is complete, else text. Of a call that was truncated by
         anything but an end token only the start is emitted.
@@ -137,8 +131,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The calls that a grammar must enforce: one of `tools`, or several if
-    `parallel`.
+    """The calls that a grammar must enforce: one of `tools`, or several if `parallel`.
 
     Attributes:
         tools: the tools; types in their schemas are mapped to JSON Schema's.
@@ -158,8 +151,7 @@ class Forced:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Message headers, for dialects that write reasoning and answer as separate
-    messages.
+    """Message headers, for dialects that write reasoning and answer as separate messages.
 
     Grammars of these dialects include the headers, and the reasoning before them.
 
@@ -174,8 +166,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One notation of reasoning and
-    tool calls.
+    """One notation of reasoning and tool calls.
 
     Attributes:
         name: the name for `--dialect`.
@@ -204,8 +195,7 @@ class Dialect:
     def parser(
         self, prompt_ids: Sequence[int], tools: Sequence[Tool], vocabulary: Vocabulary
     ) -> Parser:
-        """Return a parser in the state in which the prompt leaves the
-        answer.
+        """Return a parser in the state in which the prompt leaves the answer.
 
         Args:
             prompt_ids: the prompt. Only the part after its last turn marker matters, so a marker
@@ -234,8 +224,7 @@ class Dialect:
         vocabulary: Vocabulary,
         on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str | None:
-        """Return a lark grammar that constrains unforced calls to the schemas of
-        their tools.
+        """Return a lark grammar that constrains unforced calls to the schemas of their tools.
 
         It applies from `opener` on, or to the whole answer if `openers` is empty. Return None if no
         token marks where a call starts.
@@ -262,8 +251,7 @@ class Dialect:
         vocabulary: Vocabulary,
         on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str:
-        """Return a lark grammar for llguidance that allows nothing but
-        tool calls.
+        """Return a lark grammar for llguidance that allows nothing but tool calls.
 
         Args:
             name: the tool to call; None lets the model choose.

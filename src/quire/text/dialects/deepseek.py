@@ -1,5 +1,4 @@
-"""DeepSeek: R1 and V3 with fenced JSON calls, V3.1 with plain ones, V3.2 and V4
-with DSML.
+"""DeepSeek: R1 and V3 with fenced JSON calls, V3.1 with plain ones, V3.2 and V4 with DSML.
 
 Source: the chat templates of deepseek-ai/DeepSeek-R1, -V3 and -V3.1. A call is, in V3,
 `<｜tool▁call▁start｜>function<｜tool▁sep｜>NAME`, a line break and a ```json fence, in V3.1

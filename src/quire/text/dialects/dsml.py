@@ -1,5 +1,4 @@
-"""DSML: the notation of tool calls of DeepSeek V3.2
-and V4.
+"""DSML: the notation of tool calls of DeepSeek V3.2 and V4.
 
 Source: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2, and encoding_dsv4.py of V4. Calls
 stand between `<｜DSML｜function_calls>` (V4: `tool_calls`) and its closing tag, each as
@@ -48,8 +47,7 @@ def _value(tool: Tool, key: str, is_text: str | None, text: str) -> Any:
 
 
 def _arguments(text: str, at: int, tool: Tool) -> tuple[str, int]:
-    """Return the JSON of a call's arguments, and the offset after
-    the call.
+    """Return the JSON of a call's arguments, and the offset after the call.
 
     Raises:
         Unterminated: a value has no end.

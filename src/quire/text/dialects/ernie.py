@@ -1,5 +1,4 @@
-"""ERNIE 4.5: Hermes calls like Qwen3's, and answers in their
-own tag.
+"""ERNIE 4.5: Hermes calls like Qwen3's, and answers in their own tag.
 
 Source: the chat template of baidu/ERNIE-4.5-21B-A3B-Thinking: `<think>`, then `<response>` or
 `{"name": ..., "arguments": {...}}` between `<tool_call>` and `</tool_call>`.

@@ -1,5 +1,4 @@
-"""Streams the arguments of tool calls: the part of a call's JSON that can no longer
-change.
+"""Streams the arguments of tool calls: the part of a call's JSON that can no longer change.
 
 A flow follows the text of one call. It may stop anywhere: what it has emitted is a prefix of what
 the section's reader makes of the whole text, and the rest follows at the end. Output and running
@@ -55,8 +54,7 @@ end, so that most text that turns out not to be a call can still be emitted as t
 
 
 class CallInProgress:
-    """A call that may be sent before its section ends. Owned by the parser of its
-    answer.
+    """A call that may be sent before its section ends. Owned by the parser of its answer.
 
     Attributes:
         started: whether a part of the call was sent.
@@ -125,8 +123,7 @@ def _says(text: str, arguments: str) -> bool:
 
 
 class JsonFlow:
-    """Streams arguments that are a JSON object, with `write_json`'s
-    spacing.
+    """Streams arguments that are a JSON object, with `write_json`'s spacing.
 
     It stops where the text is not JSON any more.
     """
@@ -252,8 +249,7 @@ def json_call(*openings: str) -> StartCall:
 
 
 def named_call(head: str) -> StartCall:
-    """Return a function that recognises calls that match `head`, followed by a JSON
-    object.
+    """Return a function that recognises calls that match `head`, followed by a JSON object.
 
     `head` is a regular expression with a group `name` and perhaps one `id`.
     """

@@ -1,5 +1,4 @@
-"""Gemma 4: channels for reasoning, and a special notation
-for calls.
+"""Gemma 4: channels for reasoning, and a special notation for calls.
 
 Source: the chat template of google/gemma-4-*-it. Reasoning is `<|channel>thought\\n...<channel|>`;
 a call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`, where keys are bare, strings stand

@@ -1,5 +1,4 @@
-"""Streams Gemma 4's arguments as they are written; see
-`flow`.
+"""Streams Gemma 4's arguments as they are written; see `flow`.
 
 It follows the template's own notation and stops at anything else: quoted keys, keys with other
 characters, and bare values that do not fit the schema. The reader then has the rest.

@@ -1,5 +1,4 @@
-"""Grammars of forced calls in Gemma 4's notation: a JSON schema becomes lark rules for
-llguidance.
+"""Grammars of forced calls in Gemma 4's notation: a JSON schema becomes lark rules for llguidance.
 
 Types, properties, enumerations, alternatives, references, bounds, patterns and formats are
 enforced. Other keywords, such as bounds on the number of properties, are reported; see `Forced`.
@@ -105,8 +104,7 @@ class _Rules:
         return name
 
     def object(self, schema: Schema) -> str:
-        """Return a lark term for an
-        object.
+        """Return a lark term for an object.
 
         Properties are in the order of Gemma's template, sorted by name. Those that are not required
         may be left out.

@@ -1,5 +1,4 @@
-"""GLM-4 9B, GLM-4 0414 and GLM-Z1: a tool's name on a line, and JSON on
-the next.
+"""GLM-4 9B, GLM-4 0414 and GLM-Z1: a tool's name on a line, and JSON on the next.
 
 Source: the chat templates of zai-org/glm-4-9b-chat-hf and GLM-4-9B-0414. A message that calls is
 `<|assistant|>NAME`, a line break and the arguments; `<|observation|>` ends the turn. No marker

@@ -78,8 +78,7 @@ def named_rules(tools: Sequence[Tool], before: str, between: str, after: str = "
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Notation of one argument in tags: `opening`, with {} for the name, the value, and
-    `closing`.
+    """Notation of one argument in tags: `opening`, with {} for the name, the value, and `closing`.
 
     Attributes:
         opening_term, closing_term: lark terms for the two, if they contain tokens; "" if they are
@@ -104,8 +103,7 @@ def argument_rules(
     *,
     terms: tuple[str, str] | None = None,
 ) -> list[str]:
-    """Return the rules `call_0`... and `call` for calls with a tag for each
-    argument.
+    """Return the rules `call_0`... and `call` for calls with a tag for each argument.
 
     Arguments follow the schema's order; optional ones may be left out. Strings are text up to the
     closing tag, other values are JSON. A schema without properties leaves names and values free.
@@ -200,8 +198,7 @@ def alternatives(name: str, count: int) -> str:
 
 
 def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[str]:
-    """Return rules for ordered terms separated by `comma`; the first rule is
-    `name_first_0`.
+    """Return rules for ordered terms separated by `comma`; the first rule is `name_first_0`.
 
     Args:
         pairs: the terms, each with whether it is required.
@@ -234,8 +231,7 @@ def wrapped(
     within: str = '"\\n"',
     between: str = '"\\n"',
 ) -> str:
-    """Return a grammar of calls, each between two markers; of a single call unless
-    `parallel`.
+    """Return a grammar of calls, each between two markers; of a single call unless `parallel`.
 
     Args:
         call: rules for `call`.
@@ -257,8 +253,7 @@ def section_of_calls(
     within: tuple[str, str] = ("", ""),
     between: str = "",
 ) -> str:
-    """Return a grammar of calls between one pair of markers around all
-    of them.
+    """Return a grammar of calls between one pair of markers around all of them.
 
     Args:
         after: the closing marker; "" if there is none.

@@ -1,5 +1,4 @@
-"""gpt-oss: the harmony format, in which each message has a header with a
-channel.
+"""gpt-oss: the harmony format, in which each message has a header with a channel.
 
 Source: OpenAI's harmony response format. A message is
 `<|start|>assistant<|channel|>CHANNEL<|message|>...<|end|>`. The channel `analysis` is reasoning,

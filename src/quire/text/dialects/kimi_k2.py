@@ -1,5 +1,4 @@
-"""Kimi K2: calls with ids that the model
-writes.
+"""Kimi K2: calls with ids that the model writes.
 
 Source: docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct. Inside a section each call is
 `<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`. The

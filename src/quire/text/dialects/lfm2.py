@@ -1,5 +1,4 @@
-"""LFM2: a list of Python-style calls, or JSON if the prompt asks
-for it.
+"""LFM2: a list of Python-style calls, or JSON if the prompt asks for it.
 
 Source: the chat templates of LiquidAI/LFM2-* and LFM2.5-*. Calls stand as
 `[name(key="value", ...), ...]` or `[{"name": ..., "arguments": {...}}]` between

@@ -1,5 +1,4 @@
-"""Llama 3 and 4: an answer, or a line of it, that starts as a JSON or Python call is
-a call.
+"""Llama 3 and 4: an answer, or a line of it, that starts as a JSON or Python call is a call.
 
 Source: Meta's prompt formats for Llama 3.1, 3.2 and 4. JSON calls are `{"name": ..., "parameters":
 {...}}`, several in a list or with `;` between, with or without `<|python_tag|>`; pythonic ones

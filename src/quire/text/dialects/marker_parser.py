@@ -24,8 +24,7 @@ NO_SECTION = ""
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The text of a section so far, without its opening
-    marker.
+    """The text of a section so far, without its opening marker.
 
     Attributes:
         marks: (offset in `text`, marker) of each marker, in order. A marker's spelling elsewhere is
@@ -47,8 +46,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The complete calls of a section, and where
-    they end.
+    """The complete calls of a section, and where they end.
 
     Attributes:
         calls: the complete calls at its start.
@@ -64,8 +62,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the answer that may
-    hold calls.
+    """A part of the answer that may hold calls.
 
     Attributes:
         read: reads the calls of a whole section; anything it cannot read is not a call. Never
@@ -99,8 +96,7 @@ def enclosing(*pairs: tuple[str, str]) -> Enclosing:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The markers of a dialect and their
-    meaning.
+    """The markers of a dialect and their meaning.
 
     Attributes:
         reasoning: markers that open reasoning, and that close it.
@@ -145,8 +141,7 @@ class Mode(Enum):
 
 
 def last_added(start: Start) -> tuple[int, str]:
-    """Return position and text of the prompt's last added token; (-1, "") if it
-    has none.
+    """Return position and text of the prompt's last added token; (-1, "") if it has none.
 
     Earlier tokens belong to earlier turns, so this token alone tells how the answer starts.
     """
@@ -159,8 +154,7 @@ def last_added(start: Start) -> tuple[int, str]:
 
 
 def started_reasoning(start: Start, marks: Enclosing) -> str | None:
-    """Return the text of reasoning that the prompt leaves open; None if it
-    opens none.
+    """Return the text of reasoning that the prompt leaves open; None if it opens none.
 
     A marker that is an added token counts by its id. A marker of ordinary tokens counts by its
     spelling after the last added token, which starts the assistant's turn. If no token starts

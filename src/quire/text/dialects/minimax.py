@@ -1,5 +1,4 @@
-"""MiniMax M2: XML calls in a section, and reasoning that the
-prompt opens.
+"""MiniMax M2: XML calls in a section, and reasoning that the prompt opens.
 
 Source: docs/tool_calling_guide.md of MiniMaxAI/MiniMax-M2.
 """

@@ -1,5 +1,4 @@
-"""Mistral: `[TOOL_CALLS]` in its old and new form, and `[THINK]` of
-Magistral.
+"""Mistral: `[TOOL_CALLS]` in its old and new form, and `[THINK]` of Magistral.
 
 Source: mistral-common's tokenizers. Up to v7 `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`;
 from v11 on `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call, ids and `[ARGS]` not always.

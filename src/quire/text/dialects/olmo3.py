@@ -1,5 +1,4 @@
-"""OLMo 3: Python-style calls, one
-a line.
+"""OLMo 3: Python-style calls, one a line.
 
 Source: the chat templates of allenai/Olmo-3-*: `name(key="value", ...)` on lines between
 `<function_calls>` and `</function_calls>`, reasoning in `<think>`.

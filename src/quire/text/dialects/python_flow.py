@@ -38,8 +38,7 @@ _CLOSED = {"[": "]", "(": ")", "{": "}"}
 
 
 class PythonFlow:
-    """Streams the arguments of one call of `tool`, from the first
-    argument on.
+    """Streams the arguments of one call of `tool`, from the first argument on.
 
     It stops where it is uncertain which quote ends a string.
     """

@@ -1,5 +1,4 @@
-"""Finds the end of a string in a Python-style call whose inner quotes are not
-escaped.
+"""Finds the end of a string in a Python-style call whose inner quotes are not escaped.
 
 A quote ends a string only if the call continues after it: with another argument, with the call's
 end, or, within a list or an object, with its next sign. Inner quotes usually come in pairs
@@ -60,8 +59,7 @@ class Verdict(Enum):
 def judge(
     text: str, at: int, place: Place, *, inner: int, known: Collection[str], whole: bool
 ) -> Verdict:
-    """Decide whether the quote before `at` ends its
-    string.
+    """Decide whether the quote before `at` ends its string.
 
     Args:
         inner: number of such quotes in the string so far.

@@ -1,5 +1,4 @@
-"""Python-style calls: `name(key=value, ...)`, with constants as
-values.
+"""Python-style calls: `name(key=value, ...)`, with constants as values.
 
 Deviations are accepted: dots and dashes in names, `true`, `false` and `null`, and strings with line
 ends or their own quote inside, since templates write the history's strings without escapes.
@@ -43,8 +42,7 @@ _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 
 
 def read_python_calls(text: str, tools: Tools, *, bracketed: bool = False) -> Reading:
-    """Read calls in sequence or in a list, separated by commas, semicolons or
-    blanks.
+    """Read calls in sequence or in a list, separated by commas, semicolons or blanks.
 
     Args:
         bracketed: whether only a whole list is read.
@@ -89,8 +87,7 @@ def _read_call(text: str, opening: re.Match[str], tools: Tools) -> tuple[Call, i
 
 
 def read_python_value(text: str, known: Collection[str]) -> Any:
-    """Return the constant that a text
-    spells.
+    """Return the constant that a text spells.
 
     Raises:
         ValueError: the text is not a constant.
@@ -102,8 +99,7 @@ def read_python_value(text: str, known: Collection[str]) -> Any:
 
 
 class _Reader:
-    """Reads the arguments of
-    one call.
+    """Reads the arguments of one call.
 
     Args:
         known: names of the tool's parameters.
@@ -114,8 +110,7 @@ class _Reader:
         self._text, self._known, self._in_pairs = text, known, in_pairs
 
     def arguments(self, at: int) -> tuple[dict[str, Any], int]:
-        """Return the arguments at `at` and the offset after
-        the call.
+        """Return the arguments at `at` and the offset after the call.
 
         Raises:
             Unterminated: the text ends inside a string.
@@ -231,8 +226,7 @@ def python_head(text: str, tools: Tools) -> bool | None:
 
 
 def python_rules(forced: Forced) -> list[str]:
-    """Return the rules `call_0`... and `call` for Python-style calls with JSON
-    values.
+    """Return the rules `call_0`... and `call` for Python-style calls with JSON values.
 
     Arguments follow the schema's order; optional ones may be left out. A schema without properties
     leaves names and values free. If a property's name cannot be a keyword, the arguments are one

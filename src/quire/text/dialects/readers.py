@@ -54,8 +54,7 @@ _STRAY = re.compile(r"[\s}\]]*")
 def read_json_calls(
     body: Body, tools: Tools, *, of: Callable[[Any], Call] = call_from_object
 ) -> Reading:
-    """Read calls that are JSON objects, in sequence or in an array, separated by `;`
-    or `,`.
+    """Read calls that are JSON objects, in sequence or in an array, separated by `;` or `,`.
 
     Surplus closing brackets at the end, which small models write, count as part of the last call.
 
@@ -135,8 +134,7 @@ class LineEnds(Enum):
 
 
 class XmlNotation:
-    """Calls in two levels of tags: a call, and within it one tag for each
-    argument.
+    """Calls in two levels of tags: a call, and within it one tag for each argument.
 
     Qwen3-Coder writes `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, MiniMax
     `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`. Values are not
@@ -222,8 +220,7 @@ class XmlNotation:
         return value[:end]
 
     def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
-        """Return the calls at the start of `text`, typed by the tools'
-        schemas.
+        """Return the calls at the start of `text`, typed by the tools' schemas.
 
         Args:
             lenient: whether the next tag ends a value without a closing tag.

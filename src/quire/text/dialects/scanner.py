@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 
 class MarkerScanner:
-    """Splits a stream of text into runs and markers. The result does not depend on how it
-    is cut.
+    """Splits a stream of text into runs and markers. The result does not depend on how it is cut.
 
     Text that may start a marker is held until that is decided. No marker may be a prefix of
     another.

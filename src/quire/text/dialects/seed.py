@@ -1,5 +1,4 @@
-"""Seed-OSS: XML calls like Qwen3-Coder's, with other
-markers.
+"""Seed-OSS: XML calls like Qwen3-Coder's, with other markers.
 
 Source: the chat template of ByteDance-Seed/Seed-OSS-36B-Instruct.
 """

@@ -1,5 +1,4 @@
-"""Lark terminals for strings that a schema constrains and a dialect writes without
-quotes.
+"""Lark terminals for strings that a schema constrains and a dialect writes without quotes.
 
 For JSON strings llguidance does this itself. A schema's pattern may match anywhere in a string
 (ECMA-262), so it is turned into an expression that matches the whole string.
@@ -60,8 +59,7 @@ _FORMATS = {
 
 
 def text_of(schema: Schema, root: Schema, lost: Callable[[str], None], depth: int = 0) -> str:
-    """Return a lark expression for the text of strings that satisfy a
-    schema.
+    """Return a lark expression for the text of strings that satisfy a schema.
 
     Args:
         lost: called with each keyword that is not enforced.
@@ -104,8 +102,7 @@ def _regex(pattern: str) -> str:
 
 
 def anchored_pattern(pattern: str) -> str | None:
-    """Return an expression for the whole strings in which `pattern`
-    is found.
+    """Return an expression for the whole strings in which `pattern` is found.
 
     Return None if the pattern has anchors other than at the ends of its outermost alternatives.
     """

@@ -1,5 +1,4 @@
-"""Streams arguments in tags; see `flow`. Strings are streamed, other values are
-sent whole.
+"""Streams arguments in tags; see `flow`. Strings are streamed, other values are sent whole.
 
 The closing brace is sent with the end of the call, which only the reader knows.
 """
@@ -51,8 +50,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of a call's arguments. They are not escaped in
-    values.
+    """The tags of a call's arguments. They are not escaped in values.
 
     Attributes:
         opening: start of the tag that opens an argument, up to its name.
@@ -80,8 +78,7 @@ class _Tag(Enum):
 
 
 class TagFlow:
-    """Streams the arguments of one call of `tool`. Each character is
-    examined once.
+    """Streams the arguments of one call of `tool`. Each character is examined once.
 
     A value is streamed up to the first tag in it; the rest follows when the value is complete.
     """
@@ -204,8 +201,7 @@ class TagFlow:
 
 
 class KeyedFlow:
-    """Streams the arguments of one call of `tool` whose names and values are enclosed in
-    markers.
+    """Streams the arguments of one call of `tool` whose names and values are enclosed in markers.
 
     Args:
         key_end: the marker after a name. The flow starts after the marker before the first name.

@@ -35,8 +35,7 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """Parse the JSON value at `start`. Return it with the offset
-    after it.
+    """Parse the JSON value at `start`. Return it with the offset after it.
 
     Raw control characters in strings are accepted, since models write them, and backslashes that
     start no escape stand for themselves. NaN and Infinity are refused.
@@ -93,8 +92,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def write_json(value: Any) -> str:
-    """Return a value as strict JSON that can always be encoded
-    as UTF-8.
+    """Return a value as strict JSON that can always be encoded as UTF-8.
 
     Raises:
         ValueError: a number is infinite, or the value is nested too deeply.
@@ -112,8 +110,7 @@ def write_inner(text: str) -> str:
 
 
 def arguments_json(value: Any) -> str:
-    """Return the JSON text of an arguments object, given as the object or as a
-    string of it.
+    """Return the JSON text of an arguments object, given as the object or as a string of it.
 
     Raises:
         ValueError: the value is not an object.
@@ -128,8 +125,7 @@ def arguments_json(value: Any) -> str:
 
 
 def call_from_object(value: Any) -> Call:
-    """Return the call of a `{"name": ..., "arguments": ...}`
-    object.
+    """Return the call of a `{"name": ..., "arguments": ...}` object.
 
     "parameters" for the arguments, "function" or "tool_name" for the name, and an enclosing
     "function" object are accepted too.
@@ -201,8 +197,7 @@ def resolve(schema: Any, root: Schema) -> Schema:
 
 
 def merged(schema: Schema, root: Schema) -> Schema:
-    """Return `schema` with the parts of its `allOf` merged
-    into it.
+    """Return `schema` with the parts of its `allOf` merged into it.
 
     Properties and required names are joined; of other repeated keywords the last one counts.
     """
@@ -257,8 +252,7 @@ def kind_of(value: Any) -> str:
 
 
 def typed(text: str, schema: Schema, root: Schema) -> Any:
-    """Return the value of an untyped text, as far as the schema determines
-    its type.
+    """Return the value of an untyped text, as far as the schema determines its type.
 
     If the schema allows only strings, the text is the value. Else the text is parsed as JSON, and
     kept as a string if it is not JSON of an allowed type: the tool may refuse it, but it is not
@@ -291,8 +285,7 @@ def _whole_json(text: str) -> Any:
 
 
 def _json_or_python(text: str) -> Any:
-    """Parse a whole text as JSON; lists and objects may be in Python's
-    notation.
+    """Parse a whole text as JSON; lists and objects may be in Python's notation.
 
     Raises:
         ValueError: the text is neither.

@@ -28,8 +28,7 @@ def new_call_id() -> str:
 
 
 class Writer:
-    """Owns the deltas not yet taken, and numbers
-    the calls.
+    """Owns the deltas not yet taken, and numbers the calls.
 
     White space at the end is held until more text of the same kind follows. So newlines around
     reasoning or a call are dropped, while those inside are kept. Only white space is ever dropped.

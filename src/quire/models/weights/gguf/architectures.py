@@ -17,8 +17,7 @@ from quire.models.weights.gguf.rotation import rope_parameters
 
 @dataclass(frozen=True)
 class Architecture:
-    """How GGUF files of an architecture differ from the family's
-    own files.
+    """How GGUF files of an architecture differ from the family's own files.
 
     Attributes:
         config: returns the architecture's own configuration keys.
@@ -36,8 +35,7 @@ class Architecture:
 
 
 def architecture_of(gguf: GGUF) -> Architecture:
-    """Return the architecture of
-    a file.
+    """Return the architecture of a file.
 
     Raises:
         ModelError: the architecture is not supported.
@@ -57,8 +55,7 @@ def architecture_of(gguf: GGUF) -> Architecture:
 
 
 def config_of(gguf: GGUF) -> Config:
-    """Return the equivalent of
-    `config.json`.
+    """Return the equivalent of `config.json`.
 
     Raises:
         ModelError: the architecture is not supported, or a key is missing.

@@ -1,5 +1,4 @@
-"""Undoes the changes that llama.cpp's converter makes to tensors, besides
-their names.
+"""Undoes the changes that llama.cpp's converter makes to tensors, besides their names.
 
 A change gets a tensor's translated name, one of its arrays (codes, scales or biases, whose rows are
 the matrix's), and the configuration.
@@ -26,8 +25,7 @@ def no_parameters(gguf: GGUF) -> dict[str, mx.array]:
 
 
 def activations(gguf: GGUF) -> dict[str, mx.array]:
-    """Return the parameters of Apertus's activations, which the metadata stores
-    per layer.
+    """Return the parameters of Apertus's activations, which the metadata stores per layer.
 
     Raises:
         ModelError: a list is missing or has another length.

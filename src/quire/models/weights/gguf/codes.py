@@ -1,5 +1,4 @@
-"""Converts GGUF's codes to MLX's, or
-dequantises them.
+"""Converts GGUF's codes to MLX's, or dequantises them.
 
 Blocks of 32 numbers with one scale (`Q4_0` to `Q8_0`), and the parts of 32 of `Q4_K` and `Q5_K`,
 equal MLX's affine groups of 32, `code * scale + bias`; their codes are kept. A scale of `Q4_K` is a
@@ -28,8 +27,7 @@ FLOATS = {_Type.F32: "F32", _Type.F16: "F16", _Type.BF16: "BF16"}
 
 
 def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
-    """Convert the bytes of rows, `[..., rows, bytes]`, to a tensor `[..., rows,
-    columns]`.
+    """Convert the bytes of rows, `[..., rows, bytes]`, to a tensor `[..., rows, columns]`.
 
     Scales are float32. The result is lazy, except for types that only the `gguf` package
     dequantises.

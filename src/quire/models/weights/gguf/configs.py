@@ -1,5 +1,4 @@
-"""Configuration keys of each GGUF architecture, besides the
-common ones.
+"""Configuration keys of each GGUF architecture, besides the common ones.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Absent keys have
 llama.cpp's defaults.

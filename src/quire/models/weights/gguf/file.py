@@ -1,5 +1,4 @@
-"""Reads the headers of GGUF files, without their
-tensors.
+"""Reads the headers of GGUF files, without their tensors.
 
 Format: magic, version, counts, typed metadata, an entry per tensor, aligned data. The `gguf`
 package's own reader makes an array of every string: it takes 17 s for a vocabulary of 150,000, this
@@ -34,8 +33,7 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The place and type of a tensor in
-    a file.
+    """The place and type of a tensor in a file.
 
     Attributes:
         kind: the type of its numbers.
@@ -61,8 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUF:
-    """A GGUF model, of one file or
-    several parts.
+    """A GGUF model, of one file or several parts.
 
     Attributes:
         files: the parts, in order.
@@ -78,8 +75,7 @@ class GGUF:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of an architecture's key, such as
-        `attention.head_count`.
+        """Return the value of an architecture's key, such as `attention.head_count`.
 
         Raises:
             ModelError: the value has the wrong type.
@@ -91,8 +87,7 @@ class GGUF:
         return self.metadata[name]
 
     def tensor(self, name: str) -> TensorInfo:
-        """Return a
-        tensor's entry.
+        """Return a tensor's entry.
 
         Raises:
             ModelError: there is no such tensor.
@@ -102,8 +97,7 @@ class GGUF:
         return self.tensors[name]
 
     def need(self, key: str) -> Any:
-        """Return the value of a required key,
-        as `get`.
+        """Return the value of a required key, as `get`.
 
         Raises:
             ModelError: there is no such key.
@@ -115,8 +109,7 @@ class GGUF:
 
 
 def read_gguf(path: Path) -> GGUF:
-    """Read the headers of a file, and of the other parts if it is one of
-    several.
+    """Read the headers of a file, and of the other parts if it is one of several.
 
     Raises:
         ModelError: the file is not GGUF, of an unknown version or truncated, or a part is missing.

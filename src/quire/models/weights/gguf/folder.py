@@ -27,8 +27,7 @@ _SAMPLING = {
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF model at a path: a file, or the only one in a folder without
-    safetensors.
+    """Return the GGUF model at a path: a file, or the only one in a folder without safetensors.
 
     Raises:
         ModelError: the folder holds several models, or only an encoder.
@@ -64,8 +63,7 @@ def _is_encoder(file: Path) -> bool:
 
 
 def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
-    """Return the GGUF model of a repository that a name or word
-    selects.
+    """Return the GGUF model of a repository that a name or word selects.
 
     Args:
         names: names of all files.
@@ -95,8 +93,7 @@ def parts_of(name: str) -> str:
 
 
 def as_folder(path: Path) -> Path:
-    """Return a folder with `config.json`, tokenizer files, and links to the file and
-    its parts.
+    """Return a folder with `config.json`, tokenizer files, and links to the file and its parts.
 
     The folder is in the user's cache, at a path derived from the file's, and is rewritten at each
     call. A server reads it while it runs.

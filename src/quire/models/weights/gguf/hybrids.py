@@ -1,5 +1,4 @@
-"""GGUF configurations of models with state space layers, alone or beside
-attention.
+"""GGUF configurations of models with state space layers, alone or beside attention.
 
 A layer's kind follows from its tensors. Sizes of state spaces have the same keys everywhere:
 `time_step_rank` is the number of Mamba 2's heads, `inner_size` their total width.

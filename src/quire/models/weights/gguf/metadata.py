@@ -14,8 +14,7 @@ from quire.core.values import LARGEST
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of values, with
-    bounds.
+    """A type of values, with bounds.
 
     Attributes:
         name: the type's name in messages.

@@ -61,8 +61,7 @@ def layer_of(name: str) -> int | None:
 
 
 def renamed(name: str, own: Mapping[str, str]) -> str | None:
-    """Return the translated name; None if it is
-    unknown.
+    """Return the translated name; None if it is unknown.
 
     Args:
         own: the architecture's own names, without the layer. A name that ends with a kind

@@ -20,8 +20,7 @@ _YARN = {
 
 
 def rope_parameters(gguf: GGUF, theta: float = 10000.0) -> dict[str, Any]:
-    """Return the rotary parameters of all layers, or of those without a
-    window.
+    """Return the rotary parameters of all layers, or of those without a window.
 
     Args:
         theta: default theta.

@@ -15,8 +15,7 @@ from quire.models.weights.gguf.file import GGUF, TensorInfo
 
 
 def lazy_rows(gguf: GGUF) -> dict[str, mx.array]:
-    """Return each tensor: floats `[..., columns]`, or the bytes of
-    its rows.
+    """Return each tensor: floats `[..., columns]`, or the bytes of its rows.
 
     MLX reads safetensors lazily. So each part is presented to it as a safetensors file, by a header
     that gives the tensors' places in the file.

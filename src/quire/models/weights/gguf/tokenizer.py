@@ -1,5 +1,4 @@
-"""Converts the tokenizer in a GGUF file to Hugging
-Face's files.
+"""Converts the tokenizer in a GGUF file to Hugging Face's files.
 
 `tokenizer.ggml.model` names its kind: `gpt2` is BPE over bytes with merges; `llama` is
 SentencePiece's BPE (arXiv:1808.06226), whose merges follow from scores; `t5` is SentencePiece's
@@ -77,8 +76,7 @@ _GEMMA4_MARKS = frozenset(
 
 
 def tokenizer_files(gguf: GGUF) -> dict[str, Json]:
-    """Return the contents of `tokenizer.json` and
-    `tokenizer_config.json`.
+    """Return the contents of `tokenizer.json` and `tokenizer_config.json`.
 
     Raises:
         ModelError: the file has no tokenizer, or an unsupported one.
@@ -113,8 +111,7 @@ def end_ids(gguf: GGUF) -> list[int]:
 
 
 def _key(gguf: GGUF, name: str, default: Any = None) -> Any:
-    """Return a
-    tokenizer's key.
+    """Return a tokenizer's key.
 
     Raises:
         ModelError: the value has the wrong type.
@@ -131,8 +128,7 @@ def _kinds(gguf: GGUF, tokens: list[str]) -> list[tuple[str, int]]:
 
 
 def _tokens(gguf: GGUF) -> list[str]:
-    """Return
-    texts by id.
+    """Return texts by id.
 
     Raises:
         ModelError: there are no tokens, or lists have different lengths.

@@ -44,8 +44,7 @@ class GGUFWeights:
         return mx.float16 if half else mx.bfloat16
 
     def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-        """Return all tensors, lazily. Floats and scales keep their stored type or are
-        float32.
+        """Return all tensors, lazily. Floats and scales keep their stored type or are float32.
 
         Raises:
             ModelError: a tensor has an unsupported type.
