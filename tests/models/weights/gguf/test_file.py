@@ -247,7 +247,10 @@ def test_types_that_a_tensor_cannot_have_are_refused_by_name(
     content = file.read_bytes()
     at = content.index(name) + len(name) + 4 + 8
     file.write_bytes(content[:at] + struct.pack("<I", kind) + content[at + 4 :])
-    with pytest.raises(ModelError, match=r"(output_norm|model\.norm)\.weight' .*(shape|quantised, but only matrices)"):
+    with pytest.raises(
+        ModelError,
+        match=r"(output_norm|model\.norm)\.weight' .*(shape|quantised, but only matrices)",
+    ):
         open_model(str(file))
 
 
