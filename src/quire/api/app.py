@@ -57,7 +57,7 @@ from quire.serving.mcp import McpServers
 from quire.serving.models import Models
 
 _BATCHED = 64
-"""Requests of batches in flight."""
+"""Most requests of batches that are in flight at a time."""
 
 
 def build_app(models: Models, config: ServerConfig) -> Starlette:

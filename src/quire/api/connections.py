@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 _MAX_HEAD = 128 << 10  # bytes
 _MAX_AHEAD = 16  # requests of a connection that are read while one is answered
 _OF_OFFERS = {b"upgrade", b"http2-settings"}
-"""Headers and options of a connection by which a request offers to go on in another protocol."""
+"""Headers, and options of `Connection`, by which a client offers to switch protocols."""
 
 
 @dataclass(frozen=True, slots=True)

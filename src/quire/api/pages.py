@@ -1,4 +1,5 @@
-"""Keeps out the web pages that a user of this machine visits.
+"""Refuses requests that web pages, which a user of this machine visits, may have
+caused.
 
 A browser sends a page's requests to any address, this machine's included. Three checks, none of
 which a page can pass unless the operator has named its origin:
@@ -30,7 +31,7 @@ from quire.core.errors import Forbidden, RequestError, UnsupportedMediaType
 
 ANY = "*"
 FORMS = frozenset({"/v1/files", "/v1/audio/transcriptions"})
-"""Routes that take forms."""
+"""Routes whose bodies may be forms."""
 _HOST = re.compile(r"[\w.:\[\]-]+")
 
 

@@ -23,7 +23,9 @@ from quire.serving.model_files import Stamp, check_unchanged
 from quire.serving.ticket import Ticket
 
 _DECODERS = ("av", "pypdfium2")
-"""Decoders of the `[media]` extra. Loading them takes 0.2 s, so jobs inherit them."""
+"""Modules of decoders in the `[media]` extra. Loading them takes 0.2 s, so they are loaded before
+jobs fork.
+"""
 
 
 @dataclass(frozen=True, slots=True)

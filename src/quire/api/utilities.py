@@ -33,9 +33,11 @@ from quire.serving.sampling_defaults import NAMES
 
 
 class TokenizeRequest(Wire):
-    """One of `prompt`, `content` and `messages`; the last through the chat template, as in chat.
+    """The body of `/tokenize`: one of `prompt`, `content` and
+    `messages`.
 
-    `content` and what stands with it are llama.cpp's, which adds no special tokens unasked.
+    Messages go through the chat template, as in chat. `content` and its options are llama.cpp's; by
+    default they add no special tokens.
     """
 
     model: str | None = None
@@ -157,7 +159,7 @@ async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
 
 
 async def _named(context: Context, request: Request, body: bytes) -> None:
-    """Nothing is asked of the model."""
+    """Check that a request names a served model."""
     context.check_model(context.parse(request, body, ModelRequest).model)
 
 
@@ -332,7 +334,7 @@ class Utilities:
         return JSONResponse({"version": quire.__version__})
 
     async def slots(self, request: Request) -> Response:
-        """`GET /slots` is not offered, and not in the API's description."""
+        """Refuse `GET /slots`: it is not offered, and not part of the API's description."""
         raise NotOffered(
             "This server has no slots: requests share one batch and one cache. 'GET /metrics' with "
             "'Accept: application/json' lists the streams that run.",

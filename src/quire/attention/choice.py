@@ -14,7 +14,7 @@ from quire.core.arrays import Ints
 from quire.device.device import current_device
 
 _ELEMENTS = 32 << 20
-"""Scores (heads * rows * keys), or elements of gathered keys, that are in memory at once."""
+"""Most scores (heads * rows * keys), or elements of gathered keys, in memory at a time."""
 
 
 class IndexerTopK:

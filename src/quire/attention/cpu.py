@@ -14,7 +14,7 @@ from quire.core.arrays import Ints
 from quire.device.cpu.kernels import CPUKernels
 
 _MULTIPLE = 16
-"""Head sizes and block sizes must be multiples of this: the kernels' longest vector."""
+"""Head sizes and block sizes must be multiples of this, the kernels' longest vector."""
 
 
 class CPUBackend(AttentionBackend):

@@ -28,8 +28,9 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 
 _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]
-"""The traits in which layers of the same rows differ: packed, heads, type, cap, sinks, and the
-number of keys that an indexer chooses (0 without one)."""
+"""Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, and the
+number of keys that an indexer chooses (0 without one).
+"""
 
 
 @dataclass(slots=True)
@@ -72,7 +73,9 @@ class _FormatRows:
     prepared: dict[tuple[AttentionBackend, int, int, int], PreparedAttention] = field(
         default_factory=dict
     )
-    """By backend, length at which sequences are cut, and range of their parts; cases share them."""
+    """Prepared inputs by backend, length at which sequences are cut, and range of their parts;
+    cases share them.
+    """
     split: dict[int, AttentionMetadata] = field(default_factory=dict)
     indexers: dict[int, IndexerTopK] = field(default_factory=dict)
 
@@ -138,7 +141,7 @@ class StepAttention:
         self._groups: dict[int, list[_FormatRows]] = {}
         self._chosen: dict[int, list[mx.array | None]] = {}
         self._attending: dict[int, mx.array] = {}
-        """By group of media, the rows that attend to any, where not all of them do."""
+        """By media group, the rows that attend to any media; missing if all rows do."""
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         chosen: list[mx.array | None] = []

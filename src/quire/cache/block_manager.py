@@ -31,10 +31,13 @@ class BlockManager:
     def __init__(self, budget: int, block_bytes: Callable[[PoolKey], int]) -> None:
         self.capacity = Capacity(budget, block_bytes)
         self.disk_accepts: Callable[[bytes, int], bool] | None = None
-        """Whether the disk tier accepts a block of that name; the bytes count those accepted before
-        in the same step. None: there is no disk tier."""
+        """Returns whether the disk tier accepts a block of a name; its bytes argument counts those
+        already accepted in the step. None without a disk tier.
+        """
         self.releases = 0
-        """Counts blocks that lost their last user: only then is there more room than before."""
+        """Number of blocks that lost their last user. While it stands still, there is no more room
+        than before.
+        """
         self._changes: list[Change] = []
         self._spilled = 0
         self._clock = 0

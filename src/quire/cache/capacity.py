@@ -67,7 +67,7 @@ class Capacity:
         self.block_bytes = cache(block_bytes)
         self.claimed = 0
         self.epoch = 0
-        """Counts the times that block ids changed; caches of ids compare it."""
+        """Number of changes of block ids; caches of ids compare it."""
         self.pools: dict[PoolKey, Pool] = {}
 
     @property

@@ -13,7 +13,7 @@ FILE = "pages.sqlite"
 SQL_PAGE = 16384
 """Bytes of an SQLite page."""
 ROWS_A_COMMIT = 24
-"""Rows that one transaction adds, removes or touches: bounds the journal."""
+"""Most rows that one transaction adds, removes or touches, which bounds the journal."""
 VERSION = 2
 """Version of the schema and of the encoding of values. A file of another version is emptied."""
 _SHRINK_STEP = 64

@@ -24,10 +24,10 @@ from quire.core.block_keys import lasting_name
 from quire.core.kv_format import KVFormat
 
 _READ_BYTES = 256 << 20
-"""Bytes read at once. Longer beginnings come in pieces, which bounds the host's memory."""
+"""Most bytes per read. Longer prefixes are read in pieces, which bounds the host's memory."""
 _MIN_TIMEOUT_S = 2.0
 _TIMEOUT_FACTOR = 4
-"""A request waits for the disk `_MIN_TIMEOUT_S`, and this many times the estimate."""
+"""A request waits for the disk at most `_MIN_TIMEOUT_S` plus this multiple of the estimate."""
 
 
 class Tier(Protocol):

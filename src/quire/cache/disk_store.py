@@ -70,9 +70,9 @@ class DiskStore:
         self._max_pages = max_bytes // SQL_PAGE - reserve
         self._order: OrderedDict[bytes, int] = OrderedDict()
         self._touched: dict[bytes, tuple[int, int]] = {}
-        """Uses not yet written down: (when, hits)."""
+        """Uses not yet written to the file: (when, hits)."""
         self._next = 1
-        """Counts uses and values; it orders them."""
+        """Counter of uses and values, by which they are ordered."""
         self._file = DiskFile(folder, fingerprint, name)
         self._lock = lock_folder(folder)
         try:

@@ -27,7 +27,9 @@ log = logging.getLogger("quire.disk")
 _COMMIT_BYTES = 16 << 20
 _PAUSE_S = 30.0
 _BUSY_S = 5.0
-"""Seconds without reads after one that found the file locked: each would wait for the lock."""
+"""Seconds without reads after the file was found locked, because each read would wait for
+the lock.
+"""
 _IDLE_FLUSH_S = 5.0
 _FIRST_RATE = 500e6
 _SMOOTHING = 0.2
@@ -93,14 +95,14 @@ class DiskTier:
     ) -> None:
         self.counters = DiskCounters()
         self.failure: str | None = None
-        """The reason why the disk tier is off, if it is."""
+        """Reason why the disk tier is off; None while it works."""
         self._config, self._fingerprint, self._name = config, fingerprint, name
         self._queue_bytes, self._clock = queue_bytes, clock
         self._store: DiskStore | None = None
         self._changed = Condition()
         self._writes: deque[tuple[bytes, HostBlock, int]] = deque()
         self._queued: set[bytes] = set()
-        """Keys that wait to be written, or are being written."""
+        """Keys of blocks that wait to be written, or are being written."""
         self._waiting_bytes = 0
         self._reads: deque[PendingRead] = deque()
         self._touched: list[bytes] = []

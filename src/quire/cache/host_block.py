@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 HostBlock = tuple[tuple[str, npt.NDArray[Any]], ...]
-"""A block's arrays: (dtype as MLX names it, bits as unsigned integers or plain floats)."""
+"""Arrays of a block on the host: (MLX's dtype name, bits as unsigned integers or plain floats)."""
 
 
 def block_bytes_of(block: HostBlock) -> int:

@@ -19,10 +19,9 @@ from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.core.block_keys import lasting_name
 
 _SIBLINGS = 8
-"""Children looked at on either side of where a prompt's tail would stand among them."""
+"""Children examined on either side of a prompt's tail in the order of tokens."""
 _MIN_SAVING = 16
-"""Tokens that a recurrent snapshot must save to be worth its memory and a chunk that ends there;
-fewer where blocks are smaller."""
+"""Fewest tokens that a recurrent snapshot must save to be kept; fewer if blocks are smaller."""
 _EVICTED = ReuseMiss(MissKind.EVICTED)
 _NO_SNAPSHOT = ReuseMiss(MissKind.NO_SNAPSHOT)
 
@@ -53,12 +52,14 @@ class Node:
         self.tokens = tokens
         self.children: dict[bytes, Node] = {}
         self.ordered: list[tuple[tuple[int, ...], bytes]] = []
-        """Children by their tokens: the best partial match is a neighbour in this order."""
+        """Children sorted by their tokens, so that the best partial match is a neighbour."""
         self.blocks: dict[int, Block] = {}
         self.snapshots: dict[tuple[int, int], Block] = {}
-        """(group, tokens into this block) -> state slot."""
+        """Recurrent snapshots: (group, tokens into this block) -> state slot."""
         self.cursors = 0
-        """Sequences that go on from here: the node stays while there are any, empty or not."""
+        """Number of sequences whose cursor is here. The node stays while there are any, even
+        without a block.
+        """
 
     def name(self, block: Block) -> bytes | None:
         if len(self.tokens) != self.index.block_size:

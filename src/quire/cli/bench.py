@@ -434,4 +434,6 @@ class BenchCommand(ClientOptions, Command):
 
 
 _PRIVATE = {"api_key", "api_key_file", "report", "config"}
-"""Never written to a report: the key is a secret, the others are no settings of the load."""
+"""Options never written to a report: the key is a secret, the others are not settings of
+the load.
+"""

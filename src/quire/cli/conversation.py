@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 _FEWEST = 10
-"""Tokens after the first that a speed is told of: fewer may come in one piece."""
+"""Fewest tokens after the first for which a speed is shown: fewer may arrive in one piece."""
 
 
 class ChatError(QuireError):

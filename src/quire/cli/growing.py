@@ -20,7 +20,7 @@ from rich.text import Text
 
 _FORMULAS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"))
 _LONGEST_FORMULA = 5000
-"""Characters."""
+"""Most characters of a formula."""
 
 
 class View(Protocol):

@@ -37,7 +37,7 @@ from quire.text.tokenizer import Tokenizer
 PAGE_TOKENS = 64
 _CHUNK = 256
 _CONVERSATION = 512
-"""Tokens of one, about."""
+"""Approximate number of tokens in one conversation."""
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _CONTINUED = 64
 

@@ -25,7 +25,7 @@ from quire.text.tokenizer import Tokenizer
 
 _KV_MEMORY = 1 << 30
 _LONGEST = 512
-"""Tokens of an answer."""
+"""Most tokens of an answer."""
 
 
 def generate(

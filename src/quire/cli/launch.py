@@ -20,12 +20,13 @@ from quire.cli.waiting import loaded
 from quire.core.errors import QuireError
 
 ADVISED_CONTEXT = 64_000
-"""Tokens. Claude Code 2.1.330 begins with 21,000 for the embedded model's tokenizer, 2.1.197 with
-39,000, and both with less for larger vocabularies; the rest is for files, what tools say, and
-answers."""
+"""Advised context in tokens. Claude Code 2.1.330 begins with 21,000 for the embedded model's
+tokenizer, 2.1.197 with 39,000; larger vocabularies need fewer. The rest is for files, tool results
+and answers.
+"""
 _ANSWER_SHARE = 4
 _LONGEST_ANSWER = 32_000
-"""Claude Code's and OpenCode's own limit of an answer's tokens."""
+"""Most tokens of an answer, which is Claude Code's and OpenCode's own limit."""
 
 
 @dataclass(frozen=True, slots=True)

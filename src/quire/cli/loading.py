@@ -16,7 +16,7 @@ from quire.core.figures import size
 log = logging.getLogger("quire.loading")
 
 _EVERY_S = 10.0
-"""Between two lines of the log; what loads faster is not worth one."""
+"""Seconds between two log lines. A quicker load is not logged."""
 
 OnProgress = Callable[[str, "messages.Progress | None"], None]
 

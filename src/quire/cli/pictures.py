@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 _WIDTH, _HEIGHT = 640, 320
 _PIECE = 4096
-"""Characters of a picture in one escape sequence, at most."""
+"""Most characters of a picture in one escape sequence."""
 _PROGRAMS = ("WezTerm", "ghostty")
 
 

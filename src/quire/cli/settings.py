@@ -50,11 +50,13 @@ from quire.core.errors import QuireError
 PREFIX = "QUIRE_"
 MODELS = "models"
 LAUNCH_KEY = f"{PREFIX}LAUNCH_KEY"
-"""Not an option: where an agent that `quire launch` starts finds its key."""
+"""Environment variable in which an agent started by `quire launch` finds its key; not an option."""
 _KEY = "api_key"
 _CONFIG = "config"
 _NOT_IN_FILE = frozenset({_KEY, _CONFIG})
-"""Options that no file sets. `_Variables` reads QUIRE_CONFIG, `quire.cli.keys` QUIRE_API_KEY."""
+"""Options that a configuration file cannot set. `_Variables` reads QUIRE_CONFIG, `quire.cli.keys`
+QUIRE_API_KEY.
+"""
 
 
 def default_file() -> Path:

@@ -120,7 +120,7 @@ def _http_url(text: str) -> str:
 
 _MOST_REPLICAS = 1000
 _MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
-"""More than any machine has, and little enough that limits made of several fit 64 bits."""
+"""Upper bound of counts: more than any machine has, and small enough that products fit 64 bits."""
 
 Count = Annotated[int, Field(ge=1, le=_MOST_COUNTED), Flag("N")]
 Replicas = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto), Flag("N")]

@@ -24,7 +24,7 @@ from quire.core.request import JSON_BLANKS, NO_BEGINNING, GrammarSpec
 
 MAX_KEPT = 64
 _AT_ONCE = 1024
-"""Characters of a given start that are taken in while no other thread of Python runs."""
+"""Most characters of a given start that are processed while holding the interpreter's lock."""
 _SHOWN = 40
 
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -295,7 +295,7 @@ _STOPS = {
     "LexerTooComplex": "its regular expressions are too complex",
     "ParserTooComplex": "its rules are too complex",
 }
-"""Words of the compiler's for why it stopped."""
+"""The compiler's reasons for stopping."""
 _REGEX_ERROR = re.compile(
     r"(?:invalid regex (?P<regex>\".*?\") .*)?regex parse error:.*", re.DOTALL
 )

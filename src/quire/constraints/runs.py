@@ -10,9 +10,9 @@ import numpy as np
 from quire.constraints.masks import TokenMask, mask_of
 
 MAX_DIGITS = 64
-"""Digits in a row outside of strings."""
+"""Most digits in a row outside of strings."""
 MAX_BLANKS = 256
-"""Blanks in a row within a string, escaped ones included."""
+"""Most blanks in a row within a string, escaped ones included."""
 
 _DIGITS, _BLANKS, _ESCAPED = frozenset(b"0123456789"), frozenset(b" \t\n\r"), frozenset(b"ntr")
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")

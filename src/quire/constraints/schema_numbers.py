@@ -14,13 +14,14 @@ from typing import Any
 from quire.constraints.schemas import change_within, refused_schema
 
 MAX_DIGITS = 18
-"""Digits of an integer whose schema sets no bounds: a lost model would write digits until its
-tokens run out."""
+"""Most digits of an integer whose schema sets no bounds: a degenerate model would write digits
+until its tokens run out.
+"""
 
 _LARGEST = {"integer": 2**63 - 1024, "number": 10**18}
-"""The largest bound of a type that the compiler makes a grammar of."""
+"""Largest bound for which the compiler makes a grammar, by type."""
 _JOINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
-"""Keywords that may bring bounds of their own."""
+"""Keywords of schemas that may add bounds."""
 _LEAST = ("minimum", "exclusiveMinimum")
 _MOST = ("maximum", "exclusiveMaximum")
 

@@ -13,9 +13,11 @@ from typing import Any
 from quire.core.errors import RequestError
 
 MAX_NESTING = 120
-"""Arrays and objects within each other; llguidance reads 128."""
+"""Deepest nesting of arrays and objects; llguidance supports 128."""
 MAX_CHAIN = 400
-"""Objects within each other, references followed. The compiler recurses, some 4 KB for each."""
+"""Longest chain of nested objects, references followed. The compiler recurses, with about 4 KB
+each.
+"""
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -44,10 +46,11 @@ _JOINING = frozenset(
     {"$ref", "anyOf", "oneOf", "patternProperties", "if", "then", "else", "dependencies"}
     | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 )
-"""Keywords by which an object has more properties than it names."""
+"""Keywords that may add properties beyond those named."""
 _BROKEN = -(2.0**63)
-"""llguidance 1.9 recurses without end on integers of 64 bits in `enum` and `const` that this float
-stands for: see docs/upstream-llguidance.md."""
+"""Float value of the 64-bit integers in `enum` and `const` on which llguidance 1.9 recurses
+endlessly: see docs/upstream-llguidance.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 Spelling = Callable[[Sequence[int]], bytes]
-"""The bytes that tokens spell."""
+"""A function that returns the bytes that tokens spell."""
 
 
 class SequenceWatcher:

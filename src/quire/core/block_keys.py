@@ -12,7 +12,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import PlacedMedia
 
 SHORT = 8
-"""Bytes of a key that tell blocks apart where a mistake costs time, not truth."""
+"""Bytes of a short key, used where a collision costs only time."""
 
 
 @dataclass(frozen=True, slots=True)

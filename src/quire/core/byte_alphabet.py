@@ -12,9 +12,9 @@ def _letters() -> dict[str, int]:
 
 
 BYTE_OF = _letters()
-"""The byte that each of its 256 letters stands for."""
+"""The byte that each of the alphabet's 256 letters represents."""
 LETTER_OF = {byte: letter for letter, byte in BYTE_OF.items()}
-"""Read backwards."""
+"""The letter that represents each byte."""
 
 
 def spelled(text: bytes) -> str:

@@ -18,7 +18,7 @@ CPU_KERNELS = (
     *("amx", "vnni", "avx512", "avxvnni", "avx2"),
     *("i8mm", "dotprod", "neon", "scalar"),
 )
-"""Instruction sets of the compiled CPU kernels, the fastest first."""
+"""Instruction sets of the compiled CPU kernels, fastest first."""
 
 
 @dataclass(frozen=True, slots=True)

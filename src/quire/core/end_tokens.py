@@ -38,12 +38,13 @@ _PUBLISHED_IN_CODE = {
     "falcon_perception": "<|end_of_query|>",
     "moondream3": "<|endoftext|>",
 }
-"""End tokens by `model_type` that only the published code names."""
+"""By `model_type`, end tokens that only the published code names."""
 _NON_TEXT_TOKENS = {
     "falcon_perception": {"coord_token_id": 240, "size_token_id": 241, "seg_token_id": 262}
 }
-"""Tokens for points, sizes or masks by `model_type`: their keys and default ids. Text answers end
-at them."""
+"""By `model_type`, keys and default ids of tokens for points, sizes or masks. They end a text
+answer.
+"""
 
 
 def _id_of(token: Any, files: TokenFiles) -> set[int]:

@@ -29,7 +29,7 @@ class Frames:
         self._socket = sock
         self._buffer = bytearray()
         self._waiting: deque[Any] = deque()
-        """Completed beside one that `next` returned."""
+        """Complete frames that `next` has yet to return."""
 
     def read(self) -> list[Any] | None:
         """Return the values of the frames that one read completes; None once the other end has

@@ -12,7 +12,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 
 DEFAULT_SCHEME = "page"
-"""The scheme of a request that names only bits."""
+"""Scheme of a request that gives only bits."""
 
 DTYPES = ("float32", "float16", "bfloat16")
 GROUP_SIZES = (64, 32)

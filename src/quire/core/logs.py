@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 WATCH_HEADER = "x-quire-watch"
-"""Sent by clients that poll a model, so that the access log skips their requests."""
+"""Request header of clients that poll a model; the access log skips their requests."""
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"

@@ -31,10 +31,12 @@ TOWER_COLOURS = {
 
 
 LEARNED_ROWS = 5
-"""Rows before a picture's patches that a decoder learned which reads them itself (Falcon)."""
+"""Number of learned rows before an image's patches, in models whose decoder reads patches itself
+(Falcon).
+"""
 
 MediaKey = tuple[str, bytes]
-"""An item's kind and digest: equal ones stand for equal rows."""
+"""An item's kind and digest. Items with equal keys have equal rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ _SIGLIP = {
     "siglip_large_patch16_384": (1024, 4096, 24, 16, 384, 16),
     "siglip_so400m_patch14_384": (1152, 4304, 27, 16, 384, 14),
 }
-"""Sizes (`_SIZES`) by the name of an encoder."""
+"""Values of `_SIZES` for each named encoder."""
 _SIZES = (
     "hidden_size",
     "intermediate_size",

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 _DESCRIPTORS = (1 << 16, 10240)
-"""Limits on open files to try, the highest first. macOS allows 10,240 whatever it reports."""
+"""Limits on open files to try, highest first. macOS allows 10,240 whatever it reports."""
 
 
 def allow_many_descriptors() -> None:

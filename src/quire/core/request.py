@@ -77,12 +77,13 @@ class SamplingParams:
 
 
 JSON_BLANKS = r"\x20"
-"""Whitespace allowed between the parts of JSON in a bound answer: at most one blank. Tokens are not
-wasted on layout, and a lost model cannot write blanks until its tokens run out."""
+"""Whitespace allowed between JSON's parts in a constrained answer: at most one blank. This saves
+tokens, and a degenerate model cannot write blanks until its tokens run out.
+"""
 
 
 NO_BEGINNING = "invalid_beginning"
-"""The code of a `RequestError`: an answer was started that no constraint lets through."""
+"""Code of a `RequestError`: the given start of the answer violates a constraint."""
 
 
 @dataclass(frozen=True, slots=True)

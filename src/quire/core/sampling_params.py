@@ -9,10 +9,10 @@ from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 
 MAX_LOGPROBS = 64
-"""Alternatives a row may ask for; OpenAI allows 20."""
+"""Most alternatives per token that a request may ask for; OpenAI allows 20."""
 
 MIN_REPEATS = 3
-"""The fewest repeats of a cycle of tokens that are seen in time; see `sampling.loops`."""
+"""Fewest repeats of a token cycle that count as a loop; see `sampling.loops`."""
 
 MOST_TOKENS = 2**31 - 1
 """The most tokens that the engine can count."""
@@ -43,14 +43,16 @@ LIMITS: Mapping[str, Limits] = {
     # It divides and multiplies logits in float32: far outside, all tokens would be worth the same.
     "repetition_penalty": {"ge": 0.01, "le": 10.0},
 }
-"""Limits for requests, operator defaults and a model's recommendations; see `as_drawn`."""
+"""Bounds of sampling parameters in requests, operator defaults and a model's recommendations; see
+`as_drawn`.
+"""
 
 _INTEGERS = ("top_k", "dry_allowed_length", "dry_penalty_last_n")
 _LEAST_TOP_P = 1e-7
-"""Less than the likeliest token of any vocabulary has."""
+"""Smallest top_p, below the probability of the likeliest token in any vocabulary."""
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them says nothing that argmax does not."""
+"""Temperatures below this are treated as 0, because the result would be argmax anyway."""
 
 
 def check_repeats(repeats: int) -> int:

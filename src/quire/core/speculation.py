@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Speculation = Literal["auto", "off", "ngram", "mtp", "draft"]
-"""`ngram` is the drafters without a model, `mtp` the model's head as well, `draft` a draft model as
-well; `auto` is what never costs: `ngram`, and the draft model that the server was given."""
+"""Choice of drafters: `ngram` uses those without a model, `mtp` the model's head as well, `draft` a
+draft model as well. `auto` uses what never slows down: `ngram`, and the server's draft model.
+"""
 
 LOOKUPS = frozenset({"cached", "ngram"})
-"""Drafters that look for what followed the same tokens before."""
+"""Drafters that look up what followed the same tokens before."""
 HEAD = "mtp"
-"""The drafter that is a head of the model."""
+"""Name of the drafter that is a head of the model."""
 DRAFT = "draft"
-"""The drafter that is a smaller model of the same vocabulary."""
+"""Name of the drafter that is a smaller model with the same vocabulary."""
 PREDICTION = "prediction"
-"""The drafter of the answer that a request expects."""
+"""Name of the drafter that uses the request's predicted answer."""
 
 
 def check_speculate(value: str) -> str:
     """Return a setting of `--speculate`.
 
     Raises:
-        ValueError: it is no mode, or `draft` without a model.
+        ValueError: it is not a mode, or is `draft` without a model.
     """
     mode, _, model = value.partition("=")
     plain = [each for each in get_args(Speculation) if each != DRAFT]

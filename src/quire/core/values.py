@@ -11,7 +11,7 @@ from quire.core.errors import ModelError
 
 _CONFIG = Path("config.json")
 LARGEST = 2**31 - 1
-"""The largest size of an array of MLX."""
+"""Largest size that an array of MLX can have."""
 
 
 class Values:

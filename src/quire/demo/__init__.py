@@ -3,10 +3,12 @@
 from pathlib import Path
 
 NAME = "quire-demo"
-"""The name of the embedded model, for serving and on the command line."""
+"""Name of the embedded model, for serving and on the command line."""
 
 MODEL_DIR: Path = Path(__file__).parent / "model"
-"""A folder in Hugging Face's format: Gemma 4 in small, with tokenizer and chat template."""
+"""The model's folder in Hugging Face's format: a small Gemma 4, with tokenizer and chat
+template.
+"""
 
 
 def name_of(place: str) -> str:

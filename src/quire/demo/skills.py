@@ -22,7 +22,9 @@ class SkillItem:
     messages: list[dict[str, Any]]
     """The conversation in OpenAI's wire form, with arguments of calls as JSON strings."""
     expected: Any
-    """A text, or for the rule `tools` the calls in order as `{"name", "arguments"}`."""
+    """The expected text; for the rule `tools`, the expected calls in order as `{"name",
+    "arguments"}`.
+    """
     match: str
     tools: list[dict[str, Any]] | None = None
     enable_thinking: bool = False
@@ -63,8 +65,9 @@ RULES: dict[str, Callable[[SkillItem, SkillAnswer], bool]] = {
     "thought": _thought,
     "tools": _tools,
 }
-"""`exact`: that text, no call. `json`: equal as JSON. `thought`: a thought, then that text.
-`tools`: those calls with those arguments, in that order."""
+"""Rules of comparison. `exact`: the text, without calls. `json`: equal as JSON. `thought`:
+reasoning, then the text. `tools`: the calls with their arguments, in order.
+"""
 
 
 def judge(item: SkillItem, answer: SkillAnswer) -> bool:

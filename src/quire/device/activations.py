@@ -59,7 +59,7 @@ COMPILED: dict[str, Activation] = {
     "quick_gelu": _quick_gelu,
     "relu2": _squared_relu,
 }
-"""For devices on which `mx.compile` costs no request its time."""
+"""Activations for devices on which `mx.compile` delays no request."""
 
 SPELLED_OUT: dict[str, Activation] = {
     "silu": _silu,
@@ -69,7 +69,7 @@ SPELLED_OUT: dict[str, Activation] = {
     "quick_gelu": _quick_gelu,
     "relu2": _squared_relu,
 }
-"""For CPUs."""
+"""Activations for CPUs, without `mx.compile`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ _READ_WRITE = 3  # of mmap(2)
 
 
 _replaced: dict[int, int] = {}
-"""While OpenBLAS multiplies: the slot that points to it, and the address that stood there."""
+"""While OpenBLAS is replaced: the slot with its address, and the original address."""
 
 
 _FEW = {3: 64, 5: 64, 6: 64}
-"""By bits, rows up to which multiplying by codes is faster than unpacking them for OpenBLAS."""
+"""By bits, most rows for which multiplying by codes is faster than unpacking them for OpenBLAS."""
 _FEW_ELSE = 8
 
 

@@ -29,8 +29,10 @@ T = TypeVar("T")
 _CPU_CACHE = 64 << 20
 _GPU_CACHE = 2 << 30
 _MALLOC = {-3: 32 << 20, -1: 64 << 20}
-"""Options of mallopt(3): what is mapped apart from the heap (M_MMAP_THRESHOLD), and what free end
-of the heap goes back to the system (M_TRIM_THRESHOLD)."""
+"""Options of mallopt(3): the size from which blocks are mapped apart from the heap
+(M_MMAP_THRESHOLD), and the free memory at the heap's end that is returned to the system
+(M_TRIM_THRESHOLD).
+"""
 
 
 class Device(ABC):
@@ -69,7 +71,7 @@ class Device(ABC):
 
     def __init__(self) -> None:
         self.operations = Operations()
-        """The operations that models compute with; `choose_products` may replace them."""
+        """Operations that models compute with; `choose_products` may replace them."""
         self.kernels: CPUKernels | None = None
         """The compiled CPU kernels, while they are in use."""
 
@@ -277,7 +279,7 @@ class TracingDevice(CPU):
 
 
 _tracing: list[TracingDevice] = []
-"""While a model is traced; used by the one thread that owns MLX."""
+"""Whether a model is being traced. Only the thread that owns MLX uses it."""
 
 
 @contextmanager

@@ -31,9 +31,9 @@ class Operations(CacheOperations):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 
     gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
-    """Types of matrices for which `mx.gather_mm` is right."""
+    """Matrix types for which `mx.gather_mm` gives correct results."""
     index_type: mx.Dtype = mx.uint32
-    """Type of the indices of experts. MLX's products by expert take this one as it is."""
+    """Type of expert indices that MLX's expert products take without conversion."""
 
     def reads_tiles(self, packing: Packing) -> bool:
         """Return whether `packed_linear` is fastest by weights in tiles."""

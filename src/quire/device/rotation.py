@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 Rotate = Callable[[mx.array], mx.array]
-"""Rotates `[T, heads, dim]`, each row by its position."""
+"""A function that rotates `[T, heads, dim]`, each row by its position."""
 Turn = Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
 
 

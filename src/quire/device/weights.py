@@ -24,7 +24,7 @@ class Packing:
 
 
 TILE = 16
-"""Outputs of a matrix whose codes lie together."""
+"""Number of a matrix's outputs whose codes are stored together."""
 
 
 def in_tiles(matrix: mx.array) -> mx.array:

@@ -51,7 +51,7 @@ log = logging.getLogger("quire.engine")
 
 _FAULTS_IN_A_ROW = 3
 _IDLE_S = 0.005
-"""Sleep in seconds of an idle step that waits for a grammar or the disk."""
+"""Seconds to sleep when only the grammar compiler or the disk has work."""
 
 
 class Engine:
@@ -123,7 +123,9 @@ class Engine:
         """The plan of the running step, whose tokens are not read yet."""
         self._faults = 0
         self._beside: list[Output] = []
-        """Outputs that the next step adds to its own: accepted, refused and dropped requests."""
+        """Outputs to return with the next step's: those of accepted, refused and dropped
+        requests.
+        """
 
     # -- requests ------------------------------------------------------------------------------
 

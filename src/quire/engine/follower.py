@@ -27,7 +27,9 @@ from quire.models.weights.loader import open_model
 log = logging.getLogger("quire.ranks")
 
 _FIRST_SAY_S = 5.0
-"""Seconds that the leading process has to tell the server of a failure that both have."""
+"""Seconds that a follower waits before it reports a failure, so that the leading process can report
+its own first.
+"""
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ STACK_BYTES = 16 << 20
 """Thread stack size: four times that of the checking process, so that checked grammars pass."""
 
 MakeConstraint = Callable[[], TokenConstraint | None]
-"""Returns a request's constraint, or raises the error of making it."""
+"""A function that returns a request's constraint, or raises the error that making it raised."""
 
 
 class _Entry:

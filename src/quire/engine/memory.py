@@ -21,7 +21,9 @@ from quire.scheduler.limits import Limits
 _SHORTEST_CONTEXT = 256
 
 MakeRoom = Callable[[NoRoom], EngineConfig]
-"""Return the settings after other models were unloaded. Raise `NoRoom` if none can be."""
+"""A function that unloads other models, and returns the settings afterwards. It raises `NoRoom` if
+none can be unloaded.
+"""
 
 
 def refuse(lacking: NoRoom) -> EngineConfig:

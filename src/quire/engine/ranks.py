@@ -36,7 +36,7 @@ from quire.scheduler.plan import StepPlan
 log = logging.getLogger("quire.ranks")
 
 HERE = "here"
-"""A follower's word that it is about to join."""
+"""Message of a follower that is about to join."""
 
 
 @dataclass(frozen=True, slots=True)

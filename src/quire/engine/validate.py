@@ -56,7 +56,7 @@ def _check_names(request: Request, model: LanguageModel, formats: Sequence[KVFor
 
 
 _USUAL_BLOCK = 64
-"""Tokens of a block that every format is possible in."""
+"""A block size that every format supports."""
 
 
 def check_default(format: KVFormat, formats: Sequence[KVFormat], block_size: int) -> None:

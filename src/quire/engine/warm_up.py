@@ -31,16 +31,16 @@ from quire.scheduler.prefill_budget import MeasuredSteps
 log = logging.getLogger("quire.engine")
 
 _NO_HURRY_MS = 1e9
-"""A step time in milliseconds that lets chunks double up to the largest step."""
+"""Step time in milliseconds, so long that chunks double up to the largest step."""
 _TOKENS = 4
 _FEW_TOKENS = (2, 8)
-"""Prompt tokens of the first measured steps."""
+"""Number of prompt tokens in the first measured steps."""
 _FIRST_PROMPT = 300
-"""Prompt tokens: more than CUDA graphs would read."""
+"""Number of prompt tokens: more than CUDA graphs read."""
 _BURST = 32
-"""Prompts of the first burst to prepare for."""
+"""Number of prompts in the first burst."""
 _DRAFTS, _DRAFTED_TOKENS = (1, 3, 7, 15), 24
-"""Drafts of the measured steps, and tokens of the answer that they belong to."""
+"""Numbers of drafts in the measured steps, and tokens of the answer that they belong to."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 _ADJUSTED = SamplingParams(

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.worker")
 
 _GATHER_S = 0.030
-"""Seconds that a token may wait for the next ones of its stream."""
+"""Most seconds that a token is held back for the next ones of its stream."""
 _MANY = 4000
-"""Tokens per second from which tokens wait: a message costs about 50 us per stream."""
+"""Tokens per second from which tokens are held back: a message costs about 50 us per stream."""
 
 
 def main() -> int:

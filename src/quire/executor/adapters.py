@@ -25,7 +25,9 @@ from quire.program.trace import multiplied
 from quire.scheduler.plan import ScheduledSequence
 
 _GATHERED_ROWS = 64
-"""Rows up to which each is multiplied by its own entry; more go by runs of one adapter."""
+"""Most rows that are each multiplied by their own entry; more are multiplied in runs of one
+adapter.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +55,7 @@ class Adapters:
         self._multiplied: frozenset[str] | None = None
         self._loaded: dict[str, LowRank] = {}
         self._stacks: dict[int, _Stack] = {}
-        """By the identity of the weight's array."""
+        """Stacks by the identity of the weight's array."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._loaded

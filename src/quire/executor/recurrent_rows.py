@@ -19,7 +19,7 @@ from quire.device.recurrence import UNIT_EPS, DeltaGates
 from quire.scheduler.plan import ScheduledSequence
 
 Cut = Callable[[mx.array], mx.array]
-"""Takes a segment's rows from a step's: `[T, ...]` -> `[n, t, ...]`."""
+"""A function that takes a segment's rows from a step's: `[T, ...]` -> `[n, t, ...]`."""
 
 
 class States(Protocol):

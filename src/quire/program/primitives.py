@@ -15,7 +15,9 @@ import mlx.core as mx
 Array = tuple[str, tuple[int, ...], mx.Dtype]
 """An array in a recording: its name, shape and type."""
 Meaning = Callable[[list[mx.array], tuple[Any, ...], tuple[int, ...]], Any]
-"""Computes a primitive from its inputs, its arguments and the shape of its (first) output."""
+"""A function that computes a primitive from its inputs, its arguments and the shape of its first
+output.
+"""
 
 
 @dataclass
@@ -137,7 +139,7 @@ ELEMENTWISE: Mapping[str, Meaning] = {
     "BitwiseBinary": lambda x, a, shape: _BITS[a[0]](x[0], x[1]),
     "Arange": lambda x, a, shape: mx.arange(*a),
 }
-"""Each element of the output depends on the same element of the inputs."""
+"""Primitives of which each output element depends on the same element of the inputs."""
 
 VIEWS: Mapping[str, Meaning] = {
     **dict.fromkeys(
@@ -150,7 +152,7 @@ VIEWS: Mapping[str, Meaning] = {
     "Split": lambda x, a, shape: mx.split(x[0], list(a[0]), axis=a[1]),
     **dict.fromkeys(("Full", "StopGradient", "Copy"), lambda x, a, shape: x[0]),
 }
-"""The output has the elements of the input, elsewhere."""
+"""Primitives whose output has the input's elements in another arrangement."""
 
 MEANINGS: Mapping[str, Meaning] = {
     **ELEMENTWISE,

@@ -21,7 +21,7 @@ from quire.program.tracing import Call, KnownWeights, TracedOperations, TracedSt
 from quire.program.values import Constant, Form, Node, Program, Value
 
 Traced = Callable[[TracedOperations, Mapping[str, mx.array]], mx.array]
-"""Computes the output from the operations and the fields, by name."""
+"""A function that computes the output from the operations and the named fields."""
 
 
 class NotLinear(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 FUSED = "fused"
-"""The kind of a node whose `arguments` are nodes that one kernel computes."""
+"""Kind of a node that one kernel computes; its `arguments` are the nodes it consists of."""
 
 
 @dataclass(frozen=True)

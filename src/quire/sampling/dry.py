@@ -17,9 +17,9 @@ from quire.core.request import SamplingParams
 from quire.sampling.rows import RowSampling, history_of
 
 _MOST = 1e6
-"""The largest penalty: finite, so that a mask's tokens stay possible."""
+"""Largest penalty. It is finite, so that tokens allowed by a mask stay possible."""
 _COUNTED = 128
-"""Tokens beyond the allowed length that are told apart."""
+"""Largest number of repeated tokens beyond the allowed length that is counted."""
 
 Tokens = npt.NDArray[np.int32]
 

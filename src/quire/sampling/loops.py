@@ -18,7 +18,7 @@ from collections import deque
 from quire.core.sampling_params import MIN_REPEATS
 
 _BOUND_REPEATS, _BOUND_TOKENS = 32, 512
-"""Repeats and tokens from which an answer bound by a grammar counts as a loop by default."""
+"""Default repeats and tokens from which a grammar-constrained answer counts as a loop."""
 
 _MODULUS = (1 << 61) - 1
 _BASE = 0x1B873593CC9E2D51 % _MODULUS

@@ -25,8 +25,10 @@ from quire.sampling.top import BLOCK, blocks_of, top
 from quire.sampling.uniforms import uniforms
 
 TOP_SIZES = (64, 256)
-"""Candidates taken for a row whose top_k is no more than that; other rows with a filter by rank
-are sorted whole. Fixed, so that a row's sums don't depend on the top_k of its neighbours."""
+"""Sizes of the candidate set: a row gets the smallest that holds its top_k; other rows with a rank
+filter are sorted whole. Sizes are fixed, so that a row's sums do not depend on its neighbours'
+top_k.
+"""
 
 
 def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:

@@ -9,8 +9,9 @@ import mlx.core as mx
 from quire.device.device import current_device
 
 BLOCK = 128
-"""Tokens a block. The best k of a row lie in the k blocks with the best maxima, so k * BLOCK
-candidates are sorted instead of the vocabulary."""
+"""Tokens per block. A row's best k tokens lie in the k blocks with the largest maxima, so only k *
+BLOCK candidates are sorted.
+"""
 
 
 def blocks_of(rows: mx.array, fill: float) -> mx.array:

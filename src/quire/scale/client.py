@@ -24,12 +24,12 @@ from quire.serving.ticket import Ticket
 log = logging.getLogger("quire.scale")
 
 _ATTEMPTS = 4
-"""Replicas that may die under a request before it fails."""
+"""Number of replicas that may die during a request before it fails."""
 _PAUSE_S = 0.2
 _STATS_S = 5.0
 _CLOSED = "the server is shutting down"
 LOST = "engine_failure"
-"""The code of failures of an engine that were no fault of the request."""
+"""Code of failures of an engine that the request did not cause."""
 
 
 class _Call:

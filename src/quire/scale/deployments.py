@@ -11,10 +11,12 @@ from quire.core.config import EngineConfig, ServerConfig
 from quire.scale.replica import Replica
 
 UNBOUNDED = 1_000_000
-"""Calls that a replica may have at once: its engine queues requests, and messages pass them."""
+"""Most calls that a replica may have at a time: practically unlimited, because its engine queues
+requests.
+"""
 _HEALTH_S = 5.0
 _DRAIN_S = 600.0
-"""Seconds that a replica which is to go has for the answers that it has begun."""
+"""Seconds that a replica being removed has to finish its answers."""
 _REPORT_S = 1.0
 """Seconds between reports of what a replica has cached."""
 ROUTER = "quire.scale.router:PrefixRouter"

@@ -25,9 +25,9 @@ from quire.serving.ticket import Ticket
 log = logging.getLogger("quire.replica")
 
 _LAST_WORD_S = 0.5
-"""Seconds in which the errors of a broken engine's requests are sent before the actor ends."""
+"""Seconds to send the errors of a broken engine's requests before the actor ends."""
 _ENTRIES = 512
-"""Tokens and log-probabilities that one message of a request carries at most."""
+"""Most tokens and log-probabilities in one message of a request."""
 
 
 class Replica:

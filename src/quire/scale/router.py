@@ -48,7 +48,7 @@ class _ByPrefix(RequestRouter):
         """Start with an empty table. Ray calls this once."""
         self._table = PrefixTable()
         self._running: dict[str, str] = {}
-        """Replicas of the requests that this router sent and that run, by Ray's ids of these."""
+        """Replicas of the running requests that this router sent, by Ray's ids of the requests."""
 
     def update_replicas(self, replicas: list[Any]) -> None:
         """Update the set of replicas and their reports."""

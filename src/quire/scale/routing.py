@@ -19,10 +19,11 @@ from quire.core.request import Request
 TRUST_S = 15.0
 """Seconds for which a prompt counts as cached where it was sent, whatever the replica reports."""
 _SESSIONS = 100_000
-"""Sessions whose replicas a router remembers; those used last."""
+"""Number of sessions, last used, whose replicas a router remembers."""
 SPARE = 4
-"""Requests that a replica may have beyond twice those of the least busy one, and still get a prompt
-that it has cached."""
+"""A replica gets a prompt that it has cached if its requests exceed twice those of the least busy
+replica by at most this number.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,9 @@ class Admission:
         self._fail = fail
         self._clock = clock
         self._no_room: tuple[int, int] | None = None
-        """Number of the last sequence without room, and the count of releases then. It is not tried
-        again until a block is released."""
+        """Number of the last sequence without room, and the release count at that time. It is tried
+        again after a further release.
+        """
 
     def begin(self) -> None:
         """Begin a plan. If all places are taken, a waiting sequence of higher rank may take one."""

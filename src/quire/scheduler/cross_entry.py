@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from quire.cache.blocks import Block
 
 Key = tuple[bytes, ...]
-"""The identity of a sequence's blocks (model, format, salt), then the digests of the items."""
+"""Key of a cached entry: the identity of a sequence's blocks (model, format, salt), then the items'
+digests.
+"""
 
 
 class CrossEntry:

@@ -11,7 +11,9 @@ class Deadlines:
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
-        """A heap. Dropped entries stay until they reach the top, or until they are the majority."""
+        """Heap of deadlines. Dropped entries are removed at the top, or once they are the
+        majority.
+        """
 
     def set(self, number: int, time: float) -> None:
         """Set the deadline of a sequence that has none."""

@@ -11,17 +11,17 @@ from statistics import median_low
 from typing import Protocol
 
 _MAX_DRAFTS = 16
-"""Drafts of one sequence in a step."""
+"""Most drafts of one sequence in a step."""
 _LEAST_CHANCE = 0.02
-"""Least probability of a draft that is worth a look."""
+"""Drafts less likely than this to be accepted are not considered."""
 _MARGIN = 1.15
-"""Drafts must promise this many times the tokens per second: step times are never exact."""
+"""Factor of tokens per second that drafts must promise, because step times are inexact."""
 
 
 _WAITS = 5
-"""Waits that are remembered."""
+"""Number of recent waits that are averaged."""
 _FORGOTTEN = 1 - 1 / 512
-"""Factor of the wait in each step without drafts, in which none is measured."""
+"""Decay factor of the wait in steps without drafts, which measure none."""
 
 
 @dataclass(frozen=True, slots=True)

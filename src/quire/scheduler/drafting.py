@@ -27,12 +27,13 @@ from quire.scheduler.drafts import (
 from quire.scheduler.sequence import Sequence
 
 _OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
-"""Weight of the last outcome in the acceptance of one sequence, and in that of all."""
+"""Weight of the newest outcome in the acceptance rate of one sequence, and in that of all."""
 _FIRST_RATE = 0.5
-"""Acceptance before any draft was compared."""
+"""Acceptance rate assumed before any draft was compared."""
 _REGAINED = 1 / 512
-"""Share of the way back to `_FIRST_RATE` that the acceptance of a drafter goes in each step in
-which it is not asked, since nothing is known of it meanwhile."""
+"""Fraction by which the acceptance rate of a drafter that is not asked moves towards `_FIRST_RATE`
+in each step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class Drafting:
         self._vocab_size = vocab_size
         self._rates: dict[Grade, float] = {}
         self.drafted: Counter[str] = Counter()
-        """Drafts that steps verified, by drafter."""
+        """Number of drafted tokens that steps verified, by drafter."""
         self.accepted: Counter[str] = Counter()
-        """Drafts that stood, by drafter."""
+        """Number of drafted tokens that were accepted, by drafter."""
 
     def wants_tokens(self, running: Seq[Sequence]) -> bool:
         """Return whether to plan the next step only after the running step's tokens are read.

@@ -11,7 +11,7 @@ _MAX_SLOWDOWN = 2.0
 """Outlier limit: a step counts as at most this multiple of its expected time."""
 
 _Bucket = tuple[str, int]
-"""Media kind, and bit length of a piece's rows, because attention grows with them."""
+"""Media kind and bit length of a piece's row count: pieces of similar cost share a bucket."""
 
 
 class EncodingCost:

@@ -61,16 +61,18 @@ class Encodings:
         self._has_keys = has_keys
         self._kept_bytes = kept_bytes
         self._encodings: dict[MediaKey, _Encoding] = {}
-        """Ordered by last use: the most recently needed comes last."""
+        """Encodings by item, least recently needed first."""
         self._users: Counter[MediaKey] = Counter()
-        """By item, the unfinished requests that have it."""
+        """Number of unfinished requests that have an item."""
         self._unused: set[MediaKey] = set()
-        """Items that no request has any more, until they are taken."""
+        """Items without a request, until they are taken."""
         self._needed: dict[int, dict[MediaKey, int]] = {}
-        """By sequence number, the items that its next rows need, with the first of these rows."""
+        """By sequence number, the items that its next rows need, and the first row that
+        needs one.
+        """
         self._oldest_first = False
         self._shares: Shares[str] = Shares()
-        """Rows that were encoded, by API key."""
+        """Number of rows encoded so far, by API key."""
 
     def begin(self, sequence: Sequence) -> None:
         """Take note of the items of a new sequence."""

@@ -24,8 +24,9 @@ from quire.scheduler.rows import PlannedRows, block_copies
 from quire.scheduler.sequence import Sequence, Status
 
 _CATCH_UP = 17
-"""Rows that a sequence with drafters may catch up as generating rows: after rejected drafts, its
-recurrent state is a few tokens behind."""
+"""Most rows that count as generating when a sequence with drafters is behind: after rejected
+drafts, its recurrent state lacks a few tokens.
+"""
 
 
 class Planner:

@@ -20,29 +20,32 @@ from typing import NamedTuple
 from quire.scheduler.step_times import StepTimes
 
 _LEAST_S = 1e-6
-"""Lower bound of a step's time, because a clock may stand still."""
+"""Lower bound of a step's measured time, because the clock may be too coarse."""
 _FIRST_TOKENS = 32
 """Prompt tokens of a step before any was measured, and the minimum without streams: so few rows
 take about as long as one, because all weights are read."""
 _WORTH, _LEAST_WORTH = 5, 2
-"""Prompts add at least this multiple of a step's fixed cost. The second factor holds beside
-streams, if the first would make the step longer than `step_s`."""
+"""Least ratio of a step's prompt time to its fixed cost. The second value applies beside streams,
+if the first would make the step longer than `step_s`.
+"""
 _READS_IN_A_ROW = 16
-"""Most consecutive steps that read beside streams before one only generates: only such a step shows
-how long generation takes."""
+"""Most consecutive steps that read prompts beside streams; then one step only generates, to measure
+how long that takes.
+"""
 _MAX_OVERRUN = 4
 """Outlier limit: a step is charged at most this multiple of its expected time."""
 _SAVED = 4
-"""Most allowances saved up by quick steps for slow ones."""
+"""Most allowances that quick steps can save up for slow ones."""
 _LEAST_ADDED = 0.1
-"""Least share of a step's time that its prompts are charged."""
+"""Least fraction of a step's time that is charged to its prompts."""
 _UNSEEN = 2
-"""Most steps in flight whose times are unknown."""
+"""Most steps in flight whose times are not known yet."""
 _LEAST_GRAPHED = 8
-"""Rows that a CUDA graph must have left for prompts to be worth it."""
+"""Fewest rows that a CUDA graph must have left for prompts."""
 _GRAPHED_STEPS = 4
-"""Graphed steps that take about as long as one that is launched layer by layer, unless measured:
-8 ms each with 64 rows, 35 to 45 ms (Gemma 4 26B-A4B in 4 bits on an H200)."""
+"""Assumed ratio of the times of an eager step and of a graphed one, before both are measured: 35 to
+45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H200).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,9 @@ class PrefillBudget:
         self._max_rows = max_rows
         self.times = times or MeasuredSteps()
         self._owed_s = 0.0
-        """The account in seconds: prompt time beyond the allowances; negative if saved."""
+        """Balance of the account in seconds: prompt time beyond the allowances; negative
+        if saved.
+        """
         self._expected: deque[_Expected] = deque(maxlen=_UNSEEN)
         self._reads_in_a_row = 0
 

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 _MIN_CHUNK = 16
-"""Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
+"""Fewest tokens of a chunk, unless it ends its prompt."""
 
 _MAX_OVERTAKING = 256
-"""Tokens that shorter prompts may take from the oldest prompt's halves."""
+"""Most tokens that shorter prompts may take from the oldest prompt's halves."""
 
 
 class PrefillSplit:
@@ -20,7 +20,7 @@ class PrefillSplit:
 
     def __init__(self) -> None:
         self._owed = 0
-        """Tokens of the oldest prompt's halves that shorter prompts took."""
+        """Tokens that shorter prompts took from the oldest prompt's halves."""
 
     def split(
         self, budget: int, remaining: list[int], room: int, levels: Sequence[int] = ()

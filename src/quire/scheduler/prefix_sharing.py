@@ -39,7 +39,7 @@ class PrefixSharing:
     ) -> None:
         self.index = PrefixIndex(groups, manager, block_size)
         self.prefetch: DiskPrefetch | None = None
-        """Reads blocks back, if there is a disk tier."""
+        """Reads blocks back from the disk tier; None without one."""
         self._attention = tuple(attention_groups(groups))
         self._recurrent = tuple(recurrent_groups(groups))
         self._manager = manager
@@ -52,7 +52,9 @@ class PrefixSharing:
     # -- before a sequence runs ----------------------------------------------------------------
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence's prefix is still not there. Costs next to nothing."""
+        """Return whether a waiting sequence's prefix is still being computed or read. Cheap to
+        call.
+        """
         return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:

@@ -74,7 +74,7 @@ class Scheduler:
         self.encodings = self._planner.encodings
         self.counters = self._planner.counters
         self._formats: dict[KVFormat, KVFormat] = {}
-        """One object for equal formats of different requests."""
+        """Interned KV formats: equal formats of different requests are one object."""
         self._by_id: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._deadlines = Deadlines()

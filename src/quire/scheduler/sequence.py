@@ -181,8 +181,8 @@ class PrefixCursor:
 
     @property
     def reason(self) -> str | None:
-        """The value of `Output.reuse`: why reuse stopped; empty if all was reused, None before the
-        first run.
+        """The value of `Output.reuse`: the reason why reuse stopped; empty if all was reused, None
+        before the first run.
         """
         if not self.started:
             return None
@@ -275,7 +275,7 @@ class Sequence:
 
     @property
     def level(self) -> int:
-        """Its priority among all API keys: 0, or how far behind 0 it is."""
+        """Priority level among all API keys, at least 0; higher is later."""
         return max(0, self.request.priority)
 
     @property

@@ -9,7 +9,7 @@ from statistics import median_low
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
 _GROWTH = 2
-"""Times are known up to this multiple of the most rows seen."""
+"""Step times are known up to this multiple of the most rows seen."""
 
 
 class StepTimes:

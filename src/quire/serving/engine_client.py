@@ -49,14 +49,13 @@ from quire.serving.ticket import Ticket
 log = logging.getLogger("quire.process")
 
 WORKER = "quire.engine.worker"
-"""The module that runs as the engine's process."""
+"""The module that the engine's process runs."""
 
 _GRACE_S = 5.0
 _MISSED_HEARTBEATS = 4
 """Unanswered heartbeats in a row after which the engine counts as stopped."""
 _OPENING_QUIET = 4
-"""How many times as long as a serving engine an opening one may be silent without work: disks and
-downloads may stall."""
+"""Factor of the silence allowed while a model opens: disks and downloads may stall."""
 _HEARTBEAT = 0  # the number of a question whose answer nobody waits for
 _EXIT_S = 1.0
 _EXIT_POLL_S = 0.01

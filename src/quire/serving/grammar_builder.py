@@ -26,15 +26,15 @@ from quire.text.dialects.base import Dialect, Tool, vocabulary_of
 from quire.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 4 << 20
-"""Characters of a grammar."""
+"""Most characters of a grammar."""
 _REHEARSED = 8
 _TOLD = 8
-"""Keywords that a refusal names."""
+"""Most keywords that a refusal names."""
 _BLANKS = " \t\n\r"
 _IN_JSON = re.compile(rf'(?P<string>"(?:[^"\\]|\\.?)*+"?)|[{_BLANKS}]+', re.DOTALL)
-"""Strings, the last of which may be open, and what stands between the parts of JSON."""
+"""Matches strings, of which the last may be open, and the text between JSON's parts."""
 _MANY = re.compile(r"\{\d*,?\d{3}")
-"""A repetition of hundreds: a pattern with such may be too large, which its first letters show."""
+"""Matches a repetition of hundreds. Only patterns with one need their size checked."""
 
 
 class GrammarBuilder:

@@ -16,15 +16,15 @@ Opener = Callable[[Asker], object]
 """Makes the first argument of every job, before there is one. Has to be picklable."""
 
 ORDER = struct.Struct("<BQ")
-"""A record to the first process: START or a signal number, and the job's number."""
+"""Struct of a record to the job parent: START or a signal number, and the job's number."""
 START = 0
 ENDED = struct.Struct("<Qq")
-"""A record from the first process: the number of a reaped job, and its exit code."""
+"""Struct of a record from the job parent: the number of a reaped job, and its exit code."""
 NOT_STARTED = 1 << 32
-"""The exit code of a child that the system did not let start."""
+"""Exit code of a child that the system did not start."""
 
 TOO_COSTLY = "request_too_costly"
-"""The code of what is refused because its job took too much, or crashed."""
+"""Error code of a request that is refused because its job took too much, or crashed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,9 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Threads do not survive a fork; nor is one request to have all cores."""
+"""Environment that keeps libraries single-threaded: threads do not survive a fork, and one request
+must not take all cores.
+"""
 
 
 class Job:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.mcp")
 
 _MOST_TEXT = 1 << 18
-"""Characters of a result; the rest is cut off, and the result says so."""
+"""Most characters of a result. A longer one is cut, and says so."""
 _MOST_TOOLS = 1024
-"""Tools of one server; a server that lists no end of them stops here."""
+"""Most tools of one server, since a broken one might list them without end."""
 _CONNECT_S = 60.0
 Result = TypeVar("Result")
 

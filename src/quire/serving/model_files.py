@@ -10,7 +10,7 @@ Stamp = frozenset[tuple[str, int, int, int]]
 """Name, size, time of change (ns) and inode of each file."""
 
 _READ = {".json", ".jinja", ".model", ".txt"}
-"""Endings of what processes of requests read; weights are the engine's alone."""
+"""Endings of the files that request processing reads; only the engine reads weights."""
 
 
 def stamp_of(folder: Path) -> Stamp:

@@ -13,11 +13,11 @@ from quire.core.errors import EngineFailure, Overloaded
 from quire.core.turns import Turns
 
 SLICE_S = 0.25
-"""Seconds by which a running key may be ahead of one that waits."""
+"""Most seconds that a running key may be ahead of a waiting one."""
 _QUEUED = 512
-"""Jobs of one key that wait at most."""
+"""Most waiting jobs of one key."""
 _PAUSED = 3
-"""Paused jobs for each place; bounds the memory of jobs that have started."""
+"""Most paused jobs per place; bounds the memory of started jobs."""
 
 
 class Place:

@@ -17,12 +17,13 @@ from quire.text.tokenizer import Tokenizer
 from quire.text.volatile import drop_from_messages
 
 _LIGHT, _FEW = 16_384, 256
-"""Characters and messages up to which rendering and encoding holds up no stream."""
+"""Most characters and messages that are rendered and encoded in the event loop."""
 _WHOLE = 1 << 18
-"""Characters up to which a text is encoded at once: what is longer is counted in pieces before,
-since encoding takes hundreds of bytes a token."""
+"""Most characters of a text that is encoded at once. A longer one is first counted in pieces, since
+encoding takes hundreds of bytes per token.
+"""
 _COUNTED = 1 << 18
-"""Tokens up to which a text is counted, however few the context takes."""
+"""Tokens up to which a text is counted, even if the context holds fewer."""
 THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
 """Template variables that switch reasoning on or off."""
 

@@ -18,7 +18,7 @@ _JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".'
 )
-"""Qwen3-Reranker's system message: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B."""
+"""System message of Qwen3-Reranker: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B."""
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """The default instruction of a reranking model, from its model card."""
 

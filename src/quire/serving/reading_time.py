@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 _MEMORY = 0.98
-"""The weight of earlier measurements after each new chunk: other prompts come and go."""
+"""Factor of the weight of earlier measurements after each new chunk, because prompts change."""
 _LEAST_S = 1.0
 _LEAST_CHUNKS = 6
 _TOLD_APART = 1e-3
-"""The least relative variance of positions from which a slope can be estimated."""
+"""Least relative variance of positions that allows a slope to be estimated."""
 
 
 class ReadingTime:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from quire.serving.grammar_builder import GrammarBuilder
 
 STACK_BYTES = 4 << 20
-"""A quarter of what the engine gives the same work, see `engine.grammar_queue`."""
+"""Thread stack size: a quarter of the engine's for the same work; see `engine.grammar_queue`."""
 _LIMITS = JobLimits(at_once=2, cpu_s=3, wall_s=60.0, memory=1 << 30)
 _KEPT_CHARACTERS = 16 << 20
-"""Characters of all cached grammars together."""
+"""Most characters of all cached grammars together."""
 
 
 @dataclass(frozen=True, slots=True)

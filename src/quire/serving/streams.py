@@ -26,8 +26,9 @@ log = logging.getLogger("quire.service")
 ChoiceEvent = tuple[int, Event]
 
 BATCH_ENTRIES = 512
-"""Tokens and log-probabilities (`Output.entries`) from which a batch takes in no further output.
-What waits for a slow reader is rendered in pieces, each within one turn of the event loop."""
+"""Tokens and log-probabilities (`Output.entries`) after which a batch takes no further output. The
+output that waits for a slow reader is thus rendered in short turns of the event loop.
+"""
 
 
 class Observer(Protocol):

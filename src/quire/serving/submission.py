@@ -23,7 +23,7 @@ from quire.text.stops import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
 
 _MOST_PREDICTED = 1 << 16
-"""Characters of a prediction that are used; encoding them takes milliseconds."""
+"""Most characters of a prediction that are used; encoding them takes milliseconds."""
 _KEPT_SNAPSHOTS = 64
 
 

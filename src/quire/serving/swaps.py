@@ -22,12 +22,15 @@ from quire.serving.model import Model
 log = logging.getLogger("quire.models")
 
 OPEN_S = (5.0, 30.0, 120.0)
-"""Seconds in which a model that is to go still takes requests in, attempt by attempt; the last one
-repeats."""
+"""Seconds for which a model to be unloaded still accepts requests, by attempt; the last value
+repeats.
+"""
 CLOSED_S = 20.0
-"""Seconds in which it takes none, so that it empties."""
+"""Seconds for which it accepts none, so that its requests can end."""
 REST = 8.0
-"""How many times as long as a swap took its askers cause no other, where keys share a model."""
+"""If API keys share a model, a caller that caused a swap causes no other for this multiple of the
+swap's duration.
+"""
 _LONGEST_REST_S = 120.0
 _LOOK_S = 0.1
 

@@ -11,7 +11,7 @@ from quire.core.messages import NextTokens
 from quire.core.request import Failure, FinishReason, Output
 
 _MERGED = 256
-"""Tokens that one waiting output takes in; joining them costs time by their square."""
+"""Most tokens that one waiting output takes in: joining them takes quadratic time."""
 
 
 class Ticket:

@@ -28,10 +28,10 @@ from quire.text.tokenizer import Tokenizer
 _WORKER = "quire.serving.tokenizer_worker"
 _OPENING_S = 120.0
 _CALL_S = 30.0
-"""Seconds after which a call counts as hung; what is encoded here takes milliseconds."""
+"""Seconds after which a call counts as hung; calls take milliseconds."""
 _GRACE_S = 1.0
 _TEXTS = 4096
-"""Spellings of tokens that are fetched at once."""
+"""Number of tokens whose texts are fetched at a time."""
 
 
 class TokenizerProcess:

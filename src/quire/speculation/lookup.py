@@ -13,9 +13,9 @@ from quire.scheduler.drafts import Draft, DraftQuery
 from quire.speculation.ngrams import FixedText, GrowingText, Place, continuation
 
 _MOST_INDEXED = 1 << 17
-"""Tokens of a prompt that are indexed, the last ones: 20 ms of a step."""
+"""Most tokens of a prompt that are indexed, the last ones: 20 ms of a step."""
 _LEAST_INDEXED = 8
-"""Tokens of a prompt that are worth an index."""
+"""Fewest tokens of a prompt for which an index is made."""
 
 
 def _grade(agreed: int) -> int:

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 SHORTEST = 3
-"""Tokens that must agree."""
+"""Fewest tokens that must agree."""
 LONGEST = 32
-"""Tokens that are compared, to tell a likely continuation from a chance."""
+"""Most tokens that are compared, to tell likely continuations from chance."""
 _CANDIDATES = 6
-"""Places that are compared with the end of the text, the last ones."""
+"""Number of latest occurrences that are compared with the end of the text."""
 _WIDTH = 21
-"""Bits of a token id in a key; three ids fit into 63 bits."""
+"""Bits per token id in a key; three ids fit into 63 bits."""
 
 
 class Place(NamedTuple):

@@ -34,7 +34,7 @@ from quire.serving.generation import Generation, NeedsJob, Prepared, Thinking
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 _MOST_TOKENS = 448
-"""Tokens of one piece's text: about twice what is said in 28 seconds."""
+"""Most tokens of one piece's text: about twice what is said in 28 seconds."""
 
 
 class TranscriptionRequest(DecodingFields):

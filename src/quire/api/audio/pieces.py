@@ -12,11 +12,13 @@ import numpy as np
 from quire.media.sound import Samples
 
 RATE = 16_000
-"""Samples a second, as the encoders of all families take them."""
+"""Samples per second that the encoders of all families take."""
 _LONGEST_S, _SHORTEST_S = 28.0, 20.0
-"""Models hear 30 s at least; a piece ends where it is quietest between these."""
+"""Bounds of a piece's length in seconds; it ends at the quietest moment between them. All models
+hear at least 30 s.
+"""
 _QUIET = RATE // 10
-"""Samples over which loudness is measured."""
+"""Number of samples over which loudness is averaged."""
 
 
 def pieces(samples: Samples) -> Iterator[tuple[int, int]]:

@@ -69,13 +69,14 @@ class FileRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord(Record):
-    """A batch of either protocol.
+    """A batch of either
+    protocol.
 
     Attributes:
         endpoint: route of its requests.
         input_file_id: the file of its requests.
-        status: OpenAI's word.
-        times: the time of each status that it has had.
+        status: the status, in OpenAI's terms.
+        times: when the batch entered each status.
         errors: why it failed: the lines that are not requests.
         total, succeeded, failed: requests, and those that were answered, with an error or without;
             while it runs, the file of answers has the last word.

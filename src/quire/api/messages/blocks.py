@@ -35,7 +35,7 @@ class TextBlock(ContentBlock):
 
 
 class Base64Source(History):
-    """A file, in the request itself."""
+    """The source of a file as base64 within the request."""
 
     type: Literal["base64"]
     media_type: str
@@ -55,7 +55,6 @@ class UrlSource(History):
 
     @property
     def location(self) -> str:
-        """The URL."""
         return self.url
 
 
@@ -95,11 +94,11 @@ def _media_block(name: str, media_types: str, options: tuple[Option, ...]) -> ty
 
 
 BLOCKS = Registered("block", lambda kind: _media_block(kind.block, kind.media_types, kind.options))
-"""The kinds' blocks."""
+"""The content blocks, by the registry's media kinds."""
 
 
 class TextSource(History):
-    """A document's text, in the request itself."""
+    """The source of a document as plain text within the request."""
 
     type: Literal["text"]
     media_type: Literal["text/plain"]
@@ -107,13 +106,15 @@ class TextSource(History):
 
 
 class Base64Document(Base64Source):
-    """A document in the request itself. PDF is read; others may stand in the history."""
+    """The source of a document as base64 within the request. PDF is read; other formats are
+    accepted in a conversation's history.
+    """
 
     media_type: str = Field(pattern="^application/")
 
     @property
     def location(self) -> str:
-        """PDF as a `data:` URL; empty for another format."""
+        """The PDF as a `data:` URL; empty for another format."""
         return super().location if self.media_type == "application/pdf" else ""
 
 
@@ -130,7 +131,7 @@ class ContentSource(History):
 
 
 class NoCitations(History):
-    """Citations are not offered."""
+    """The `citations` field of a document. They are not offered."""
 
     enabled: Literal[False] | None = None
 
@@ -169,9 +170,10 @@ class ToolReferenceBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """Earlier reasoning, or only its signature, which then contains the text.
+    """Earlier reasoning. If its text is empty, it is packed in the
+    signature.
 
-    Servers that sign nothing leave the signature out: what they thought does not verify here.
+    Servers that sign nothing leave the signature out. Their reasoning cannot be verified here.
     """
 
     type: Literal["thinking"]
@@ -187,7 +189,7 @@ class RedactedThinkingBlock(ContentBlock):
 
 
 class Caller(History):
-    """The caller of a tool: always the model."""
+    """The caller of a tool, which is always the model."""
 
     type: Literal["direct"]
 
@@ -223,17 +225,18 @@ class McpResultBlock(ContentBlock):
 
 
 class HostedBlock(ContentBlock):
-    """A call or result of a tool that Anthropic hosts, from a conversation that started there.
+    """A call or result of a tool that Anthropic hosts, in a conversation that
+    began there.
 
-    The model is not told of it: what was found stands in the text behind it. The client is told of
-    it as of fields without effect.
+    The model does not see it: the following text states what was found. The client is told that it
+    had no effect.
     """
 
     type: str = Field(pattern=r"^[a-z_]+$")
 
 
 class CompactionBlock(ContentBlock):
-    """The summary that stands for what came before it; the model reads it as text."""
+    """A summary of the conversation before it, which the model reads as text."""
 
     type: Literal["compaction"]
     content: str | None = None

@@ -58,8 +58,9 @@ from quire.text.events import Event
 Fields = TypeVar("Fields", bound=CountRequest)
 
 VERSIONS = ("2026-10-21", "2023-06-01")
-"""Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
-`top_p` and `top_k`; here they keep their meaning in both."""
+"""Versions of the API that are accepted, and served alike. Anthropic's later draft drops
+`temperature`, `top_p` and `top_k`; here they work in both.
+"""
 
 _GENERATING = Generating("/v1/messages", MessagesRequest)
 _NAMES = FieldNames(stops="stop_sequences", parameters="input_schema")

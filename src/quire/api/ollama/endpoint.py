@@ -39,7 +39,7 @@ from quire.serving.model import Model
 from quire.serving.vectors import embed_task, shortened
 
 _SPOKEN = "0.13.0"
-"""The version of Ollama whose API this is: VS Code's provider asks for 0.6.4 or later."""
+"""The version of Ollama that this API reports: VS Code's provider requires 0.6.4 or later."""
 _UNKNOWN_DIGEST = "0" * 64
 
 

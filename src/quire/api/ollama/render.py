@@ -1,4 +1,4 @@
-"""Ollama's answers: one JSON object, or a stream of objects, one a line."""
+"""Ollama's answers: one JSON object, or a stream of objects, one per line."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Shape = Callable[[Said], Said]
 
 
 def message_shape(said: Said) -> Said:
-    """Return a part of an answer in the shape of `/api/chat`."""
+    """Return a part of an answer as an object of `/api/chat`."""
     return {"message": {"role": "assistant", "content": "", **said}}
 
 
 def response_shape(said: Said) -> Said:
-    """Return a part of an answer in the shape of `/api/generate`."""
+    """Return a part of an answer as an object of `/api/generate`."""
     return {
         "response": said.get("content", ""),
         **{k: v for k, v in said.items() if k != "content"},

@@ -28,7 +28,9 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class ModelOptions(History):
-    """`options`. Those of Ollama's loader and of samplers that Quire lacks have no effect."""
+    """The field `options`. Options of Ollama's loader, and samplers that Quire lacks, have no
+    effect.
+    """
 
     temperature: Annotated[Number, Field(**LIMITS["temperature"])] | None = None
     top_p: Annotated[Number, Field(**LIMITS["top_p"])] | None = None
@@ -45,10 +47,11 @@ class ModelOptions(History):
     model_config = ConfigDict(extra="allow")
 
     def note(self, scope: Scope) -> None:
-        """Tell the client of options that have no effect.
+        """Tell the client of options that have no
+        effect.
 
         Raises:
-            RequestError: an option that Ollama has not either.
+            RequestError: an option that Ollama does not have.
         """
         given = self.model_extra or {}
         if unknown := given.keys() - _WITHOUT_EFFECT:
@@ -58,7 +61,7 @@ class ModelOptions(History):
         note_ignored(scope, [f"options.{name}" for name, it in given.items() if it is not None])
 
     def decoding(self, keep_alive: float | None) -> DecodingFields:
-        """Return the options by the names of the other protocols."""
+        """Return the options under the names that other protocols use."""
         return DecodingFields(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -74,12 +77,11 @@ class ModelOptions(History):
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of an answer at most; None is what the context has room for."""
+        """The most tokens of an answer; None means as many as the context holds."""
         return None if self.num_predict is None or self.num_predict < 0 else self.num_predict
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(each for each in stop if each)
 
@@ -96,7 +98,9 @@ class AnswerFields(GuidedFields, ThinkingFields):
 
     @property
     def alternatives(self) -> int | None:
-        """Log-probabilities to report beside each token's; None reports none."""
+        """Number of alternatives with log-probabilities for each token; None reports no
+        log-probabilities.
+        """
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -127,14 +131,18 @@ class Message(History):
 
 
 class ChatRequest(AnswerFields):
-    """`/api/chat`. Without messages it loads the model, or unloads it if `keep_alive` is 0."""
+    """The body of `/api/chat`. Without messages, it loads the model, or unloads it if `keep_alive`
+    is 0.
+    """
 
     messages: list[Message] = Field(default_factory=list)
     tools: list[Tool] | None = Field(default=None, max_length=1024)
 
 
 class GenerateRequest(AnswerFields):
-    """`/api/generate`. Without a prompt it loads the model, or unloads it if `keep_alive` is 0."""
+    """The body of `/api/generate`. Without a prompt, it loads the model, or unloads it if
+    `keep_alive` is 0.
+    """
 
     prompt: str | None = None
     system: str | None = None
@@ -150,7 +158,7 @@ class GenerateRequest(AnswerFields):
 
 
 class EmbedRequest(Wire):
-    """`/api/embed`."""
+    """The body of `/api/embed`."""
 
     model: str | None = None
     input: str | list[str] = ""
@@ -161,7 +169,7 @@ class EmbedRequest(Wire):
 
 
 class ShowRequest(Wire):
-    """`/api/show`."""
+    """The body of `/api/show`."""
 
     model: str | None = None
     name: str | None = None

@@ -43,9 +43,9 @@ POLICY = "; ".join(
         "trusted-types dompurify",
     )
 )
-"""Scripts and styles are the page's own files, never text of a document; files are sent along;
-no text becomes markup but by DOMPurify, which makes it safe (trusted types: a browser that knows
-them refuses innerHTML to all others)."""
+"""Content Security Policy of the page: scripts and styles come only from its own files, and text
+becomes markup only through DOMPurify (trusted types).
+"""
 
 _HEADERS = {
     "content-security-policy": POLICY,

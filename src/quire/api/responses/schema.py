@@ -107,7 +107,7 @@ class Caller(History):
 
 
 class MessageItem(History):
-    """A message of any role; `phase` and `status` come back with earlier answers."""
+    """A message of any role. `phase` and `status` are fields of earlier answers, sent back."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -270,7 +270,7 @@ class AdditionalToolsItem(History):
 
 
 class SearchOutputItem(History):
-    """The tools that a search found; from now on the model is told of them."""
+    """The tools that a search found; the model sees them from then on."""
 
     type: Literal["tool_search_output"]
     call_id: str
@@ -315,7 +315,7 @@ Item = Annotated[
 
 
 class TextFormat(Wire):
-    """The form of the answer; `schema` for `json_schema`, which is always met."""
+    """The format of the answer. `schema` belongs to `json_schema`, and is always met."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -325,16 +325,20 @@ class TextFormat(Wire):
 
 
 class TextConfig(Wire):
-    """How to answer. No model here has a switch for verbosity: the response says `medium`."""
+    """Settings of the answer's text. No model has a verbosity setting: the response says
+    `medium`.
+    """
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class Reasoning(Wire):
-    """How to think. Reasoning comes in the open, or where a summary is asked for, as the summary.
+    """How the model should reason. Reasoning is returned as text, or as a summary if one is
+    requested.
 
-    Which earlier reasoning is read again is the chat template's to say: the response says `auto`.
+    Which earlier reasoning the model sees depends on the chat template, so the response says
+    `auto`.
     """
 
     effort: Effort | None = None
@@ -403,20 +407,22 @@ class PromptFields(Wire):
         return named.id if isinstance(named, ConversationParam) else named
 
     def effort(self) -> tuple[Effort | None, str]:
-        """How hard to think, and the field that says so."""
+        """The requested reasoning effort, and the field that set it."""
         if self.reasoning is not None and self.reasoning.effort is not None:
             return self.reasoning.effort, "reasoning.effort"
         return self.reasoning_effort, "reasoning_effort"
 
 
 class CountRequest(PromptFields):
-    """A prompt of which the tokens are counted."""
+    """The body of a request that counts the tokens of a prompt."""
 
     personality: str | None = Field(default=None, max_length=64, description="no effect")
 
 
 class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
-    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+    """The body of `/v1/responses`. Each field of OpenAI's schema has an effect, is refused by name,
+    or cannot change an answer.
+    """
 
     store: bool | None = None
     stream: bool | None = None

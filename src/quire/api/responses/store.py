@@ -18,9 +18,9 @@ from quire.api.shared.stored import StoredConversations
 from quire.serving.generation import NeedsJob
 
 _LIGHT = 16 << 10
-"""Bytes of kept items up to which reading them holds up no stream."""
+"""Most bytes of stored items that are read in the event loop; more would delay other streams."""
 _OBJECTS = 512
-"""Bytes that an item and its place in the index take beside its text."""
+"""Bytes that an item and its index entry take in memory beside its text."""
 
 
 @dataclass(frozen=True, slots=True)

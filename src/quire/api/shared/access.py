@@ -28,17 +28,17 @@ _IGNORED = "ignored_fields"
 _CLIENT_LEFT = 499
 OTHER = "other"
 _LONGEST_PATH = 80
-"""Characters of a refused request's path."""
+"""Most characters of a refused request's path in the log."""
 _MOST_IGNORED = 64
 _POLLED = frozenset({"/metrics", "/health", "/page/{file}"})
-"""Routes that are asked without end; their lines are logged at debug level where all is well."""
+"""Routes that monitoring polls; successful requests are logged at debug level."""
 _WATCHED = frozenset({"/v1/models", "/v1/models/{name:path}"})
-"""Routes logged at debug level while the page or a waiting command polls a model."""
+"""Routes that the page or a waiting command polls; they are logged at debug level."""
 _HEAD = frozenset({"method", "path", "status", "ms", "id"})
 """Fields with a fixed position in a readable log line."""
 
 IGNORED_HEADER = b"x-quire-ignored-fields"
-"""Tells a client which fields of its request had no effect."""
+"""Response header that lists the request's fields without effect."""
 
 
 def note_ignored(scope: Scope, fields: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from quire.core.errors import AuthenticationError, QuireError
 OPEN_PATHS = frozenset({"/health", "/ping"})
 METRICS_PATH = "/metrics"
 EVERYONE = ""
-"""The caller on a server without several API keys."""
+"""The caller's name where there are not several API keys."""
 
 _CALLER = "quire.caller"
 

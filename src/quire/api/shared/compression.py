@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from quire.core.errors import RequestError, UnsupportedMediaType
 
 _AT_ONCE = 1 << 20
-"""Bytes that are unpacked before the event loop turns."""
+"""Bytes to decompress before other tasks of the event loop get a turn."""
 _SLICE = 256
-"""Bytes that zstd gets at once: its densest blocks of 4 bytes make 128 KB each."""
+"""Bytes passed to zstd at a time: the densest blocks expand from 4 bytes to 128 KB."""
 _WINDOW = 8 << 20
-"""Bytes of zstd's window, the most that RFC 8878 asks a decoder to support."""
+"""Bytes of zstd's window: the most that RFC 8878 asks decoders to support."""
 
 
 def _zstd(body: bytes) -> Iterator[bytes]:

@@ -18,10 +18,10 @@ from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_typ
 from quire.media.source import DOCUMENT
 
 INPUT = "input"
-"""The one argument of the function that stands for a custom tool."""
+"""Name of the only argument of the function that represents a custom tool."""
 
 MALFORMED = "arguments"
-"""The argument that stands for arguments that are no JSON object."""
+"""Name of the argument that holds a call's arguments if they are not a JSON object."""
 
 
 class TextPart(History):
@@ -40,7 +40,7 @@ class RefusalPart(History):
 
 
 class InputAudio(History):
-    """Sound as base64. What it is shows in its first bytes, whatever `format` says."""
+    """Sound as base64. Its format is recognised from the first bytes, whatever `format` says."""
 
     data: str = Field(min_length=1)
     format: Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm"]
@@ -52,7 +52,7 @@ class InputAudio(History):
 
 
 class AudioPart(History):
-    """A sound, as OpenAI names it."""
+    """A sound in OpenAI's format."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
@@ -123,15 +123,18 @@ class UserMessage(History):
 
 
 class CalledFunction(History):
-    """A call's name and the JSON text of its arguments; some clients send the object itself, or
-    none where a server told them of none."""
+    """The name and arguments of a call. Arguments are JSON text; some clients send an object, or
+    nothing if they were given none.
+    """
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class FunctionCall(History):
-    """A call that the assistant made; `index` comes from clients that fold streams."""
+    """A call that the assistant made. `index` comes from clients that send back merged stream
+    chunks.
+    """
 
     id: str
     type: Literal["function"] = "function"
@@ -180,7 +183,7 @@ ToolCall = Annotated[
 
 
 class AssistantMessage(History):
-    """An earlier answer. Clients send back what they got, so what we emit is accepted here."""
+    """An earlier answer. All fields that this server sends are accepted."""
 
     role: Literal["assistant"]
     content: WrittenContent | None = None
@@ -220,10 +223,11 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-
 
 
 class Function(History):
-    """A function that the model may call; `parameters` is a JSON schema.
+    """A function that the model may call; `parameters` is a JSON
+    schema.
 
-    Calls that `tool_choice` forces always meet it. With `strict` so do those that the model makes
-    of its own accord, if its dialect marks calls with tokens of their own.
+    Calls that `tool_choice` forces always meet the schema. With `strict`, so do voluntary calls if
+    the model's dialect marks calls with special tokens.
     """
 
     name: FunctionName

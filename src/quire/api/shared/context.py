@@ -48,7 +48,7 @@ from quire.serving.tasks import cancel_and_wait
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
 SESSION_HEADER = "x-session-id"
-"""A header for the KV scheme, for clients whose SDK drops unknown fields."""
+"""Request header with the KV format, for clients whose SDK drops unknown fields."""
 Parsed = TypeVar("Parsed", bound=Wire)
 Result = TypeVar("Result")
 Reader = Callable[["Context", Request, bytes], Awaitable[Result]]

@@ -13,12 +13,13 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def _seconds(value: object) -> object:
-    """Seconds of Ollama's `keep_alive`: a number of them, or a duration as Go writes it.
+    """Return the seconds of Ollama's `keep_alive`, a number or a duration in Go's
+    notation.
 
-    Less than 0 is for ever.
+    A negative number means for ever.
 
     Raises:
-        ValueError: it is a string, but no duration.
+        ValueError: a string that is not a duration.
     """
     if isinstance(value, bool) or not isinstance(value, str):
         seconds = value

@@ -17,10 +17,11 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One metric family.
+    """One metric
+    family.
 
     Attributes:
-        counts: whether it is a counter.
+        counts: whether it is a counter; otherwise it is a gauge.
         samples: returns the samples of one engine.
     """
 
@@ -167,9 +168,10 @@ def engine_families(
     states: Mapping[str, str],
     in_flight: int,
 ) -> Iterator[Metric]:
-    """Yield the figures of all engines.
+    """Yield the metric families of all
+    engines.
 
-    The label `model` is there where more than one model is served.
+    Samples have the label `model` if more than one model is served.
 
     Args:
         engines: of the models that are loaded, by name.

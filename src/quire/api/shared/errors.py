@@ -1,4 +1,5 @@
-"""The one place where errors become responses, in the shape of the request's protocol.
+"""Turns errors into responses in the format of the request's
+protocol.
 
 The path decides: `/v1/messages` is Anthropic's, `/api/` is Ollama's, all else is OpenAI's.
 """
@@ -26,7 +27,7 @@ from quire.serving.run_failed import RunFailed
 log = logging.getLogger("quire.api")
 
 _LONGEST_LOGGED = 300
-"""Characters of an error's message: some hold what the client sent."""
+"""Most characters of an error's message in the log: some contain what the client sent."""
 _BASE_URL = (
     "/v1 is the base URL for OpenAI's clients, which add a route, as in /v1/models; "
     "Anthropic's clients add /v1 themselves. Browsers open /."

@@ -18,16 +18,17 @@ from quire.media.kinds import Protocols, kinds_by
 
 _LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
 REGISTERED = "@registered."
-"""Starts the tag of members that the registry of media makes; a field of `MediaInput` follows."""
+"""Prefix of union tags for registered media kinds; the name of a field of `MediaInput` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """The endpoint that answers the prompt of which another one only counts the tokens.
+    """The generating endpoint whose prompts another endpoint only
+    counts.
 
     Attributes:
-        schema: of its bodies. What it has beside the fields of the counting one's schema does not
-            change a prompt, or is not offered.
+        schema: schema of its bodies. Fields that only this schema has do not change a prompt, or
+            are not offered.
     """
 
     path: str
@@ -113,10 +114,11 @@ _CODES = {
 
 
 def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
-    """Return a validation error as one sentence that starts with the field's name.
+    """Return a validation error as one sentence that starts with the
+    field's name.
 
     Args:
-        names: what the client calls fields that it does not call by their own names.
+        names: the client's name of each field that it gave under another name.
     """
     first, *rest = detail["loc"] or ("",)
     kind, param = detail["type"], field_name((names.get(str(first), first), *rest))

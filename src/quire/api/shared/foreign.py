@@ -45,7 +45,7 @@ ALIASES = {
         "reasoning_budget_tokens",
     ),
 }
-"""Other names of a field, where the schema at hand has it and not them."""
+"""Aliases of fields. An alias counts if the schema has the field but not the alias."""
 
 DEFAULTS: dict[str, object] = {
     "_debug_render_only": False,
@@ -97,7 +97,8 @@ DEFAULTS: dict[str, object] = {
     "watermarking": False,
     "xtc_probability": 0,
 }
-"""Foreign fields with the value that equals this server's behaviour. Other values have no effect.
+"""Fields of other servers, with the value that matches this server's behaviour. Other values have
+no effect.
 """
 
 _OTHERS = """
@@ -123,7 +124,7 @@ tool_prompt tool_stream top_a top_n_tokens trace transforms translation_options 
 ttl usage verbosity vl_high_resolution_images watermark
 """
 _KNOWN = frozenset(_OTHERS.split()).union(*PEERS.values())
-"""Paths of fields that other servers honour; where a schema lacks them, they have no effect."""
+"""Paths of fields that other servers support; if the schema lacks them, they have no effect."""
 
 _BINDING = frozenset(
     {"banned_strings", "banned_tokens", "custom_logit_processor", "custom_token_bans"}
@@ -131,7 +132,9 @@ _BINDING = frozenset(
     | {"previous_response", "prompt_embeds", "stop_regex", "structural_tag"}
     | {"structured_outputs.structural_tag"}
 )
-"""Fields without which a prompt or an answer would not be what was asked for: they are refused."""
+"""Fields of other servers that are refused, because ignoring them would change the prompt or
+answer.
+"""
 
 _LONGEST = 64  # characters of a name that are looked at, shown and told
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-[]$@")

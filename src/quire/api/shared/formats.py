@@ -25,20 +25,21 @@ Choices = Annotated[
 
 
 class TextFormat(Wire):
-    """No constraint."""
+    """Plain text, without a constraint."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Wire):
-    """Any JSON object, or as llama.cpp has it, one that meets a schema."""
+    """Any JSON object. With `schema`, an extension of llama.cpp, it meets the schema."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class JsonSchema(Wire):
-    """A schema, which may have a name. The answer meets it but for what no grammar enforces.
+    """A schema, which may have a name. The answer meets all of it that a grammar can
+    enforce.
 
     The header `x-quire-unenforced` names the rest, unless `strict` is set, which refuses it.
     """
@@ -50,8 +51,7 @@ class JsonSchema(Wire):
 
 
 class JsonSchemaFormat(Wire):
-    """JSON that meets a schema, which may also stand beside `type`, as llama.cpp and OpenAI's
-    responses have it."""
+    """JSON that meets a schema. llama.cpp and OpenAI's Responses put the schema beside `type`."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -74,7 +74,7 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(Wire):
-    """`structured_outputs`, as vLLM has it."""
+    """vLLM's field `structured_outputs`."""
 
     json_: JsonSchemaText | None = Field(default=None, alias="json")
     regex: Source | None = None
@@ -84,7 +84,7 @@ class StructuredOutputs(Wire):
 
 
 class Guided(Wire):
-    """`grammar` as Text Generation Inference has it."""
+    """The field `grammar` of Text Generation Inference."""
 
     type: Literal["json", "json_schema", "regex"]
     value: str | dict[str, Any]
@@ -169,7 +169,7 @@ class GuidedFields(Wire):
         return _format("grammar", self.name_of("guided_grammar"), self.guided_grammar)
 
     def _ollama(self, scope: Scope) -> AnswerFormat | None:
-        """Open WebUI has it as a text, of which only `json` and a schema are Ollama's."""
+        """Return the format in `format`, Ollama's field. Open WebUI sends it as text."""
         if self.format == "json":
             return any_object("format")
         if isinstance(self.format, str) and not self.format.lstrip().startswith("{"):
@@ -179,7 +179,7 @@ class GuidedFields(Wire):
 
 
 class FormatFields(GuidedFields):
-    """OpenAI's `response_format`, and what other servers add to it."""
+    """OpenAI's `response_format`, and the corresponding fields of other servers."""
 
     response_format: ResponseFormat | None = None
 

@@ -23,7 +23,7 @@ _ESCAPE = re.compile(
 _LONG_EXPONENT, _MANY_DIGITS = re.compile(rb"[eE]\+?\d{3}"), re.compile(rb"\d{210}")
 _MOST = sys.float_info.max
 _MAX_DEPTH = 200
-"""Arrays and objects within each other that pydantic's reader takes."""
+"""Deepest nesting of arrays and objects that pydantic's parser accepts."""
 # What Python and JavaScript write where JSON has no number.
 _NO_NUMBER = re.compile(rb"NaN|Infinity")
 

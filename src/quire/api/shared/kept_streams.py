@@ -28,9 +28,9 @@ from quire.serving.tasks import cancel_and_wait
 HEADER = "x-quire-stream"
 _ID = re.compile(r"[\w-]{16,64}", re.ASCII)
 _COUNT = 256
-"""Streams that are kept for one caller."""
+"""Most streams kept for one caller."""
 _BYTES = 64 << 20
-"""Bytes of events that are kept, of all callers together."""
+"""Most bytes of kept events, all callers together."""
 
 
 class StreamQuery(Wire):

@@ -14,12 +14,12 @@ from quire.core.errors import Overloaded, RequestError, TooLarge
 MAX_HEADER_BYTES = 32 << 10
 
 _BODIES = 16
-"""Bodies of the largest size that may be held at once."""
+"""Number of bodies of the largest size that may be held at a time."""
 _FIELDS = 1 << 20
-"""Bytes of a form beside its files."""
+"""Most bytes of a form beside its files."""
 _SLOT = "quire.slot"
 _HELD_BYTES = 512 << 20
-"""Bytes of unstreamed answers held at once. Log-probabilities take many times their text."""
+"""Most bytes of unstreamed answers held at a time. Log-probabilities take many times their text."""
 _HELD = "quire.held"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _KEPT = 20
-"""Streams that are remembered after their end."""
+"""Number of finished streams that are remembered."""
 
 
 class Stream:

@@ -100,7 +100,7 @@ def _url_part(name: str, options: tuple[Option, ...]) -> type[UrlPart]:
 
 
 URL_PARTS = Registered("url_part", lambda kind: _url_part(kind.url_part, kind.options))
-"""The kinds' parts in OpenAI's protocols."""
+"""Types of content parts with a URL in OpenAI's protocols, by media kind."""
 
 
 def fields_of(options: tuple[Option, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _MARK = re.compile(rb'["{}\[\]]')
 _KEY_ENDS = re.compile(rb"\s*:\s*")
 _SCALAR = re.compile(rb'"(?:[^"\\]|\\.){0,1000}"|[\w.+-]{1,64}')
 _AT_ONCE = 2000
-"""Marks, or quotes within a string, between two turns of the event loop."""
+"""Number of marks, or of quotes within a string, after which the event loop gets a turn."""
 
 
 async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:

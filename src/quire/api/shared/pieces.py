@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from starlette.responses import Response, StreamingResponse
 
 WRITE = 1 << 16
-"""Bytes from which pieces are sent together, before the event loop turns."""
+"""Bytes to gather before a write, after which the event loop gets a turn."""
 
 _PLACE = secrets.token_hex(16)
 _QUOTED = f'"{_PLACE}"'.encode()

@@ -11,7 +11,8 @@ from quire.api.shared.numbers import Integer
 from quire.core.errors import RequestError
 
 PRIORITY_HEADER = "x-quire-priority"
-"""A header for whoever cannot change bodies. A body may only name a higher number, which is later.
+"""Request header for clients that cannot change bodies. A body can only lower the priority
+further.
 """
 _MOST = 2**31
 

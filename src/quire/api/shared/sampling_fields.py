@@ -1,4 +1,4 @@
-"""From a request's fields of sampling to the sampler's parameters."""
+"""Converts the sampling fields of a request to the sampler's parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.core.sampling_params import LIMITS, as_drawn
 from quire.serving.service import Service
 
 _BREAKERS = ("\n", ":", '"', "*")
-"""llama.cpp's and text-generation-webui's default."""
+"""Default sequence breakers of llama.cpp and text-generation-webui."""
 
 
 def sampling_of(fields: DecodingFields, service: Service, logprobs: int | None) -> SamplingParams:
@@ -39,7 +39,8 @@ def sampling_of(fields: DecodingFields, service: Service, logprobs: int | None) 
 
 
 def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
-    """Biases by token id.
+    """Return biases by
+    token id.
 
     Raises:
         RequestError: a key that is not the id of a token.
@@ -59,10 +60,12 @@ def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int
 
 
 def _breakers(given: Sequence[str] | str | None, service: Service) -> tuple[int, ...]:
-    """Return the tokens that end repeats: the last one of each text, behind a letter.
+    """Return the tokens that end repeats: the last token of each text when it follows a
+    letter.
 
     Raises:
-        RequestError: a text, as text-generation-webui has it, holds no JSON strings.
+        RequestError: a single text, which text-generation-webui allows, does not contain JSON
+            strings.
     """
     if given is None:
         given = _BREAKERS

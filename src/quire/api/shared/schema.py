@@ -219,7 +219,9 @@ TokenCount = Annotated[Integer, Field(ge=1, le=MOST_TOKENS)]
 
 
 def without_limit(value: object) -> object:
-    """-1 and -2 are no limit but the context's, as llama.cpp, LM Studio and Ollama have them."""
+    """Return None, which means no limit but the context's, for -1 and -2, which llama.cpp, LM
+    Studio and Ollama use.
+    """
     return _NO_LIMIT if value in _UNLIMITED and not isinstance(value, bool) else value
 
 
@@ -261,7 +263,7 @@ class StreamUsage(Enum):
 
 
 class StreamOptions(Wire):
-    """OpenAI's `stream_options`. Obfuscation pads chunks and changes no answer; it is not done."""
+    """OpenAI's `stream_options`. Obfuscation, which pads chunks, is ignored."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -287,16 +289,18 @@ def check_stream_options(options: StreamOptions | None, *, stream: bool | None) 
 
 
 class CacheOptions(History):
-    """OpenAI's `prompt_cache_options`. Every prompt is kept while there is room, as if none were
-    given; responses can ask for one to be read and not answered."""
+    """OpenAI's `prompt_cache_options`, without effect: every prompt is cached while there
+    is room.
+    """
 
     prewarm: bool | None = None
 
 
 class DecodingFields(Wire):
-    """How tokens are drawn and kept, in every generating endpoint, whatever its protocol has.
+    """Sampling and length fields of every generating
+    endpoint.
 
-    What is left out has the server's default; `Service.sampling` holds those that models recommend.
+    A missing field has the server's default; `Service.sampling` has those that models recommend.
     """
 
     model: str | None = None
@@ -361,9 +365,10 @@ class DecodingFields(Wire):
 
 
 class GenerationFields(DecodingFields):
-    """Fields that OpenAI's two generating endpoints share.
+    """Fields that OpenAI's two generating
+    endpoints share.
 
-    `user`, `metadata` and their like cannot change an answer: accepted, not read.
+    `user`, `metadata` and similar fields cannot change an answer; they are accepted and ignored.
     """
 
     stream: bool | None = None
@@ -391,4 +396,4 @@ class GenerationFields(DecodingFields):
 
 
 _GENERATING = frozenset(GenerationFields.model_fields)
-"""Fields without meaning on endpoints that generate nothing."""
+"""Fields that have no meaning on endpoints that do not generate."""

@@ -19,11 +19,12 @@ from quire.serving.tasks import cancel_and_wait
 from quire.text.events import Failed, Finished
 
 KEEPALIVE_S = 15.0
-"""Silence after which something is sent: a long prefill, or a long call that is held back until it
-is complete, shall not look like a dead stream."""
+"""Seconds of silence after which a keepalive is sent, so that a long prefill or a held-back tool
+call does not look like a dead stream.
+"""
 
 HEAD_S = 1.0
-"""How long the head of an accepted stream waits for what it says of the prefix cache."""
+"""Most seconds that the head of an accepted stream waits for the prefix cache's figures."""
 
 COMMENT = b": waiting\n\n"
 
@@ -41,7 +42,7 @@ class Renderer(Protocol):
 
 
 _MAX_TOLD = 1024
-"""Characters of a header that grows with the request."""
+"""Most characters of a header whose length grows with the request."""
 
 
 def run_headers(run: GenerationStream) -> dict[str, str]:

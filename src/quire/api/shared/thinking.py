@@ -1,4 +1,4 @@
-"""The fields by which clients of OpenAI's protocols ask for reasoning, and their translation."""
+"""Reasoning fields of OpenAI's protocols, and their translation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ThinkingSwitch(Wire):
-    """`thinking`, as DeepSeek, GLM and Kimi have it."""
+    """The field `thinking` of DeepSeek, GLM and Kimi."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
@@ -28,7 +28,7 @@ class ThinkingSwitch(Wire):
 
 
 class ReasoningOptions(Wire):
-    """`reasoning`, as OpenRouter has it."""
+    """OpenRouter's field `reasoning`."""
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -37,7 +37,7 @@ class ReasoningOptions(Wire):
 
 
 class ThinkingFields(Wire):
-    """Fields by which reasoning is asked for; the first that says whether to think decides."""
+    """Fields that request reasoning; the first one that sets it on or off decides."""
 
     enable_thinking: bool | None = None
     thinking: ThinkingSwitch | None = None

@@ -11,7 +11,7 @@ from quire.core.errors import RequestError
 from quire.serving.generation import ToolChoice
 
 SEARCH = "tool_search"
-"""The function that stands for a search for tools."""
+"""Name of the function that represents a search for tools."""
 
 
 OwnKind = Literal["local_shell", "shell", "apply_patch"]

@@ -25,7 +25,7 @@ _OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
 }
-"""The routes that are traced, by what the GenAI conventions call their operation."""
+"""GenAI conventions' operation name of each traced route."""
 _TRACES_PATH = "/v1/traces"
 _SEND_S = 5  # for one batch, with its repetitions
 _LAST_S = 1.0  # at the end, after which a batch is not tried again
@@ -42,7 +42,7 @@ _ATTRIBUTES = {
     "path": "url.path",
     "status": "http.response.status_code",
 }
-"""Fields of the log's line, by the semantic conventions' names for them."""
+"""Semantic conventions' attribute name of each log field."""
 
 
 class Tracer:

@@ -17,7 +17,7 @@ from quire.media.source import DOCUMENT
 from quire.serving.service import Service
 
 _LEFT_OUT = 4
-"""One in so many of the items that a request may hold goes at once."""
+"""Share of items removed at a time: one in this many of those that a request may hold."""
 
 
 def newest(name: str, said: Sequence[object], first: int = 0) -> str:

@@ -22,7 +22,7 @@ Spans = Sequence[tuple[int, int]]
 
 SINGLE_ROWS: Spans = ((0, 1), (699, 1), (130, 1), (127, 1), (64, 1), (63, 1))
 SPANS: Spans = (*SINGLE_ROWS, (300, 3), (40, 90), (0, 17))
-"""Single rows, several rows and chunks of a prompt."""
+"""Spans to check: single rows, several rows, and chunks of a prompt."""
 _TOLERANCE = {mx.float32: 1e-4, mx.bfloat16: 3e-2, mx.float16: 4e-3}
 
 

@@ -24,7 +24,9 @@ class CheckedBackend(AttentionBackend):
 
     sample: ClassVar[AttentionCase]
     _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
-    """The difference found, by backend and kind of layer. `verified_kernels` records agreement."""
+    """The difference found for each backend and kind of layer; None means agreement, which
+    `verified_kernels` records.
+    """
 
     @abstractmethod
     def made_for(self, case: AttentionCase) -> bool:

@@ -15,7 +15,9 @@ LANES = 128  # threads of a thread block
 _QUERIES = 16  # query vectors of a product on tensor cores
 _KEYS = 64  # keys that a thread block takes at a time
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Few numbers, as the kernel that joins what splits found is compiled for each."""
+"""Allowed numbers of splits. They are few, because the kernel that merges splits is compiled for
+each.
+"""
 _MULTIPROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 

@@ -24,10 +24,11 @@ log = logging.getLogger("quire.attention")
 
 _THREADS = 256
 _TOLERANCE = 3e-3
-"""Relative. Sums of another order round to another number of 16 bits here and there."""
+"""Largest relative error: sums in another order may round to another 16-bit number."""
 _ELEMENTS = 1 << 24
-"""Elements of keys, and of values, that MLX decodes at once: 64 MB in float32, with a few temporary
-copies. Results have the queries' type."""
+"""Most elements of keys, and of values, that MLX decodes at a time: 64 MB in float32, and a few
+temporary copies. Results have the queries' type.
+"""
 
 Blocks = tuple[mx.array, mx.array]
 """Keys `[n, block_size, head_dim]` and values `[n, block_size, value_dim]`."""
@@ -131,7 +132,7 @@ class Kind:
 
 
 _sound: dict[Kind, bool] = {}
-"""The kinds that were tried in this process, and whether the kernel agrees."""
+"""Results of checks in this process: whether the kernel agrees, by kind."""
 
 
 def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Kind | None:

@@ -30,7 +30,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
 
 _MOST_GROUP = 32
-"""Query heads of a KV head: with more, products bound the time, not what is read."""
+"""Most query heads per KV head: with more, products take longer than reads."""
 
 
 class PortableBackend(CheckedBackend):

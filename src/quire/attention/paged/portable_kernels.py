@@ -17,15 +17,17 @@ from quire.core.arrays import Ints
 from quire.device.gpu_kernels import Kernel, in_device_memory
 
 LONGEST = 576
-"""Elements of a vector, at most: what fits into registers and 32 KiB of threadgroup memory."""
+"""Most elements of a vector: what fits into registers and 32 KiB of threadgroup memory."""
 
 _MOST_VECTORS = 8
 _QUERY_ELEMENTS = 4096  # of a thread group's queries, in shared memory as float32
 _MOST_SPLITS = 64
 _GROUPS = 512
-"""Thread groups that fill a device. A guess: nothing was measured on Metal."""
+"""Thread groups that fill a device: a guess, not measured on Metal."""
 _CONSTANT_BELOW = 8
-"""Metal: MLX declares an input of fewer elements in another address space, and compiles anew."""
+"""Inputs with fewer elements are padded: on Metal, MLX puts them into another address space and
+compiles the kernel again.
+"""
 
 
 @dataclass(frozen=True, slots=True)

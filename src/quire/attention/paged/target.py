@@ -10,7 +10,9 @@ import mlx.core as mx
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, metal_kernel
 
 Compile = Callable[[str, Sequence[str], Sequence[str], str, str], Kernel]
-"""From a name, names of inputs and of outputs, body and header to a kernel of `mx.fast`."""
+"""A function that makes a kernel of `mx.fast` from its name, names of inputs and outputs, body and
+header.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,7 +18,7 @@ from quire.core.arrays import Ints
 from quire.device.gpu_kernels import in_device_memory
 
 FEW_ROWS = 8
-"""A sequence with more rows in a step counts as a prompt."""
+"""Most rows of a sequence that does not count as a prompt."""
 
 TILE_FIELDS = 6
 """Fields of a tile: first row, rows, lowest key, one past the highest key, index of block 0 in the

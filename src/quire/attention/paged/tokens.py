@@ -26,7 +26,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import Kernel
 
 _KEYS = 64
-"""Keys that a warp takes at a time."""
+"""Number of keys that a warp reads at a time."""
 
 
 class TokensBackend(CheckedBackend):

@@ -18,11 +18,12 @@ from quire.cache.formats.slots import head_rows
 from quire.core.arrays import Ints
 
 _SHORT_TABLE = 15
-"""Block tables up to this long share one batch; longer ones share with those of like length."""
+"""Block tables up to this length share one batch; longer ones are batched by similar length."""
 
 _SCORES = 1 << 18
-"""Attention scores (rows * keys) of one head that a tile may hold: 1 MB, of which reading a prompt
-from codes holds a few copies at a time."""
+"""Most attention scores (rows * keys) of one head in a tile: 1 MB. Reading a prompt from codes
+holds a few copies at a time.
+"""
 
 
 def length_class(blocks: int) -> int:

@@ -13,7 +13,7 @@ from quire.cache.formats.base import PackedStore, WrittenBlocks
 from quire.device.device import current_device
 
 _Read = tuple[mx.array, Callable[[mx.array], mx.array]]
-"""Scores `[..., M, S]` of M query vectors, and what turns weights into outputs."""
+"""Scores `[..., M, S]` of M query vectors, and the function that turns weights into outputs."""
 
 
 def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:

@@ -13,7 +13,7 @@ from quire.cache.formats.base import LayerStore
 from quire.device.device import current_device
 
 SCORES = 32 << 20
-"""Attention scores (heads * rows * keys) that a chunk may hold at once."""
+"""Most attention scores (heads * rows * keys) of a chunk."""
 
 
 def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:

@@ -199,7 +199,9 @@ class LayerStore(ABC):
     """
 
     has_tail: ClassVar[bool] = False
-    """Whether full blocks are coded and the tail is kept as written, in a pool of its own."""
+    """Whether only full blocks are coded, and the last, partly filled block is kept uncoded in a
+    pool of its own.
+    """
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         self.shape = shape

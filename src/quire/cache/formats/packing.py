@@ -17,8 +17,9 @@ SCALE = mx.float16
 
 _F16_MAX = 65504.0
 _LOADING = {2: 1.494, 3: 2.051}
-"""Half the range, in standard deviations, that suits a Gaussian (Max, 1960). From 4 bits on the
-largest of 64 elements is about as far out as the best range, so the range itself is taken."""
+"""By bits, half the quantiser's range in standard deviations that suits a Gaussian (Max, 1960).
+From 4 bits on, the range of the 64 elements themselves is used, which is about as good.
+"""
 
 _REFITS = 2
 
@@ -90,7 +91,7 @@ def shifts(bits: int) -> mx.array:
 
 
 _LOOKED_UP = {2: 4, 3: 4, 4: 2}
-"""By bits, how many codes are looked up at a time; the table is of 256 or 4,096 entries."""
+"""Number of codes per table lookup, by bits; tables have 256 or 4,096 entries."""
 
 
 def byte_table(values: Sequence[int]) -> mx.array:

@@ -11,7 +11,7 @@ from quire.device.coding import VectorRotation
 from quire.device.device import current_device
 
 _SEED = 20250428
-"""Part of the meaning of stored codes: another seed reads them as noise."""
+"""Seed of the rotation. Changing it would turn stored codes into noise."""
 
 
 class Rotation:

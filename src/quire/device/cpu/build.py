@@ -32,8 +32,9 @@ FLAGS = [
     "-fno-math-errno",
     "-DNDEBUG",
 ]
-"""No contraction: which products and sums are fused is spelled out in the source, since a row's
-bits must not depend on the compiler's choice in one of several loops."""
+"""Compiler flags. Contraction is off, so that fused products and sums, which the source spells out,
+do not depend on the compiler.
+"""
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
@@ -54,8 +55,9 @@ _INSTRUCTION_SETS = {
         "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
     },
 }
-"""By machine, the flags of `isa_NAME.cpp`. The oldest first: of an inline function that several
-units have the linker takes the first."""
+"""Compiler flags of `isa_NAME.cpp` by machine, oldest set first: of an inline function that several
+units contain, the linker keeps the first.
+"""
 _X86_NEEDS = {
     "amx": "amx_int8",
     "vnni": "avx512_vnni",
@@ -63,9 +65,9 @@ _X86_NEEDS = {
     "avxvnni": "avx_vnni",
     "avx2": "avx2",
 }
-"""x86-64: for each instruction set the flag in /proc/cpuinfo that it needs, fastest set first."""
+"""x86-64: the /proc/cpuinfo flag that each instruction set needs, fastest set first."""
 _ARM_NEEDS = {"i8mm": "i8mm", "dotprod": "asimddp"}
-"""arm64: for each instruction set the flag in /proc/cpuinfo that it needs, fastest set first."""
+"""arm64: the /proc/cpuinfo flag that each instruction set needs, fastest set first."""
 _BUILT_ON = {
     "amx": "vnni",
     "vnni": "avx512",
@@ -73,9 +75,9 @@ _BUILT_ON = {
     "i8mm": "baseline",
     "dotprod": "baseline",
 }
-"""The instruction set whose kernels another one takes for everything but its own products."""
+"""Instruction set whose kernels another one reuses for everything but its products."""
 _OMITTED = "-DQUIRE_OMITTED"
-"""Turns the source of an instruction set that is not built into one without kernels."""
+"""Define that turns the source of an instruction set that is not built into one without kernels."""
 _NANOBIND_FLAGS = [
     *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"),
     "-fno-strict-aliasing",  # as in nanobind's own build: it reads objects as other types

@@ -73,7 +73,7 @@ def _fast(cpus: Collection[int], root: Path) -> set[int]:
 
 
 _ALIKE = 0.75
-"""A core counts as fast from this fraction of the fastest core's capacity."""
+"""Fraction of the fastest core's capacity from which a core counts as fast."""
 
 
 def _quota(root: Path) -> float | None:

@@ -28,7 +28,7 @@ from quire.device.weights import (
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _MULTIPLE = 16
-"""Of channels and keys: the longest vector that a kernel works with."""
+"""Channels and keys must be multiples of this, the kernels' longest vector."""
 _MOST_TAPS = 8
 
 
@@ -43,7 +43,7 @@ class KernelOperations(UnfusedOperations):
         self.kernels = kernels
         self._ops = kernels.ops
         self._codings: dict[VectorCoding, Any] = {}
-        """As the extension takes them."""
+        """KV codings in the extension's form."""
         self._matrices = Matrices(kernels.ops)
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:

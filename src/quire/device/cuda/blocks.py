@@ -20,7 +20,7 @@ _THREADS = 128
 _TOKENS = 64
 _TYPES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
 _TOLERANCE = 3e-3
-"""Relative. Sums of another order round to another scale, or code, here and there."""
+"""Largest relative error: sums in another order may round to another scale or code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class CompiledKernel:
             if re.search(rf"\b{name}_shape\b", body)
         ]
         self._loaded: dict[tuple[object, ...], tuple[str, bytes]] = {}
-        """A name and a binary, which MLX loads at the first call and wants at each."""
+        """Name and binary of the kernel, which MLX requires at each call and loads at the first."""
 
     def __call__(
         self,
@@ -152,4 +152,4 @@ class CompiledKernel:
 
 _NAME = "QUIRE_KERNEL"
 _UNASKED_SHARED = 48_000
-"""Bytes of shared memory up to which MLX does not ask the driver."""
+"""Most bytes of shared memory that MLX uses without asking the driver."""

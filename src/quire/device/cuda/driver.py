@@ -21,7 +21,7 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _SHARED_BY_ASKING = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED = 48 << 10
-"""Bytes of shared memory that a kernel gets without asking."""
+"""Most bytes of shared memory that a kernel gets without a request."""
 _HEADER = "cuda_bf16.h"
 
 

@@ -26,7 +26,7 @@ _THREADS = 128
 LONGEST = 512
 _TOLERANCE = 1.02
 _OTHER_CODES = 0.01
-"""Share of a codebook's codes that may be other than MLX's: those of elements at an edge."""
+"""Largest fraction of a codebook's codes that may differ from MLX's: elements at a bin's edge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from quire.device.weights import (
 )
 
 _UNPACKED_BYTES = 128 << 20
-"""Bytes of a matrix that are unpacked at a time: a whole output head would take gigabytes."""
+"""Most bytes of a matrix unpacked at a time: a whole output head would take gigabytes."""
 
 
 class CUDAOperations(Operations):

@@ -17,9 +17,9 @@ log = logging.getLogger("quire.device")
 
 _PACKAGE = "quire.device.cuda"
 SKINNY_ROWS = 64
-"""Rows of a skinny GEMM at most: a thread block has 16 of a matrix's rows for itself."""
+"""Most rows of a skinny GEMM, in which a thread block computes 16 rows of the matrix."""
 _SKINNY_TILE = 8
-"""Pairs of row and expert in a tile, where few rows come to an expert; `ROWS` where many do."""
+"""Pairs of row and expert per tile if experts get few rows; `ROWS` otherwise."""
 _GROUP_LANES, _LANES = 1024, 256
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}

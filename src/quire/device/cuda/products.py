@@ -19,15 +19,17 @@ from quire.device.verified import Check, Verification, verified_kernels
 log = logging.getLogger("quire.device")
 
 MOST_ROWS = 512
-"""Rows up to which matrices are multiplied by codes.
+"""Most rows for which products read
+the codes.
 
-With more, cuBLAS is faster, once a matrix is unpacked. But it chooses a kernel for each number of
-rows anew, tens of milliseconds a step, and MLX builds a step's graphs anew around its kernels.
+With more rows, cuBLAS on the unpacked matrix is faster. But it selects a kernel for each number of
+rows, which takes tens of milliseconds in a step, and MLX rebuilds a step's graphs around its
+kernels.
 """
 _MOST_EXPERTS = 1024
 _TOLERANCE = 1e-2
 _WIDE, _WIDE_OF_EXPERTS = 16_384, 4096
-"""Columns of matrices that are held against MLX's, as wide as those of models."""
+"""Columns of the matrices in the comparison with MLX, as many as models have."""
 _AGREE = Verification(Check.PRODUCTS_AGREE)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from quire.device.cuda.driver import Card
 
 ROWS = 64
-"""Rows of a tile: experts' pairs of row and expert, and the fewest of a plain product's."""
+"""Rows of a tile: pairs of row and expert for experts; the least number for a plain product."""
 _WARPS = 8
 _STAGES = (4, 3, 2)
 _COSTS = {

@@ -56,7 +56,7 @@ _ACTIVATIONS: Mapping[str, str] = {
 SUPPORTED = frozenset(
     {*_INFIX, *_CALLS, *_OF_FLOATS, "Sqrt", "Log", "AsType", "BitwiseBinary", "activate", "gated"}
 )
-"""Kinds of nodes that `expression` knows."""
+"""Kinds of nodes that `expression` translates."""
 
 
 def register_type(dtype: mx.Dtype) -> str:

@@ -32,14 +32,14 @@ from quire.program.trace import StepPrograms
 log = logging.getLogger("quire.engine")
 
 MAX_ROWS = 64
-"""Rows of the largest graph that computes logits, too: sequences that generate."""
+"""Rows of the largest graph that also computes logits, for sequences that generate."""
 WIDE_ROWS = 512
-"""Rows of the largest graph over plain blocks: prompts, or more sequences."""
+"""Rows of the largest graph over plain blocks, for prompts or more sequences."""
 _MAX_ENTRIES = 1 << 18
-"""Entries of all block tables of a step together."""
+"""Most entries of all block tables of a step together."""
 
 Addresses = tuple[tuple[int, ...], ...]
-"""Addresses of the arrays of pools, by layer."""
+"""Addresses of the pools' arrays, by layer."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class GraphCache:
         mx.eval(self.hidden)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
-        """By format and rows."""
+        """Recorded steps by format and rows."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """Small weights and their copies in device memory, by identity of the weight."""
         self._make_logits()

@@ -14,7 +14,7 @@ from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.program.values import FUSED, Program
 
 _MOST_BLOCKS = 4
-"""A multiprocessor: they fill the card, and leave none idle at the end."""
+"""Thread blocks per multiprocessor of the card, which keep all of them busy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ __device__ __forceinline__ void wait_for_others() {
 Gemm = SkinnyGemm | WideGemm
 
 WEIGHT_PARTS = {"w": "const unsigned*", "scales": "const Scale*", "biases": "const T*"}
-"""Parameters of a matrix by their names: codes, scales and biases, or the first ones of them."""
+"""Names of a matrix's parameters in kernels: codes, scales and biases; a plain matrix has only the
+first.
+"""
 
 
 def source_text(

@@ -18,9 +18,9 @@ from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike
 
 _HEAD_INTS = 4
-"""Before the positions of a step's inputs: the number of rows, and padding."""
+"""Integers before the positions: the number of rows, and padding."""
 _GROUP_INTS = 29
-"""For each row in each group: see `GroupInputs`, and `StateInputs`, which are fewer."""
+"""Integers of each row in each group: see `GroupInputs`, and `StateInputs`, which needs fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class InputLayout:
         mx.eval(self._memory)
         self.tokens = address(self._memory)
         self.numbers = self.tokens + 4 * max_rows
-        """Everything but the tokens: `rows` comes first."""
+        """Address of all inputs except tokens. The first is `rows`."""
         self.rows = self.numbers
         self.positions = self.numbers + 4 * _HEAD_INTS
         self.table = self.numbers + 4 * start

@@ -16,7 +16,7 @@ from quire.program.values import FUSED, Node, Program
 
 PARTS = frozenset({"Split", "Slice"})
 UNPACKED = Packing(64, 16, "affine")
-"""Stands for the packing of a matrix in bfloat16."""
+"""Packing that represents an unpacked bfloat16 matrix."""
 _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
     ("affine", 4): (mx.bfloat16, (64, 128)),
     ("affine", 8): (mx.bfloat16, (64, 128)),
@@ -24,7 +24,7 @@ _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
     ("nvfp4", 4): (mx.uint8, (16,)),
     ("mxfp8", 8): (mx.uint8, (32,)),
 }
-"""By the mode and bits of codes that kernels read: the type of scales, and their groups."""
+"""Type and supported group sizes of scales, by the mode and bits of codes."""
 
 
 class UnsupportedNode(Exception):

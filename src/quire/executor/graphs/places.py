@@ -51,7 +51,7 @@ class Operand:
 
 
 _READ_PARTS = frozenset({"by_head", "rotate", "convolve", "delta_rule", "state_space"})
-"""Kinds of nodes whose kernels read parts of rows where they lie."""
+"""Kinds of nodes whose kernels can read parts of rows in place."""
 
 
 class ValueRecording:

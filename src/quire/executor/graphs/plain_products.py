@@ -17,7 +17,7 @@ from quire.executor.graphs.source import C_TYPES, WEIGHT_TYPES, NotGenerated, so
 _THREADS = 128
 _BITS = frozenset({2, 3, 4, 5, 6, 8})
 _EACH = 8
-"""Neighbouring columns that a lane reads."""
+"""Number of neighbouring columns that a lane reads."""
 
 
 @dataclass(frozen=True, slots=True)

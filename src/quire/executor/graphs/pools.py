@@ -29,7 +29,7 @@ from quire.executor.graphs.layout import max_tiles
 from quire.executor.graphs.recorder import Buffer, Recorder
 
 _INVARIANT_ROWS = 8
-"""For which keys are split where all numbers of rows must be split alike."""
+"""Number of rows that decides how keys are split in batch-invariant graphs of any size."""
 
 
 @dataclass(frozen=True, slots=True)

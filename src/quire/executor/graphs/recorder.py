@@ -17,7 +17,7 @@ from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
 
 _SKINNY_ROWS = 32
-"""Rows of a skinny GEMM at most: a thread block multiplies all of them."""
+"""Most rows of a skinny GEMM: a thread block multiplies all of them."""
 
 Address = Callable[[mx.array], int]
 
@@ -100,7 +100,7 @@ class Recorder:
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _free: list[Buffer] = field(default_factory=list)
     _before: list[int] = field(default_factory=list)
-    """For each kernel, a bit for every kernel that is done before it."""
+    """For each kernel, a bit set of the kernels that are finished before it starts."""
 
     def add(
         self,

@@ -17,7 +17,7 @@ from quire.program.values import Node
 
 _THREADS = 128
 _OWN_VALUES = 4
-"""Rows of a delta rule's state that a warp has."""
+"""Rows of a delta rule's state that one warp computes."""
 _MOST_KEYS = 256
 
 

@@ -16,7 +16,7 @@ from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixe
 
 ROUTE_THREADS = 1024
 EXPERT_TILE = 8
-"""Pairs of a row and an expert that a thread block of an experts' product takes."""
+"""Pairs of a row and an expert that one thread block of an expert product computes."""
 _MOST_EXPERTS, _MOST_CHOSEN = 1024, 32
 
 

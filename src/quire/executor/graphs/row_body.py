@@ -13,7 +13,7 @@ from quire.executor.graphs.source import C_TYPES
 
 _MOST_THREADS, _THREADS = 512, 128
 LINE = 16
-"""Bytes that a thread reads at once."""
+"""Bytes of a thread's widest load."""
 
 
 @dataclass(frozen=True)

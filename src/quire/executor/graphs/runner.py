@@ -116,11 +116,11 @@ class CUDAGraphs:
             programs, layout, pools, extension, batch_invariant=batch_invariant
         )
         self._formats: dict[KVFormat, bool] = {}
-        """Whether the kernels serve a KV format, for the formats asked about so far."""
+        """Whether the kernels support a KV format, for the formats seen so far."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
-        """By format and rows of a graph, whether it computes what the model does."""
+        """Whether graphs of a format and row count compute the same as the model."""
         self._unknown: set[tuple[KVFormat, int]] = set()
-        """Formats and row counts that no earlier start has verified."""
+        """Formats and row counts that no earlier run has verified."""
         self._identity = identity
         self._batch_invariant = batch_invariant
 

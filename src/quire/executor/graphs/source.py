@@ -21,15 +21,15 @@ C_TYPES: Mapping[mx.Dtype, str] = {
     mx.uint32: "unsigned",
     mx.bool_: "bool",
 }
-"""How arrays' elements are called in memory."""
+"""C types of arrays' elements in memory."""
 WEIGHT_TYPES: Mapping[mx.Dtype, str] = {**C_TYPES, mx.uint8: "unsigned char"}
-"""C types of weights' elements: also the bytes of scales that are floats of 8 bits."""
+"""C types of weights' elements, and of the bytes of 8-bit float scales."""
 ROUNDED: Mapping[mx.Dtype, str] = {
     mx.float32: "as_float",
     mx.bfloat16: "as_bfloat16",
     mx.float16: "as_half",
 }
-"""The functions of `rows.cuh` that round a float to a type; kernels compute in float."""
+"""Functions of `rows.cuh` that round a float to a type; kernels compute in float32."""
 
 _DEPENDENCIES = """
 __device__ __forceinline__ void others_may_start() {

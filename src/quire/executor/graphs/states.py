@@ -17,7 +17,7 @@ from quire.device.dtypes import DTYPES
 from quire.scheduler.plan import ScheduledSequence
 
 MAX_TARGETS = 4
-"""Slots that a sequence's state may be written to in one step."""
+"""Most slots that a sequence's state may be written to in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StateArray:
 
 
 LayerStates = Mapping[str, StateArray]
-"""The states of a layer by the names of their parts."""
+"""The states of a layer, by name."""
 
 
 def layer_states(
