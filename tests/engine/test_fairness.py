@@ -38,11 +38,11 @@ class Counted(PrefillBudget):
         prompt_rows: int,
         seconds: float,
         *,
-        recorded: bool = False,
+        graphed: bool = False,
     ) -> None:
         cost = STEP_S * (decode_rows > 0) + CHUNK_S * chunks + TOKEN_S * prompt_rows
         self.costs.append(cost)
-        super().observe(decode_rows, chunks, prompt_rows, cost, recorded=recorded)
+        super().observe(decode_rows, chunks, prompt_rows, cost, graphed=graphed)
 
 
 @pytest.fixture

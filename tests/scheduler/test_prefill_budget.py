@@ -95,7 +95,7 @@ class Run:
         shares = self.split.split(tokens, self.prompts, self.budget.room(streams))
         chunks, tokens = sum(map(bool, shares)), sum(shares)
         graphed = bool(tokens) and streams + tokens <= most
-        self.budget.start(streams, waiting, chunks, tokens, recorded=graphed)
+        self.budget.start(streams, waiting, chunks, tokens, graphed=graphed)
         context = self.read
         self.prompts = [n - s for n, s in zip(self.prompts, shares, strict=True) if n > s]
         self.read += tokens
@@ -113,7 +113,7 @@ class Run:
     def _observe(self) -> None:
         if self._running is not None and (self._running[0] or self._running[2]):
             *shape, seconds, graphed = self._running
-            self.budget.observe(*shape, seconds, recorded=graphed)
+            self.budget.observe(*shape, seconds, graphed=graphed)
 
     def until_read(self, limit: int = 5000) -> int:
         """Run until no prompt waits; the steps that read."""
@@ -437,6 +437,6 @@ def test_graphed_steps_that_read_keep_to_the_allowance_of_prompts() -> None:
     for _ in range(100):
         rows = budget.graphed(budget.prompt_budget(8), 8, 100, 64)
         read += rows
-        budget.start(8, 1, int(rows > 0), rows, recorded=True)
+        budget.start(8, 1, int(rows > 0), rows, graphed=True)
     added_s = read * (0.008 - 0.0027) / 56  # a row takes that much of a graph
     assert 0.9 <= added_s / (100 * 0.0027) <= 1.1

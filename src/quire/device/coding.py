@@ -57,7 +57,7 @@ class ChunkBlocks:
     Attributes:
         starts: `[S + 1]`; blocks `[starts[s], starts[s + 1])` are chunk s's.
         tails: `[n]` the tail of each block's chunk, as a block of the tail pool.
-        begun: `[n]` tokens of the block that the tail holds.
+        tail_tokens: `[n]` tokens of the block that the tail holds.
         ends: `[n]` tokens of the block up to the chunk's end.
         rows: `[n]` the row of the block's first token among the vectors; where the tail holds that
             token, the row that it would have.
@@ -66,7 +66,7 @@ class ChunkBlocks:
 
     starts: Ints
     tails: Ints
-    begun: Ints
+    tail_tokens: Ints
     ends: Ints
     rows: Ints
     codes: Ints
@@ -109,10 +109,10 @@ class ChunkBlocks:
 
     @cached_property
     def described(self) -> mx.array:
-        """Return `[n, 5]` for kernels: `tails`, `begun`, `ends`, `rows` and `codes` of each
+        """Return `[n, 5]` for kernels: `tails`, `tail_tokens`, `ends`, `rows` and `codes` of each
         block.
         """
-        fields = self.tails, self.begun, self.ends, self.rows, self.codes
+        fields = self.tails, self.tail_tokens, self.ends, self.rows, self.codes
         return mx.array(np.stack(fields, axis=1).astype(np.int32))
 
 

@@ -400,7 +400,7 @@ def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) 
         rest = budget.known_seconds(*shape)
         scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))
     elif plan.sequences:
-        budget.observe(*shape, seconds, recorded=result.graphed)
+        budget.observe(*shape, seconds, graphed=result.graphed)
 
 
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:

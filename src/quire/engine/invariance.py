@@ -25,7 +25,7 @@ def limited(config: EngineConfig) -> EngineConfig:
     Raises:
         ModelError: no executor of this device is batch-invariant.
     """
-    if not _by_recorded_steps(config):
+    if not _runs_graphs(config):
         return config
     if current_device().kernel_language != "cuda":
         raise ModelError(f"{_FIELD}: needs an NVIDIA GPU, or a CPU with the compiled kernels")
@@ -37,34 +37,34 @@ def limited(config: EngineConfig) -> EngineConfig:
 
 
 def check_format(
-    config: EngineConfig, format: KVFormat, recorded: Callable[[KVFormat], bool]
+    config: EngineConfig, format: KVFormat, graphed: Callable[[KVFormat], bool]
 ) -> None:
     """Raise `ModelError` if rows over the server's KV format cannot be batch-invariant.
 
     Args:
-        recorded: returns whether CUDA graphs support a format.
+        graphed: returns whether CUDA graphs support a format.
 
     Raises:
         ModelError: they cannot.
     """
-    if _by_recorded_steps(config) and not recorded(format):
+    if _runs_graphs(config) and not graphed(format):
         raise ModelError(f"{_FIELD}: not possible with a {format.name} KV cache on this GPU")
 
 
 def check_invariant(config: EngineConfig, request: Request) -> None:
     """Raise `RequestError`, naming the field, if a request's bits would depend on its batch."""
-    if not _by_recorded_steps(config):
+    if not _runs_graphs(config):
         return
     if request.media:
         raise RequestError(f"media: this server runs with --{_FIELD}, for text alone")
     if not request.task.samples:
         raise RequestError(f"this server runs with --{_FIELD}, which computes no vectors")
-    # A step is recorded for one format.
+    # A graph is recorded for one format.
     if request.kv_format not in (None, config.kv_format):
         own = config.kv_format.name
         message = f"kv_bits: this server runs with --{_FIELD}, for its own KV format alone, {own}"
         raise RequestError(message, param="kv_bits")
 
 
-def _by_recorded_steps(config: EngineConfig) -> bool:
+def _runs_graphs(config: EngineConfig) -> bool:
     return config.batch_invariant and current_device().kernels is None

@@ -42,7 +42,7 @@ class Executor(Protocol):
         ...
 
     def serves(self, format: KVFormat) -> bool:
-        """Return whether steps over a KV format may run as recorded graphs."""
+        """Return whether steps over a KV format may run as CUDA graphs."""
         ...
 
     def max_graph_rows(self, format: KVFormat) -> int:

@@ -48,11 +48,11 @@ def _with_rows(logits: mx.array, where: Sequence[int], part: mx.array) -> mx.arr
     runs: list[mx.array] = []
     at = done = 0
     while done < len(where):
-        first, begun = where[done], done
-        while done < len(where) and where[done] == first + done - begun:
+        first, start = where[done], done
+        while done < len(where) and where[done] == first + done - start:
             done += 1
-        runs += [logits[at:first], part[begun:done]]
-        at = first + done - begun
+        runs += [logits[at:first], part[start:done]]
+        at = first + done - start
     return mx.concatenate([*runs, logits[at:]])
 
 

@@ -74,10 +74,10 @@ class Admission:
         again after a further release.
         """
 
-    def begin(self) -> None:
+    def start_plan(self) -> None:
         """Begin a plan. If all places are taken, a waiting sequence of higher rank may take one."""
         self.admitted = []
-        self.fairness.begin(self.running, self.waiting)
+        self.fairness.start_plan(self.running, self.waiting)
         self._change_places()
 
     def forget(self) -> None:

@@ -59,7 +59,7 @@ class Fairness:
         self._shares: Shares[str] = Shares()
         self._running: Counter[tuple[int, str]] = Counter()
 
-    def begin(self, running: Iterable[Sequence], waiting: WaitingQueue) -> None:
+    def start_plan(self, running: Iterable[Sequence], waiting: WaitingQueue) -> None:
         """Update which keys have requests, at the beginning of a plan."""
         self._shares.ordered(chain((each.request.caller for each in running), waiting.callers))
 

@@ -238,7 +238,7 @@ class StepResult:
         features: bytes of the completed features, by item.
         guesses: for each sampled row, the tokens that the draft head guessed to follow.
         seconds: how long the step ran.
-        graphed: whether its layers ran as a recorded graph.
+        graphed: whether its layers ran as a CUDA graph.
     """
 
     tokens: Mapping[int, SampledTokens] = field(default_factory=dict)

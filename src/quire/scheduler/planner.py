@@ -74,7 +74,7 @@ class Planner:
             ended: numbers of sequences that ended since the previous plan.
         """
         plan: list[PlannedRows] = []
-        self.admission.begin()
+        self.admission.start_plan()
         self._plan_generation(plan)
         encoding = self._plan_prompts(plan)
         copies = [pair for sequence in self.admission.admitted for pair in sequence.blocks.copies]
@@ -144,35 +144,35 @@ class Planner:
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
-        most_recorded = 0 if format is None else self._max_graph_rows(format)
-        shares = self._shares(prompts, generating, budget, most_recorded, count)
+        max_graph_rows = 0 if format is None else self._max_graph_rows(format)
+        shares = self._shares(prompts, generating, budget, max_graph_rows, count)
         for sequence, share in zip(prompts, shares, strict=True):
             if share and sequence.status is Status.RUNNING:
                 self._plan_chunk(sequence, share, plan)
         reading = {sequence.number for sequence in prompts}
         read = [rows.count for rows in plan if rows.sequence.number in reading]
-        recorded = not read or generating + sum(read) <= most_recorded
-        self._prefill_budget.start(generating, count, len(read), sum(read), recorded=recorded)
+        graphed = not read or generating + sum(read) <= max_graph_rows
+        self._prefill_budget.start(generating, count, len(read), sum(read), graphed=graphed)
         return encoding
 
     def _shares(
-        self, prompts: list[Sequence], generating: int, budget: int, most_recorded: int, count: int
+        self, prompts: list[Sequence], generating: int, budget: int, max_graph_rows: int, count: int
     ) -> list[int]:
         """Return how many tokens each prompt may read in this step.
 
         Args:
             generating: rows of the step that generate.
             budget: tokens for all prompts if the step runs eagerly.
-            most_recorded: the most rows of a graphed step; 0 if this step cannot be graphed.
-            count: number of waiting prompts, begun or not.
+            max_graph_rows: the most rows of a graphed step; 0 if this step cannot be graphed.
+            count: number of waiting prompts, started or not.
         """
         remaining = [self._readable(sequence) for sequence in prompts]
         room = self._prefill_budget.room(generating)
         budget = self._prefill_budget.graphed(
-            budget, generating, sum(remaining), most_recorded, count
+            budget, generating, sum(remaining), max_graph_rows, count
         )
-        if generating + budget <= most_recorded:
-            room = min(room, most_recorded - generating)
+        if generating + budget <= max_graph_rows:
+            room = min(room, max_graph_rows - generating)
             if any(sequence.format.has_tail for sequence in prompts):
                 remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
         levels = [sequence.level for sequence in prompts]

@@ -123,7 +123,7 @@ class PrefillBudget:
 
         Args:
             decode_rows: generating rows of the step.
-            prompts: number of waiting prompts, begun or not.
+            prompts: number of waiting prompts, started or not.
         """
         if not decode_rows:
             return self._step_s
@@ -165,7 +165,7 @@ class PrefillBudget:
             tokens: tokens that an eager step may read.
             waiting: prompt tokens that can be read now.
             max_graph_rows: the most rows of a graphed step; 0 if the next step cannot be graphed.
-            prompts: number of waiting prompts, begun or not.
+            prompts: number of waiting prompts, started or not.
         """
         room = max_graph_rows - decode_rows
         if not tokens or not waiting or room < _LEAST_GRAPHED:
@@ -211,18 +211,18 @@ class PrefillBudget:
         chunks: int,
         prompt_rows: int,
         *,
-        recorded: bool = False,
+        graphed: bool = False,
     ) -> None:
         """Charge a planned step's prompts to the account."""
         if not decode_rows:
             self._owed_s = 0.0
             return
-        alone = recorded or not prompt_rows  # or shows what that many rows take
+        alone = graphed or not prompt_rows  # or shows what that many rows take
         self._reads_in_a_row = 0 if alone else self._reads_in_a_row + 1
         added_s = 0.0
         if prompt_rows:
-            added_s = self._added_s(decode_rows, prompt_rows, graphed=recorded)
-        if prompt_rows and not recorded:
+            added_s = self._added_s(decode_rows, prompt_rows, graphed=graphed)
+        if prompt_rows and not graphed:
             self._expected.append(_Expected((decode_rows, chunks, prompt_rows), added_s))
         allowance = self._allowance(decode_rows, prompts)
         self._owed_s = max(-_SAVED * allowance, self._owed_s + added_s - allowance)
@@ -236,11 +236,11 @@ class PrefillBudget:
         prompt_rows: int,
         seconds: float,
         *,
-        recorded: bool = False,
+        graphed: bool = False,
     ) -> None:
         """Record a step's duration in the tables, and correct the charge of its prompts."""
         seconds = max(seconds, _LEAST_S)
-        if prompt_rows == 0 or recorded:
+        if prompt_rows == 0 or graphed:
             self.times.generating.observe(decode_rows + prompt_rows, seconds)
             return
         shape = decode_rows, chunks, prompt_rows

@@ -83,14 +83,14 @@ class Gaps:
         return self._marks.ends
 
     def prompt(
-        self, before: Text, after: Text, *, files: Sequence[str] = (), begun: str = ""
+        self, before: Text, after: Text, *, files: Sequence[str] = (), answer_start: str = ""
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt.
 
         Args:
             before, after: the texts around the gap, or their token ids.
             files: of the context, in order.
-            begun: how the answer begins.
+            answer_start: how the answer begins.
 
         Raises:
             RequestError: a text is longer than the context.
@@ -104,7 +104,7 @@ class Gaps:
             *(mark if files else ()),
             *(marks.before, *self._ids(before)),
             *(marks.after, *self._ids(after)),
-            *(marks.middle, *self._ids(begun)),
+            *(marks.middle, *self._ids(answer_start)),
         )
 
     def _ids(self, text: Text) -> Sequence[int]:

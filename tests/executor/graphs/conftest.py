@@ -42,11 +42,11 @@ def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         prompt_rows: int,
         seconds: float,
         *,
-        recorded: bool = False,
+        graphed: bool = False,
     ) -> None:
-        if recorded and prompt_rows:
+        if graphed and prompt_rows:
             found.append(prompt_rows)
-        observe(self, decode_rows, chunks, prompt_rows, seconds, recorded=recorded)
+        observe(self, decode_rows, chunks, prompt_rows, seconds, graphed=graphed)
 
     monkeypatch.setattr(PrefillBudget, "observe", noted)
     return found

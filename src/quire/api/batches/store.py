@@ -138,12 +138,12 @@ class Records(Generic[Kept]):
         """Store a record in memory and on disk."""
         assert _ID.fullmatch(record.id)
         path = self.folder / f"{record.id}.json"
-        begun = path.with_suffix(".tmp")
-        with begun.open("w", encoding="utf-8") as file:
+        partial = path.with_suffix(".tmp")
+        with partial.open("w", encoding="utf-8") as file:
             json.dump(asdict(record), file)
             file.flush()
             os.fsync(file.fileno())
-        begun.replace(path)
+        partial.replace(path)
         self.note(record)
 
     def path(self, record_id: str, suffix: str = "") -> Path:

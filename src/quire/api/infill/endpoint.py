@@ -55,7 +55,7 @@ class InfillRequest(GenerationFields):
         common["stop_token_ids"] |= gaps.ends
         files = [f"{each.filename or ''}\n{each.text}" for each in self.input_extra or ()]
         prompt = gaps.prompt(
-            self.input_prefix, self.input_suffix, files=files, begun=self.prompt or ""
+            self.input_prefix, self.input_suffix, files=files, answer_start=self.prompt or ""
         )
         return Generation(prompts=(prompt,), max_tokens=self.max_tokens, **common)
 

@@ -153,7 +153,7 @@ class Ollama:
 
     async def embed(self, request: Request) -> Response:
         """Answer `POST /api/embed`."""
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         context, asked = await self._server.read(request, _read_embed)
         embeddings: list[list[float]] = []
         tokens = 0
@@ -171,7 +171,7 @@ class Ollama:
             {
                 "model": context.service.name,
                 "embeddings": embeddings,
-                "total_duration": round((time.perf_counter() - begun) * 1e9),
+                "total_duration": round((time.perf_counter() - started_at) * 1e9),
                 "load_duration": 0,
                 "prompt_eval_count": tokens,
             }

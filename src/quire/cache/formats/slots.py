@@ -171,7 +171,7 @@ class ChunkPlaces:
     def full_rows(self) -> mx.array:
         """Rows of the pool's arrays for full blocks, `[full * kv_heads]`."""
         blocks = self.blocks
-        fresh = (blocks.rows + blocks.begun)[blocks.full]
+        fresh = (blocks.rows + blocks.tail_tokens)[blocks.full]
         return block_rows(self.slots.blocks[fresh], self.slots.kv_heads)
 
     @cached_property
@@ -188,8 +188,8 @@ class ChunkPlaces:
     def begun_rows(self) -> mx.array | None:
         """Rows of the tail pool `[m * kv_heads]` of chunks that begin within a block, if any."""
         blocks = self.blocks
-        begun = blocks.tails[blocks.begun > 0]
-        return block_rows(begun, self.slots.kv_heads) if len(begun) else None
+        started = blocks.tails[blocks.tail_tokens > 0]
+        return block_rows(started, self.slots.kv_heads) if len(started) else None
 
     @cached_property
     def sources(self) -> mx.array:
@@ -204,9 +204,9 @@ class ChunkPlaces:
         zeros = len(slots.blocks) * heads
         token, head = np.arange(size), np.arange(heads)[:, None]
         fresh = (blocks.rows[:, None, None] + token) * heads + head
-        number = np.cumsum(blocks.begun > 0) - 1  # among the tails that begin blocks
-        begun = zeros + 1 + (number[:, None, None] * heads + head) * size + token
-        found = np.where(token < blocks.begun[:, None, None], begun, fresh)
+        number = np.cumsum(blocks.tail_tokens > 0) - 1  # among the tails that begin blocks
+        started = zeros + 1 + (number[:, None, None] * heads + head) * size + token
+        found = np.where(token < blocks.tail_tokens[:, None, None], started, fresh)
         found = np.where(token < blocks.ends[:, None, None], found, zeros)
         return mx.array(found.astype(np.int32))
 

@@ -123,9 +123,9 @@ def _coded(kind: BlockKind, chunks: Chunks, coding: VectorCoding) -> CodedChunks
     key_parts = -(-kind.key_dim // _THREADS)
     # MLX writes to no array in place that a kernel of the same step reads: it would copy the tails,
     # and recorded steps, which know them by address, would be recorded anew.
-    begun = chunks.tails if blocks.begun.any() else vectors
+    started = chunks.tails if blocks.tail_tokens.any() else vectors
     keys, values, *codes = _kernel(kind)(
-        inputs=[*begun, *vectors, coding.rotation.map, blocks.described],
+        inputs=[*started, *vectors, coding.rotation.map, blocks.described],
         grid=(blocks.count * _THREADS, key_parts + _TOKENS // 16, heads),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[*((blocks.count, heads, _TOKENS, dim) for dim in dims), *coded],
@@ -206,10 +206,10 @@ class _Span:
     def blocks(self, tails: mx.array, vectors: mx.array) -> mx.array:
         """Return `[n, heads, 64, dim]`, with zeros after the chunk's end."""
         heads = vectors.shape[1]
-        begun = tails[self.tail * heads : (self.tail + 1) * heads, : self.offset]
+        started = tails[self.tail * heads : (self.tail + 1) * heads, : self.offset]
         fresh = vectors[self.row : self.row + self.count].swapaxes(0, 1)
         after = -(self.offset + self.count) % _TOKENS
-        joined = mx.pad(mx.concatenate([begun, fresh], axis=1), [(0, 0), (0, after), (0, 0)])
+        joined = mx.pad(mx.concatenate([started, fresh], axis=1), [(0, 0), (0, after), (0, 0)])
         return mx.unflatten(joined, 1, (-1, _TOKENS)).swapaxes(0, 1)
 
 
