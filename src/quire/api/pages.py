@@ -1,5 +1,4 @@
-"""Refuses requests that web pages, which a user of this machine visits, may have
-caused.
+"""Refuses requests that web pages, which a user of this machine visits, may have caused.
 
 A browser sends a page's requests to any address, this machine's included. Three checks, none of
 which a page can pass unless the operator has named its origin:

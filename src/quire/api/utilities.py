@@ -33,8 +33,7 @@ from quire.serving.sampling_defaults import NAMES
 
 
 class TokenizeRequest(Wire):
-    """The body of `/tokenize`: one of `prompt`, `content` and
-    `messages`.
+    """The body of `/tokenize`: one of `prompt`, `content` and `messages`.
 
     Messages go through the chat template, as in chat. `content` and its options are llama.cpp's; by
     default they add no special tokens.

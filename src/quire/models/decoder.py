@@ -39,7 +39,7 @@ class Decoder(Module):
         self._ropes = tuple((kind, Rope(*kind)) for kind in kinds if kind is not None)
 
     def embedded(self, tokens: mx.array) -> mx.array:
-        """Return what the first layer reads of tokens, `[T]` -> `[T, hidden]`."""
+        """Return the first layer's input for tokens: `[T]` -> `[T, hidden]`."""
         x = embed(self.embed_tokens, tokens, self.norm.weight.dtype)
         return x if self._multiplier == 1 else x * self._multiplier
 
@@ -58,8 +58,7 @@ class Decoder(Module):
 
 
 class DecoderModel(LanguageModel):
-    """A decoder with its head, built from a
-    description.
+    """A decoder with its head, built from a description.
 
     Args:
         names: names and layouts of tensors in the family's checkpoints.

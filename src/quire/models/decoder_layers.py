@@ -1,4 +1,4 @@
-"""The layers of a decoder, by the places of their norms."""
+"""The layers of a decoder, by where their norms are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.rope import Rotate
 
 Rotations = Mapping[Rotation, Rotate]
-"""Rotations of a step, by kind."""
+"""Rotations of a step's positions, by kind."""
 
 
 class DecoderLayer(Module):
-    """Blocks that mix tokens and one that does not, each added to what comes in.
+    """A layer: blocks that mix tokens, then a feed-forward block; each output is added to its
+    input.
 
     Args:
         first: index into the model's layout of what its first mixer keeps.
@@ -65,7 +66,7 @@ class DecoderLayer(Module):
 
 
 class PostNormLayer(DecoderLayer):
-    """Norms after the blocks."""
+    """A layer with norms after the blocks."""
 
     @staticmethod
     def _norms(layer: Layer) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ class PostNormLayer(DecoderLayer):
 
 
 class SandwichLayer(DecoderLayer):
-    """Norms before and after the blocks."""
+    """A layer with norms before and after the blocks."""
 
     @staticmethod
     def _norms(layer: Layer) -> tuple[str, ...]:
@@ -96,7 +97,7 @@ class SandwichLayer(DecoderLayer):
 
 
 class ParallelLayer(DecoderLayer):
-    """Both blocks read the same normalised rows."""
+    """A layer whose blocks both read the same normalised rows."""
 
     @staticmethod
     def _norms(layer: Layer) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ class ParallelLayer(DecoderLayer):
 
 
 class BesideLayer(DecoderLayer):
-    """Both blocks read the same rows, each by its own norm."""
+    """A layer whose blocks both read the same rows, each through its own norm."""
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         mixed = self._mix(self.input_layernorm(x), step, rotate)
@@ -116,7 +117,7 @@ class BesideLayer(DecoderLayer):
 
 
 class GatedLayer(DecoderLayer):
-    """Cross-attention beside a decoder that was there before (arXiv:2407.21783, section 7).
+    """A cross-attention layer inserted into a text decoder (arXiv:2407.21783, section 7).
 
     Gates begin closed. Rows that attend to no media pass unchanged.
     """

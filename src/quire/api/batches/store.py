@@ -69,8 +69,7 @@ class FileRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord(Record):
-    """A batch of either
-    protocol.
+    """A batch of either protocol.
 
     Attributes:
         endpoint: route of its requests.

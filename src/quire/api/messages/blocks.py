@@ -170,8 +170,7 @@ class ToolReferenceBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """Earlier reasoning. If its text is empty, it is packed in the
-    signature.
+    """Earlier reasoning. If its text is empty, it is packed in the signature.
 
     Servers that sign nothing leave the signature out. Their reasoning cannot be verified here.
     """
@@ -225,8 +224,7 @@ class McpResultBlock(ContentBlock):
 
 
 class HostedBlock(ContentBlock):
-    """A call or result of a tool that Anthropic hosts, in a conversation that
-    began there.
+    """A call or result of a tool that Anthropic hosts, in a conversation that began there.
 
     The model does not see it: the following text states what was found. The client is told that it
     had no effect.

@@ -47,8 +47,7 @@ class ModelOptions(History):
     model_config = ConfigDict(extra="allow")
 
     def note(self, scope: Scope) -> None:
-        """Tell the client of options that have no
-        effect.
+        """Tell the client of options that have no effect.
 
         Raises:
             RequestError: an option that Ollama does not have.

@@ -1,8 +1,4 @@
-"""Schemas of the body of OpenAI's `/v1/responses`: items, tools and other fields.
-
-The schema is https://platform.openai.com/docs/api-reference/responses, as far as a server can keep
-it that runs no tools of its own; with what Codex and the Agents SDK send.
-"""
+"""Schema of https://platform.openai.com/docs/api-reference/responses: items, tools and fields."""
 
 from __future__ import annotations
 
@@ -325,21 +321,14 @@ class TextFormat(Wire):
 
 
 class TextConfig(Wire):
-    """Settings of the answer's text. No model has a verbosity setting: the response says
-    `medium`.
-    """
+    """Settings of the answer's text. There is no verbosity setting: the response says `medium`."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class Reasoning(Wire):
-    """How the model should reason. Reasoning is returned as text, or as a summary if one is
-    requested.
-
-    Which earlier reasoning the model sees depends on the chat template, so the response says
-    `auto`.
-    """
+    """How to reason. The chat template decides which earlier reasoning the model sees (`auto`)."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -420,9 +409,7 @@ class CountRequest(PromptFields):
 
 
 class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
-    """The body of `/v1/responses`. Each field of OpenAI's schema has an effect, is refused by name,
-    or cannot change an answer.
-    """
+    """The body. Each of OpenAI's fields has an effect, is refused, or cannot change an answer."""
 
     store: bool | None = None
     stream: bool | None = None

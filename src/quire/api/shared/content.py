@@ -223,8 +223,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-
 
 
 class Function(History):
-    """A function that the model may call; `parameters` is a JSON
-    schema.
+    """A function that the model may call; `parameters` is a JSON schema.
 
     Calls that `tool_choice` forces always meet the schema. With `strict`, so do voluntary calls if
     the model's dialect marks calls with special tokens.

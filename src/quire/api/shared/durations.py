@@ -13,8 +13,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def _seconds(value: object) -> object:
-    """Return the seconds of Ollama's `keep_alive`, a number or a duration in Go's
-    notation.
+    """Return the seconds of Ollama's `keep_alive`, a number or a duration in Go's notation.
 
     A negative number means for ever.
 

@@ -17,8 +17,7 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One metric
-    family.
+    """One metric family.
 
     Attributes:
         counts: whether it is a counter; otherwise it is a gauge.
@@ -168,8 +167,7 @@ def engine_families(
     states: Mapping[str, str],
     in_flight: int,
 ) -> Iterator[Metric]:
-    """Yield the metric families of all
-    engines.
+    """Yield the metric families of all engines.
 
     Samples have the label `model` if more than one model is served.
 

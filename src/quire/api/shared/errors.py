@@ -1,5 +1,4 @@
-"""Turns errors into responses in the format of the request's
-protocol.
+"""Turns errors into responses in the format of the request's protocol.
 
 The path decides: `/v1/messages` is Anthropic's, `/api/` is Ollama's, all else is OpenAI's.
 """

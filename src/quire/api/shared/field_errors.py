@@ -23,8 +23,7 @@ REGISTERED = "@registered."
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """The generating endpoint whose prompts another endpoint only
-    counts.
+    """The generating endpoint whose prompts another endpoint only counts.
 
     Attributes:
         schema: schema of its bodies. Fields that only this schema has do not change a prompt, or
@@ -114,8 +113,7 @@ _CODES = {
 
 
 def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
-    """Return a validation error as one sentence that starts with the
-    field's name.
+    """Return a validation error as one sentence that starts with the field's name.
 
     Args:
         names: the client's name of each field that it gave under another name.

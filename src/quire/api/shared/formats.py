@@ -38,8 +38,7 @@ class JsonObjectFormat(Wire):
 
 
 class JsonSchema(Wire):
-    """A schema, which may have a name. The answer meets all of it that a grammar can
-    enforce.
+    """A schema, which may have a name. The answer meets all of it that a grammar can enforce.
 
     The header `x-quire-unenforced` names the rest, unless `strict` is set, which refuses it.
     """

@@ -39,8 +39,7 @@ def sampling_of(fields: DecodingFields, service: Service, logprobs: int | None) 
 
 
 def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
-    """Return biases by
-    token id.
+    """Return biases by token id.
 
     Raises:
         RequestError: a key that is not the id of a token.
@@ -60,8 +59,7 @@ def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int
 
 
 def _breakers(given: Sequence[str] | str | None, service: Service) -> tuple[int, ...]:
-    """Return the tokens that end repeats: the last token of each text when it follows a
-    letter.
+    """Return the tokens that end repeats: the last token of each text when it follows a letter.
 
     Raises:
         RequestError: a single text, which text-generation-webui allows, does not contain JSON

@@ -297,8 +297,7 @@ class CacheOptions(History):
 
 
 class DecodingFields(Wire):
-    """Sampling and length fields of every generating
-    endpoint.
+    """Sampling and length fields of every generating endpoint.
 
     A missing field has the server's default; `Service.sampling` has those that models recommend.
     """
@@ -365,8 +364,7 @@ class DecodingFields(Wire):
 
 
 class GenerationFields(DecodingFields):
-    """Fields that OpenAI's two generating
-    endpoints share.
+    """Fields that OpenAI's two generating endpoints share.
 
     `user`, `metadata` and similar fields cannot change an answer; they are accepted and ignored.
     """

@@ -27,12 +27,12 @@ def without_wrapper(name: str) -> str:
 
 @dataclass(frozen=True)
 class HeadNames:
-    """How checkpoints name a head that predicts the token after the next.
+    """Names, in checkpoints, of a head that predicts the token after the next.
 
     Attributes:
-        layer: the beginning of the names of its layer, without `model.`.
-        parts: its other modules, without `model.`, and what they are here.
-        copies: beginnings of names of copies of the model's own tensors, which nothing reads.
+        layer: prefix of its layer's names, without `model.`.
+        parts: its other modules, without `model.`, with their names here.
+        copies: prefixes of copies of the model's own tensors, which are ignored.
     """
 
     layer: str
@@ -40,7 +40,9 @@ class HeadNames:
     copies: tuple[str, ...] = ()
 
     def own(self, name: str) -> str | None:
-        """Return the name here of a tensor, which is given without `model.`; None if not its."""
+        """Return this package's name of one of the head's tensors, given without `model.`; None for
+        others.
+        """
         module, _, kind = name.rpartition(".")
         if module in self.parts:
             return f"head.{self.parts[module]}.{kind}"
