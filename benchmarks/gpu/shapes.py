@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,24 @@ _GEMMA_4: dict[str, Any] = {
 def _gemma_4(layers: int, **own: Any) -> dict[str, Any]:
     kinds = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)]
     return {**_GEMMA_4, "num_hidden_layers": layers, "layer_types": kinds, **own}
+
+
+def _llama(layers: int, **own: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128_256,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+        **own,
+    }
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -177,23 +196,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "eos_token_id": 1,
     },
-    "llama-3.1-8b": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": False,
-        "eos_token_id": 1,
-    },
+    "llama-3.1-8b": _llama(32, hidden_size=4096, intermediate_size=14_336, num_attention_heads=32),
+    "llama-3.1-70b": _llama(80, hidden_size=8192, intermediate_size=28_672, num_attention_heads=64),
+    "tiny": _llama(4, hidden_size=512, intermediate_size=1024, num_attention_heads=8),
 }
 
 
@@ -201,12 +206,21 @@ _EXPERTS = {"qwen3-": "mlp.switch_mlp", "gemma": "experts.switch_glu"}
 """mlx-lm's names of experts, by a part of the shape's name."""
 
 
-def write(shape: str, folder: Path, layers: int | None = None, *, packed: bool = True) -> None:
+def write(
+    shape: str,
+    folder: Path,
+    layers: int | None = None,
+    *,
+    packed: bool = True,
+    repeated: bool = False,
+) -> None:
     """Writes a model of a shape.
 
     Args:
         layers: only so many, for a quick look.
         packed: matrices in 4 bits, else in bfloat16.
+        repeated: all layers have the numbers of the first of their shape, which stand in the file
+            once: a model of 60 GB takes seconds to write. Not every reader opens such a file.
     """
     config = dict(SHAPES[shape])
     if layers:
@@ -227,19 +241,45 @@ def write(shape: str, folder: Path, layers: int | None = None, *, packed: bool =
         count += 1
 
     mx.random.seed(0)
+    copies: dict[str, str] = {}
+    first: dict[tuple[str, tuple[int, ...]], str] = {}
     experts = next((name for kind, name in _EXPERTS.items() if kind in shape), "mlp.experts")
     for name, place in named_parameters(build(config)).items():
         name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
-        shard |= _tensors(name, place.shape, packed=packed)
+        alike = re.sub(r"layers\.\d+\.", "", name), tuple(place.shape)
+        made = _tensors(name, place.shape, packed=packed)
+        if repeated and first.setdefault(alike, name) != name:
+            before, here = (each.removesuffix(".weight") for each in (first[alike], name))
+            copies |= {each: each.replace(here, before) for each in made}
+            continue
+        shard |= made
         mx.eval(list(shard.values()))
         if sum(each.nbytes for each in shard.values()) > _SHARD:
             flush()
     if shard:
         flush()
+    for name in sorted(set(index.values())):
+        _repeat(folder / name, {copy: own for copy, own in copies.items() if index[own] == name})
+    index |= {copy: index[own] for copy, own in copies.items()}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     if packed:
         config["quantization"] = {"group_size": GROUP, "bits": BITS}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _repeat(path: Path, copies: dict[str, str]) -> None:
+    """Give tensors of a safetensors file further names, by entries of its header."""
+    if not copies:
+        return
+    old = path.with_suffix(".once")
+    path.rename(old)
+    with old.open("rb") as source, path.open("wb") as target:
+        header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
+        entries = json.dumps(header | {copy: header[own] for copy, own in copies.items()}).encode()
+        entries += b" " * (-len(entries) % 8)
+        target.write(len(entries).to_bytes(8, "little") + entries)
+        shutil.copyfileobj(source, target, 1 << 24)
+    old.unlink()
 
 
 def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx.array]:
@@ -264,5 +304,12 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, help="only so many, for a quick look")
     parser.add_argument("--unpacked", action="store_true", help="matrices in bfloat16")
+    parser.add_argument("--repeated", action="store_true", help="all layers have the same numbers")
     asked = parser.parse_args()
-    write(asked.shape, asked.folder, asked.layers, packed=not asked.unpacked)
+    write(
+        asked.shape,
+        asked.folder,
+        asked.layers,
+        packed=not asked.unpacked,
+        repeated=asked.repeated,
+    )

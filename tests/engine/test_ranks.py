@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import pytest
 
 from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import ModelError
+from quire.core.hosts import Host, Hosts
 from quire.core.request import Output, Request, SamplingParams
 from quire.engine.ranks import check_split
 from quire.serving.engine_client import ProcessEngine
 from quire.serving.ticket import Ticket
 from tests.support.families import CONFIGS
 from tests.support.tiny_models import write_model
+from tests.support.waiting import HANG_S
 
 TOKENS = 12
 LENGTHS = (5, 40, 130)
@@ -43,9 +47,13 @@ async def outputs(ticket: Ticket) -> list[Output]:
     return [output async for output in ticket]
 
 
-async def answers(folder: Path, ranks: int) -> list[tuple[list[int], list[float]]]:
+async def answers(
+    folder: Path, ranks: int, hosts: Hosts | None = None
+) -> list[tuple[list[int], list[float]]]:
     """Tokens and log-probabilities of `requests`, by an engine of so many processes."""
-    config = EngineConfig(str(folder), ranks=ranks, kv_memory=32 << 20, dtype="float32")
+    config = EngineConfig(
+        str(folder), ranks=ranks, hosts=hosts, kv_memory=32 << 20, dtype="float32"
+    )
     engine = await ProcessEngine.start(config, "warning")
     found = []
     try:
@@ -69,8 +77,9 @@ async def answers(folder: Path, ranks: int) -> list[tuple[list[int], list[float]
         ("gemma2", 2, {}),
         ("gemma3_text", 2, {}),
         ("gemma3_text", 2, {"tie_word_embeddings": True}),
-        ("qwen2_moe", 2, {}),
         ("qwen3_moe", 2, {}),
+        ("falcon_h1", 2, {}),
+        ("gemma3n_text", 2, {}),
     ],
 )
 async def test_a_split_model_gives_the_tokens_of_one_process(
@@ -81,6 +90,56 @@ async def test_a_split_model_gives_the_tokens_of_one_process(
     for one, other in zip(alone, split, strict=True):
         assert one[0] == other[0]
         assert other[1] == pytest.approx(one[1], abs=1e-4)
+
+
+@pytest.fixture
+def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ssh that runs each command here and notes the machine; returns the file of its notes."""
+    notes, script = tmp_path / "reached", tmp_path / "bin" / "ssh"
+    script.parent.mkdir()
+    script.write_text(
+        "#!/bin/sh\n"
+        'while [ "$1" = -o ]; do shift 2; done\n'
+        f'echo "$1" >> {notes}\n'
+        'exec sh -c "exec $2"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    return notes
+
+
+@pytest.mark.slow
+async def test_hosts_are_reached_by_ssh(tmp_path: Path, fake_ssh: Path) -> None:
+    here, there = (Host(name, ("127.0.0.1",)) for name in ("127.0.0.1", "elsewhere"))
+    folder = write_model(tmp_path / "model", CONFIGS["llama"])
+    split = await answers(folder, 2, Hosts((here, there), "ring", ("QUIRE_EXAMPLE=a b",)))
+    assert fake_ssh.read_text() == "elsewhere\n"
+    for one, other in zip(await answers(folder, 1), split, strict=True):
+        assert one[0] == other[0]
+
+
+@pytest.mark.slow
+async def test_each_process_says_how_long_the_same_work_takes(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, CONFIGS["llama"])
+    engine = await ProcessEngine.start(EngineConfig(str(folder), ranks=2), "warning")
+    try:
+        (ticket,) = engine.submit(requests()[:1])
+        await outputs(ticket)
+        async with asyncio.timeout(HANG_S):
+            while not all((await engine.stats()).work_seconds):
+                await asyncio.sleep(0.05)
+        assert len((await engine.stats()).work_seconds) == 2
+    finally:
+        await engine.close()
+
+
+@pytest.mark.slow
+async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    here, there = (Host(name, ("127.0.0.1",)) for name in ("127.0.0.1", "no.such.host.invalid"))
+    folder = write_model(tmp_path, CONFIGS["llama"])
+    config = EngineConfig(str(folder), ranks=2, hosts=Hosts((here, there)))
+    with pytest.raises(ModelError, match=r"on no\.such\.host\.invalid, ended before it began"):
+        await ProcessEngine.start(config, "warning")
 
 
 @pytest.mark.slow
@@ -116,7 +175,16 @@ async def test_followers_end_with_the_leading_process(tmp_path: Path) -> None:
     await engine.close()
 
 
-def test_a_disk_tier_is_refused() -> None:
-    config = EngineConfig("", ranks=2, disk=DiskConfig("/nowhere", 1 << 30))
-    with pytest.raises(ModelError, match="no disk tier"):
-        check_split(config)
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"disk": DiskConfig("/nowhere", 1 << 30)}, "no disk tier"),
+        ({"adapters": (("a", "/nowhere"),)}, "no adapters for requests"),
+        ({"speculate": "mtp"}, "no head that drafts"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_split_are_refused(
+    changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        check_split(replace(EngineConfig("", ranks=2), **changes))

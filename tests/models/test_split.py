@@ -10,6 +10,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.device.ranks import Part
 from quire.models.base import named_parameters
+from quire.models.shares import Split, inputs, rows
 from quire.models.weights.loader import open_model
 from tests.support.families import CONFIGS
 from tests.support.tiny_models import write_model
@@ -66,12 +67,37 @@ def test_parts_share_a_head_of_keys_where_there_are_fewer(tmp_path: Path) -> Non
     assert not mx.array_equal(found[1], found[2])
 
 
+def test_rows_of_several_kinds_are_cut_each_by_itself() -> None:
+    whole = mx.arange(10)  # two heads of three values, then four of one
+    cut = rows((2, 3), (4, 1))
+    assert [cut.of("w", whole, part).tolist() for part in HALVES] == [
+        [0, 1, 2, 6, 7],
+        [3, 4, 5, 8, 9],
+    ]
+
+
+def test_packed_inputs_are_cut_between_groups() -> None:
+    """Three groups of 64 for two ranks: the first has one more."""
+    scales = mx.arange(3)[None]
+    shares = [Split(part, group=64).width(192) for part in HALVES]
+    assert [width for width, _ in shares] == [128, 64]
+    (_, run), _ = shares
+    assert [inputs(run).of("scales", scales, part).tolist() for part in HALVES] == [[[0, 1]], [[2]]]
+
+
+def test_a_cut_through_a_group_is_refused() -> None:
+    with pytest.raises(ModelError, match="between groups"):
+        inputs((2, 32)).of("o_proj.scales", mx.zeros((4, 1)), HALVES[0])
+    with pytest.raises(ModelError, match="packed in groups of 64"):
+        Split(HALVES[0], group=64).width(64)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "why"),
     [
-        ("llama", 3, "not a multiple of 3"),
-        ("mamba", 2, "cannot be split yet"),
-        ("gemma3n_text", 2, "cannot be split yet"),
+        ("llama", 3, "attention heads, not a multiple of 3"),
+        ("gemma3n_text", 3, "attention heads, not a multiple of 3"),
+        ("mamba2", 3, "heads of state spaces, not a multiple"),
     ],
 )
 def test_what_cannot_be_split_is_refused(tmp_path: Path, name: str, size: int, why: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -17,10 +17,9 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
-from quire.engine.assembly import assemble
+from quire.engine.assembly import OpenExecutor, assemble
 from quire.engine.engine import Engine
 from quire.executor.eager import EagerExecutor
-from quire.executor.executor import Executor
 from quire.executor.factory import open_executor
 from quire.executor.guessing import Guesser
 from quire.executor.step import SampledRow
@@ -53,7 +52,13 @@ def executor_of(engine: Engine) -> EagerExecutor:
 
 
 class Company:
-    """An engine, and what each request got from it."""
+    """An engine, and what each request got from it.
+
+    Attributes:
+        usual_executor: opens the executor if none is given; tests of split models set it.
+    """
+
+    usual_executor: ClassVar[OpenExecutor] = open_executor
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class Company:
         drafters: Sequence[Drafter] = (),
         draft_lengths: DraftLengths | None = None,
         guesser: Guesser | None = None,
-        open_executor: Callable[..., Executor] = open_executor,
+        open_executor: OpenExecutor | None = None,
     ) -> None:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
@@ -73,7 +78,7 @@ class Company:
             drafters,
             draft_lengths,
             guesser=guesser,
-            open_executor=open_executor,
+            open_executor=open_executor or type(self).usual_executor,
         )
         self.answers: dict[str, Generated] = {}
 
@@ -195,7 +200,10 @@ def count_encodes(
 
 
 def assert_same(
-    got: dict[str, Generated], expected: dict[str, Generated], names: Iterable[str]
+    got: dict[str, Generated],
+    expected: dict[str, Generated],
+    names: Iterable[str],
+    tolerance: float = TOLERANCE,
 ) -> None:
     """Equal tokens, logits within tolerance, one proper end each."""
     for name in names:
@@ -207,7 +215,7 @@ def assert_same(
                 continue
             a, b = np.array(ours.logits[position]), np.array(logits)
             error = np.abs(a - b).max() / np.abs(b).max()
-            assert error < TOLERANCE, f"{name}: logits at {position} differ by {error:.2e}"
+            assert error < tolerance, f"{name}: logits at {position} differ by {error:.2e}"
 
 
 Opened = tuple[LoadedModel, EngineConfig]

@@ -9,13 +9,26 @@ from pydantic import AfterValidator, Field
 
 from quire.cli.settings import Options
 from quire.cli.short_names import resolve
-from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Places, Seconds, Whole
+from quire.cli.values import (
+    Bytes,
+    Count,
+    CountOrAuto,
+    Flag,
+    Names,
+    Numbers,
+    Place,
+    Places,
+    Seconds,
+    Whole,
+)
 from quire.core.config import CPU_KERNELS, DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
+from quire.core.hosts import Hosts, read_hosts
 from quire.core.kv_choice import choose_format, offered
 from quire.core.kv_format import KVFormat
 from quire.core.sampling_params import LIMITS, MIN_REPEATS, MOST_TOKENS, check_repeats
 from quire.core.speculation import check_speculate, speculation_of
+from quire.device.cards import count_cards
 from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
@@ -94,11 +107,15 @@ class EngineOptions(ProcessorOptions):
         description="what multiplies on a CPU: auto is our own kernels where they were built (a "
         "row's bits are the same in any company), else OpenBLAS; mlx is MLX's own, slow",
     )
-    tensor_parallel: Count = Field(
+    tensor_parallel: CountOrAuto = Field(
         1,
-        le=64,
-        description="processes that the model is split over, by heads and by columns; on CPUs so "
-        "far",
+        description="processes that the model is split over, by heads and by columns: one a card; "
+        "auto is as many as there are cards, or hosts",
+    )
+    hosts: Place | None = Field(
+        None,
+        description="a file of the machines that the model is split over, as mlx.launch reads it; "
+        "the first is this one, the others are reached by ssh",
     )
     max_context: Count | None = Field(
         None, description="tokens of prompt and answer together; default: the model's own limit"
@@ -232,6 +249,17 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             raise QuireError("--adapter: say NAME=FOLDER")
         return named
 
+    def _ranks(self, hosts: Hosts | None) -> int:
+        asked = self.tensor_parallel
+        if hosts is None:
+            return max(1, count_cards()) if asked == "auto" else asked
+        if asked not in ("auto", 1, len(hosts.hosts)):
+            raise QuireError(
+                f"--tensor-parallel {asked}: the hosts file has {len(hosts.hosts)} hosts; a "
+                "machine with several cards stands there once for each"
+            )
+        return len(hosts.hosts)
+
     def engine_config(self, model: str) -> EngineConfig:
         """Return the engine's settings for a model.
 
@@ -239,9 +267,11 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             model: a folder or a hub id.
 
         Raises:
-            QuireError: no such KV format is offered, or no model has the draft model's name.
+            QuireError: no such KV format is offered, no model has the draft model's name, or the
+                hosts file is wrong.
         """
         speculate, draft_model = speculation_of(self.speculate)
+        hosts = None if self.hosts is None else read_hosts(Path(self.hosts))
         return EngineConfig(
             model=model,
             dtype=self.dtype or "",
@@ -253,7 +283,8 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             kv_memory=self.kv_memory,
             kv_format=self.kv_format(),
             kv_skip_layers=self.kv_skip_layers,
-            ranks=self.tensor_parallel,
+            ranks=self._ranks(hosts),
+            hosts=hosts,
             max_sequences=self.max_sequences,
             max_context=self.max_context,
             step_ms=self.step_ms,

@@ -15,6 +15,7 @@ from quire.cli.settings import Options
 from quire.cli.values import (
     Bytes,
     Count,
+    CountOrAuto,
     File,
     Flag,
     Folder,
@@ -22,7 +23,6 @@ from quire.cli.values import (
     Model,
     Names,
     Port,
-    Replicas,
     Seconds,
 )
 from quire.core.config import ServerConfig
@@ -49,7 +49,7 @@ class ScaleOptions(Options):
 
     title: ClassVar[str] = "scale"
 
-    replicas: Replicas | None = Field(
+    replicas: CountOrAuto | None = Field(
         None,
         description="engines on a Ray of this machine's own (pip install 'quire-serve[ray]'), one "
         "a GPU where there are any; auto starts and ends them by load; default: one engine, "

@@ -106,8 +106,8 @@ def _whole(value: object) -> int:
 
 def _number_or_auto(value: object) -> int | str:
     text = str(value)
-    if text != "auto" and not (text.isdecimal() and 0 < int(text) <= _MOST_REPLICAS):
-        raise ValueError(f"{text!r} is neither auto nor a number from 1 to {_MOST_REPLICAS}")
+    if text != "auto" and not (text.isdecimal() and 0 < int(text) <= _MOST_PROCESSES):
+        raise ValueError(f"{text!r} is neither auto nor a number from 1 to {_MOST_PROCESSES}")
     return text if text == "auto" else int(text)
 
 
@@ -118,12 +118,12 @@ def _http_url(text: str) -> str:
     return text
 
 
-_MOST_REPLICAS = 1000
+_MOST_PROCESSES = 1000
 _MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
 """Upper bound of counts: more than any machine has, and small enough that products fit 64 bits."""
 
 Count = Annotated[int, Field(ge=1, le=_MOST_COUNTED), Flag("N")]
-Replicas = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto), Flag("N")]
+CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto), Flag("N")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Whole = BeforeValidator(_whole)
 """Before a choice of whole numbers."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from quire.core.hosts import Hosts
 from quire.core.kv_format import KVFormat
 from quire.core.mcp import McpServer
 from quire.core.speculation import Speculation
@@ -73,6 +74,7 @@ class EngineConfig:
         memory: bytes for weights and KV blocks together; None means the machine's memory.
         reserved: bytes of free memory reserved for other engines of this server.
         ranks: number of processes that the model is split over.
+        hosts: where these run; None is this machine.
         sharers: engines of this server that may yet be opened, this one included; what is free for
             KV blocks is split among them.
     """
@@ -102,6 +104,7 @@ class EngineConfig:
     memory: int | None = None
     reserved: int = 0
     ranks: int = 1
+    hosts: Hosts | None = None
     sharers: int = 1
 
 

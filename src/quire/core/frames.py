@@ -1,6 +1,6 @@
 """Frames on a pipe between two processes: a pickle after its length in eight bytes.
 
-Both ends are this package on this machine, joined by a socket pair that nobody else holds.
+Both ends are this package, joined by a socket pair that nobody else holds, or by ssh.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pickle
 import socket
 import struct
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 _LENGTH = struct.Struct("<Q")
 _READ = 1 << 18
@@ -22,10 +22,18 @@ def encode(value: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+class Readable(Protocol):
+    """What frames are read from, like a socket."""
+
+    def recv(self, count: int, /) -> bytes:
+        """Return up to `count` bytes; none once the other end has closed."""
+        ...
+
+
 class Frames:
     """Reads frames from a socket as they arrive."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | Readable) -> None:
         self._socket = sock
         self._buffer = bytearray()
         self._waiting: deque[Any] = deque()
@@ -66,6 +74,7 @@ class Frames:
             EOFError: the other end has closed.
         """
         loop = asyncio.get_running_loop()
+        assert isinstance(self._socket, socket.socket)
         while not self._waiting:
             data = await loop.sock_recv(self._socket, _READ)
             if not data:

@@ -63,6 +63,8 @@ class EngineStats:
         finished: (`FinishReason`, sequences).
         drafts: (drafter, number of drafted tokens that steps verified).
         accepted_drafts: (drafter, number of these that were accepted).
+        work_seconds: of a split model, the seconds that each rank took for the same work when it
+            was last measured; a rank whose device is slow takes longer.
     """
 
     running: int = 0
@@ -82,3 +84,4 @@ class EngineStats:
     finished: tuple[tuple[str, int], ...] = ()
     drafts: tuple[tuple[str, int], ...] = ()
     accepted_drafts: tuple[tuple[str, int], ...] = ()
+    work_seconds: tuple[float, ...] = ()

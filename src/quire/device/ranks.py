@@ -1,7 +1,6 @@
 """Processes that compute one model together: each is a rank, and they exchange rows.
 
-They use MLX's collectives over its ring of sockets. A process joins once, before it computes
-anything.
+They use MLX's collectives. A process joins once, before it computes anything.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -32,45 +32,109 @@ class Part:
 
     def within(self, count: int) -> range:
         """Return this rank's part of `count` things. If there are fewer things than ranks, several
-        ranks share one.
+        ranks share one. The first rank has the most, since it plans for all.
         """
         if count < self.size:
             first = self.rank * count // self.size
             return range(first, first + 1)
-        each = count // self.size
-        return range(self.rank * each, (self.rank + 1) * each)
+        first, last = (-(-rank * count // self.size) for rank in (self.rank, self.rank + 1))
+        return range(first, last)
 
 
 WHOLE = Part()
 
 
-def join(part: Part, addresses: Sequence[str]) -> None:
-    """Connect to the other ranks; return when all are there.
-
-    Args:
-        addresses: "host:port" of each rank.
-
-    Raises:
-        ModelError: MLX has no ring here, or the ranks do not reach each other.
-    """
-    with NamedTemporaryFile("w", suffix=".json", delete=False) as hosts:
-        json.dump([[each] for each in addresses], hosts)
-    os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"] = str(part.rank), hosts.name
-    try:
-        mx.distributed.init(strict=True, backend="ring")
-    except RuntimeError as error:
-        raise ModelError(f"the processes of the model do not reach each other: {error}") from error
-    finally:
-        Path(hosts.name).unlink()
+Addresses = Sequence[Sequence[str]]
+"""For each rank, "host:port" by which others reach it, one for each of its network's links."""
 
 
-def summed(x: mx.array) -> mx.array:
-    """Return the sum of all ranks' arrays, the same bits on each."""
-    return mx.distributed.all_sum(x)
+class Collectives(Protocol):
+    """What all ranks do together, in the same order on each."""
+
+    def summed(self, x: mx.array) -> mx.array:
+        """Return the sum of all ranks' arrays, the same bits on each."""
+        ...
+
+    def gathered(self, x: mx.array) -> mx.array:
+        """Return the ranks' arrays one after the other, along the first axis."""
+        ...
 
 
-def gathered(x: mx.array) -> mx.array:
+class MLXCollectives:
+    """The collectives of one of MLX's backends."""
+
+    def __init__(self, group: mx.distributed.Group) -> None:
+        self._group = group
+
+    def summed(self, x: mx.array) -> mx.array:
+        return mx.distributed.all_sum(x, group=self._group)
+
+    def gathered(self, x: mx.array) -> mx.array:
+        return mx.distributed.all_gather(x, group=self._group)
+
+
+_collectives: Collectives | None = None
+
+
+def use_collectives(collectives: Collectives) -> None:
+    """Compute with other ranks by these from now on."""
+    global _collectives
+    _collectives = collectives
+
+
+def summed(x: mx.array, part: Part) -> mx.array:
+    """Return the sum of the ranks' arrays, the same bits on each; `x` if one rank is the whole."""
+    if part.size == 1:
+        return x
+    assert _collectives is not None, "this process has not joined others"
+    return _collectives.summed(x)
+
+
+def gathered(x: mx.array, part: Part) -> mx.array:
     """Concatenate the ranks' columns: `[R, own columns]` -> `[R, all columns]`, the same bits on
     each rank.
     """
-    return mx.distributed.all_gather(x.T).T
+    if part.size == 1:
+        return x
+    assert _collectives is not None, "this process has not joined others"
+    return _collectives.gathered(x.T).T
+
+
+def chosen_backend(asked: str = "") -> str:
+    """Return the name of MLX's backend of collectives: what is asked for, else the device's."""
+    on_cuda = mx.default_device() == mx.gpu and mx.cuda.is_available()
+    return asked or ("nccl" if on_cuda else "ring")
+
+
+def join(part: Part, addresses: Addresses, backend: str = "", rdma: Sequence[Any] = ()) -> None:
+    """Connect to the other ranks; return when all are there.
+
+    Args:
+        backend: see `chosen_backend`.
+        rdma: devices between each two ranks, for JACCL.
+
+    Raises:
+        ModelError: MLX lacks the backend, or the ranks do not reach each other.
+    """
+    first, _, port = addresses[0][0].rpartition(":")
+    os.environ.update(
+        {
+            "MLX_RANK": str(part.rank),
+            "MLX_WORLD_SIZE": str(part.size),
+            "NCCL_HOST_IP": first,
+            "NCCL_PORT": port,
+            "MLX_JACCL_COORDINATOR": addresses[0][0],
+        }
+    )
+    name = chosen_backend(backend)
+    with TemporaryDirectory() as folder:
+        for variable, content in (("MLX_HOSTFILE", addresses), ("MLX_IBV_DEVICES", rdma)):
+            path = Path(folder) / variable
+            path.write_text(json.dumps(content))
+            os.environ[variable] = str(path)
+        try:
+            use_collectives(MLXCollectives(mx.distributed.init(strict=True, backend=name)))
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"the processes of the model do not reach each other by {name}: {error}"
+            ) from error

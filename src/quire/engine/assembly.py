@@ -23,6 +23,10 @@ _DISK_OPEN_S = 1.0
 """Most seconds that start-up waits for the disk tier's folder, which usually takes milliseconds."""
 
 
+OpenExecutor = Callable[..., Executor]
+"""Creates an executor, with the arguments of `executor.factory.open_executor`."""
+
+
 def assemble(
     loaded: LoadedModel,
     config: EngineConfig,
@@ -31,7 +35,7 @@ def assemble(
     draft_lengths: DraftLengths | None = None,
     step_times: MeasuredSteps | None = None,
     guesser: Guesser | None = None,
-    open_executor: Callable[..., Executor] = open_executor,
+    open_executor: OpenExecutor = open_executor,
 ) -> Engine:
     """Return an engine that serves a model.
 
@@ -39,7 +43,7 @@ def assemble(
         observe: takes each step's logits; for tests.
         drafters, draft_lengths, step_times: see `Engine`.
         guesser: the model's draft head, whose tokens a `HeadDrafter` proposes.
-        open_executor: creates the executor, with the arguments of `executor.factory`'s.
+        open_executor: creates the executor.
 
     Raises:
         ModelError: a setting is impossible here, or memory does not suffice.

@@ -383,6 +383,7 @@ class Engine:
             finished=tuple(counters.finished.items()),
             drafts=tuple(scheduler.drafting.drafted.items()),
             accepted_drafts=tuple(scheduler.drafting.accepted.items()),
+            work_seconds=self._executor.work_seconds,
         )
 
     def cached(self) -> bytes:

@@ -14,7 +14,7 @@ from quire.core.speculation import HEAD
 from quire.device.device import current_device, open_device
 from quire.device.ranks import WHOLE
 from quire.engine import ranks
-from quire.engine.assembly import assemble
+from quire.engine.assembly import OpenExecutor, assemble
 from quire.engine.draft_opening import open_draft_model
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
@@ -59,11 +59,8 @@ def open_engine(
         on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
     )
     config = room.config
-    if followers is None:
-        engine = _measured(loaded, config, on_progress)
-    else:
-        drafters = lookup_drafters()
-        engine = assemble(loaded, config, drafters=drafters, open_executor=followers.open_executor)
+    opens = open_executor if followers is None else followers.open_executor
+    engine = _measured(loaded, config, opens, on_progress)
     engine.constraints.open()
     info = engine.info
     log.info(
@@ -82,17 +79,25 @@ def open_engine(
 
 
 def _measured(
-    loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[Progress], None]
+    loaded: LoadedModel,
+    config: EngineConfig,
+    open_executor: OpenExecutor,
+    on_progress: Callable[[Progress], None],
 ) -> Engine:
     """Return an engine with compiled kernels and measured step times."""
+
+    def warmed(done: int, total: int) -> None:
+        on_progress(Progress("warm-up", done, total))
+
     if current_device().compiles:
-        warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
+        warm_up(loaded, config, warmed, open_executor)
     drafters = lookup_drafters()
     guesser: Guesser | None = None
+    whole = config.ranks == 1  # the ranks of a split model have no draft head, and no segments
     if loaded.model.layout != loaded.model.own_layout:
         drafters.append(HeadDrafter(most=1))
         guesser = LayerGuesser(loaded.model)
-    elif (head := open_draft_head(loaded.path, loaded.model)) is not None:
+    elif whole and (head := open_draft_head(loaded.path, loaded.model)) is not None:
         drafters.append(HeadDrafter())
         guesser = HeadGuesser(TokenGuesser(loaded.model, head))
     elif config.speculate == HEAD:
@@ -100,12 +105,13 @@ def _measured(
     if config.draft_model is not None:
         config, drafter = open_draft_model(config, config.draft_model, loaded)
         drafters.append(drafter)
-    opening = partial(open_executor, segments=open_segments(loaded.model))
+    if whole:
+        open_executor = partial(open_executor, segments=open_segments(loaded.model))
     return assemble(
         loaded,
         config,
         drafters=drafters,
-        step_times=measure_steps(loaded, config, opening),
+        step_times=measure_steps(loaded, config, open_executor),
         guesser=guesser,
-        open_executor=opening,
+        open_executor=open_executor,
     )

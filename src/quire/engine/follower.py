@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -15,14 +14,16 @@ from threading import Thread
 
 from quire.core.errors import QuireError
 from quire.core.frames import Frames, encode
+from quire.core.hosts import Hosts
 from quire.core.logs import write_logs
 from quire.core.stop_signals import leave_stopping_to_the_parent
 from quire.device.device import open_device
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 from quire.device.ranks import join
-from quire.engine.ranks import HERE, Call, Follow, SplitExecutor
-from quire.models.weights.loader import open_model
+from quire.engine.follower_process import Probed, Ready
+from quire.engine.ranks import BEGIN, PROBE, Call, Follow, SplitExecutor
+from quire.models.weights.loader import LoadedModel, open_model
 
 log = logging.getLogger("quire.ranks")
 
@@ -32,42 +33,72 @@ its own first.
 """
 
 
+class _Output:
+    """Standard output, kept for messages: whatever else is printed goes to standard error."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.dup(1)
+        os.dup2(2, 1)
+
+    def send(self, message: Ready | Probed) -> None:
+        frame = encode(message)
+        while frame:
+            frame = frame[os.write(self._descriptor, frame) :]
+
+
+class _Input:
+    """Standard input, read like a socket."""
+
+    def recv(self, count: int) -> bytes:
+        return os.read(0, count)
+
+
 def main() -> int:
-    """Carry out calls until the leading process ends. Argument 1 is the pipe's file descriptor."""
+    """Carry out calls until the leading process ends."""
     leave_stopping_to_the_parent()
-    pipe = socket.socket(fileno=int(sys.argv[1]))
-    frames = Frames(pipe)
+    output, frames = _Output(), Frames(_Input())
     opening = frames.next()
     assert isinstance(opening, Follow)
     write_logs("warning", "text")
     calls: SimpleQueue[Call] = SimpleQueue()
     Thread(target=_listen, args=(frames, calls), daemon=True).start()
     use_private_cache()
+    rank = opening.part.rank
     try:
-        load_mlx()
-        config = opening.config
-        open_device(config.blas, config.kernels, config.threads)
-        pipe.sendall(encode(HERE))
-        join(opening.part, opening.addresses)
-        loaded = open_model(
-            config.model,
-            dtype=config.dtype,
-            adapter=config.adapter,
-            max_context=config.max_context,
-            part=opening.part,
-        )
+        loaded = _opened(opening, output)
     except QuireError as error:
         time.sleep(_FIRST_SAY_S)  # the leading process fails alike, and says why to the server
-        log.error("process %d of the split model: %s", opening.part.rank, error)
+        log.error("process %d of the split model: %s", rank, error)
         return 1
-    executor = SplitExecutor(loaded, config)
+    executor = SplitExecutor(loaded, opening.config)
     while True:
         call = calls.get()
         try:
-            call.of(executor)
+            if call.method == BEGIN:
+                executor = SplitExecutor(loaded, *call.arguments)
+            elif call.method == PROBE:
+                output.send(Probed(executor.probe()))
+            else:
+                call.of(executor)
         except Exception:  # whatever it was, this rank can no longer follow
-            log.exception("process %d of the split model failed", opening.part.rank)
+            log.exception("process %d of the split model failed", rank)
             return 1
+
+
+def _opened(opening: Follow, output: _Output) -> LoadedModel:
+    """Join the other ranks and return this rank's part of the model."""
+    load_mlx()
+    config, hosts = opening.config, opening.config.hosts or Hosts.local(opening.part.size)
+    open_device(config.blas, config.kernels, config.threads)
+    output.send(Ready())
+    join(opening.part, opening.addresses, hosts.backend, [each.rdma for each in hosts.hosts])
+    return open_model(
+        config.model,
+        dtype=config.dtype,
+        adapter=config.adapter,
+        max_context=config.max_context,
+        part=opening.part,
+    )
 
 
 def _listen(frames: Frames, calls: SimpleQueue[Call]) -> None:

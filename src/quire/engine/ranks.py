@@ -10,22 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import subprocess
-import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from threading import Thread
+from statistics import median
 from typing import Any
+
+import mlx.core as mx
 
 from quire.constraints.masks import TokenMask
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
-from quire.core.frames import Frames, encode
+from quire.core.frames import encode
+from quire.core.hosts import LOCAL, Hosts
 from quire.core.media import MediaKey
 from quire.core.speculation import HEAD
 from quire.device.device import current_device
-from quire.device.ranks import Part, join
+from quire.device.ranks import Part, chosen_backend, join
+from quire.engine.follower_process import FollowerProcess
 from quire.executor.contents import Contents
 from quire.executor.eager import EagerExecutor
 from quire.executor.executor import Executor
@@ -35,17 +38,21 @@ from quire.scheduler.plan import StepPlan
 
 log = logging.getLogger("quire.ranks")
 
-HERE = "here"
-"""Message of a follower that is about to join."""
+_FIRST_PORT = 32_323
+"""Ports of ranks on several machines count up from it, as `mlx.launch` has them."""
+_PROBE_S = 10.0
+"""Seconds between two measurements of the ranks' own speed."""
+_PROBES = 3
+BEGIN, PROBE = "begin", "probe"
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """First message to a follower: its part, and the address where all ranks meet."""
+    """First message to a follower: its part, and the addresses where all ranks meet."""
 
     config: EngineConfig
     part: Part
-    addresses: tuple[str, ...]
+    addresses: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,8 @@ class Call:
     """A call of the leading executor, which followers repeat.
 
     Attributes:
-        method: its name, or that of a method of the executor's `contents`.
+        method: its name, or that of a method of the executor's `contents`. `BEGIN` has a new
+            executor made, `PROBE` has the rank's speed measured and reported.
     """
 
     method: str
@@ -74,32 +82,36 @@ class Followers:
             ModelError: the model cannot be split here, or a process does not start.
         """
         check_split(config)
-        addresses = _free_addresses(config.ranks)
-        self._pipes: list[socket.socket] = []
-        for rank in range(1, config.ranks):
-            ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", "quire.engine.follower", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
-            theirs.close()
-            ours.sendall(encode(Follow(config, Part(rank, config.ranks), addresses)))
-            self._pipes.append(ours)
-            Thread(target=_end_with, args=(process, rank), daemon=True).start()
-        for pipe in self._pipes:
-            _await_here(pipe)
+        hosts = config.hosts or Hosts.local(config.ranks)
+        addresses = _addresses(hosts)
         self.part = Part(0, config.ranks)
-        join(self.part, addresses)
+        self._processes = [
+            FollowerProcess(hosts, rank, Follow(config, Part(rank, config.ranks), addresses))
+            for rank in range(1, config.ranks)
+        ]
+        for process in self._processes:
+            process.await_ready()
+        join(self.part, addresses, hosts.backend, [each.rdma for each in hosts.hosts])
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Make the followers' executors repeat a call."""
         frame = encode(Call(method, arguments))
-        for pipe in self._pipes:
-            pipe.sendall(frame)
+        for process in self._processes:
+            process.send(frame)
 
     def open_executor(
         self, loaded: LoadedModel, config: EngineConfig, **parts: Any
     ) -> LeadingExecutor:
-        """Return the executor of the leading process; see `executor.factory.open_executor`."""
+        """Return a new executor of the leading process, see `executor.factory.open_executor`;
+        followers begin with new ones.
+        """
+        self.tell(BEGIN, config)
         return LeadingExecutor(self, loaded, config, **parts)
+
+    @property
+    def work_seconds(self) -> tuple[float, ...]:
+        """The last measurement of each follower, see `SplitExecutor.probe`."""
+        return tuple(process.work_seconds for process in self._processes)
 
 
 class SplitExecutor(EagerExecutor):
@@ -112,6 +124,22 @@ class SplitExecutor(EagerExecutor):
 
     def _holds_back(self) -> bool:
         return False
+
+    def probe(self) -> float:
+        """Return the seconds that this rank's rows of the head take for one row: the same work on
+        each rank, for which none waits for another.
+        """
+        model: Any = self.model
+        mx.synchronize()
+        row = model.model.embed_tokens(mx.array([0]))
+        mx.eval(row)
+        times = []
+        for _ in range(_PROBES):
+            begun = time.perf_counter()
+            mx.eval(model.lm_head(row))
+            mx.synchronize()
+            times.append(time.perf_counter() - begun)
+        return median(times)
 
 
 class _LeadingContents(Contents):
@@ -138,8 +166,15 @@ class LeadingExecutor(SplitExecutor):
     ) -> None:
         super().__init__(loaded, config, contents=_LeadingContents(followers), **parts)
         self._followers = followers
+        self._probed_at = 0.0
+        self._own_seconds = 0.0
 
     def launch(self, plan: StepPlan | None) -> float:
+        if plan is not None and time.monotonic() - self._probed_at > _PROBE_S:
+            self._followers.tell(PROBE)
+            self._own_seconds = self.probe()
+            self._probed_at = time.monotonic()
+        self.work_seconds = (self._own_seconds, *self._followers.work_seconds)
         self._followers.tell("launch", plan)
         return super().launch(plan)
 
@@ -151,6 +186,10 @@ class LeadingExecutor(SplitExecutor):
         self._followers.tell("flush")
         super().flush()
 
+    def prepare(self) -> None:
+        self._followers.tell("prepare")
+        super().prepare()
+
     def clear(self) -> None:
         self._followers.tell("clear")
         super().clear()
@@ -158,8 +197,6 @@ class LeadingExecutor(SplitExecutor):
 
 def check_split(config: EngineConfig) -> None:
     """Raise `ModelError` if a setting does not go with a split model."""
-    if not current_device().begins_with_first_layer:
-        raise ModelError("--tensor-parallel: models are split on CPUs only so far")
     if config.adapters:
         raise ModelError("--tensor-parallel: split models have no adapters for requests yet")
     if config.speculate == HEAD:
@@ -168,34 +205,33 @@ def check_split(config: EngineConfig) -> None:
         raise ModelError("--tensor-parallel: split models have no draft model yet")
     if config.disk is not None:
         raise ModelError("--tensor-parallel: split models have no disk tier yet")
+    if config.batch_invariant and current_device().kernel_language:
+        raise ModelError("--tensor-parallel: split models have no --batch-invariant on GPUs")
 
 
 def shared(config: EngineConfig) -> EngineConfig:
-    """Return the settings of each of several processes that share this machine."""
-    threads = config.threads or max(1, (os.cpu_count() or 1) // config.ranks)
-    return replace(config, threads=threads, sharers=max(config.sharers, config.ranks))
-
-
-def _await_here(pipe: socket.socket) -> None:
-    """Wait until a follower is about to join. Joining itself would wait for all ranks without a
-    timeout.
+    """Return the settings of each of several processes. Those of one machine share its memory and
+    its cores, unless each has a card.
     """
-    try:
-        Frames(pipe).next()
-    except EOFError:
-        raise ModelError("a process of the split model ended before it had begun") from None
+    hosts = config.hosts or Hosts.local(config.ranks)
+    if chosen_backend(hosts.backend) == "nccl":
+        return config
+    beside = hosts.beside(0)
+    threads = config.threads or max(1, (os.cpu_count() or 1) // beside)
+    return replace(config, threads=threads, sharers=max(config.sharers, beside))
 
 
-def _end_with(process: subprocess.Popen[bytes], rank: int) -> None:
-    """Wait for a follower. If it ends first, the model cannot continue."""
-    code = process.wait()
-    log.error("process %d of the split model ended (exit code %d); the engine ends", rank, code)
-    os._exit(1)
+def _addresses(hosts: Hosts) -> tuple[tuple[str, ...], ...]:
+    if all(each.ssh in LOCAL for each in hosts.hosts):
+        ports = _free_ports(sum(len(each.ips) for each in hosts.hosts))
+    else:
+        ports = list(range(_FIRST_PORT, _FIRST_PORT + sum(len(each.ips) for each in hosts.hosts)))
+    return tuple(tuple(f"{ip}:{ports.pop(0)}" for ip in each.ips) for each in hosts.hosts)
 
 
-def _free_addresses(count: int) -> tuple[str, ...]:
+def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
-    return addresses
+    return ports

@@ -19,9 +19,8 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.engine.assembly import assemble
+from quire.engine.assembly import OpenExecutor, assemble
 from quire.engine.engine import Engine
-from quire.executor.executor import Executor
 from quire.executor.factory import open_executor
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
@@ -48,10 +47,6 @@ _ADJUSTED = SamplingParams(
 )
 
 
-OpenExecutor = Callable[..., Executor]
-"""Creates the executor, with the arguments of `executor.factory.open_executor`."""
-
-
 class _Round(NamedTuple):
     """Requests served together: all at once, and one more when these generate."""
 
@@ -63,17 +58,19 @@ def warm_up(
     loaded: LoadedModel,
     config: EngineConfig,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    open_executor: OpenExecutor = open_executor,
 ) -> None:
     """Compile and load kernels with an engine that is discarded afterwards.
 
     Args:
         on_progress: called with the number of batches of requests that have run, and the number of
             all.
+        open_executor: see `assemble`.
     """
     started = time.perf_counter()
     verification = _needed(loaded, config)
     again = current_device().keeps_compiled and verified_kernels().holds(verification)
-    engine = _own_engine(loaded, config)
+    engine = _own_engine(loaded, config, open_executor=open_executor)
     vocabulary, context = loaded.model.vocab_size, engine.info.context_length
     rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
     for number, each in enumerate(rounds):
@@ -199,6 +196,7 @@ def _needed(loaded: LoadedModel, config: EngineConfig) -> Verification:
         config.max_step_tokens,
         config.max_context,
         config.batch_invariant,
+        config.ranks,
     )
     return Verification(Check.COMPILED, (loaded.fingerprint, *own))
 

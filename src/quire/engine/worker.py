@@ -38,6 +38,7 @@ from quire.core.messages import (
 )
 from quire.core.request import Output
 from quire.core.stop_signals import leave_stopping_to_the_parent
+from quire.device.cards import see_one_card
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 
@@ -68,6 +69,8 @@ def main() -> int:
     # those that MLX makes of a prompt's are seldom used again, and making them costs a fifth more.
     os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
     use_private_cache()
+    if opening[0].config.ranks > 1:
+        see_one_card(0)
     try:
         load_mlx()
         # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.

@@ -91,6 +91,7 @@ class EagerExecutor:
         """When the last step began to run, by `time.perf_counter`."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
+        self.work_seconds: tuple[float, ...] = ()
 
     # -- facts ---------------------------------------------------------------------------------
 

@@ -33,6 +33,13 @@ class Executor(Protocol):
         """Bytes that plans name by key. The engine adds them before it launches the plans."""
         ...
 
+    @property
+    def work_seconds(self) -> tuple[float, ...]:
+        """How long each rank of a split model took for the same work, see `EngineStats`; empty for
+        a whole model.
+        """
+        ...
+
     def block_bytes(self, pool: PoolKey) -> int:
         """Return the bytes of one block of a pool."""
         ...

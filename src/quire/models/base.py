@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten
 from quire.cache.specs import LayerSpec
 from quire.core.media import CrossMedia, Pieces, PlacedMedia
 from quire.device.recurrence import DeltaGates
+from quire.models.shares import Cuts, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +381,16 @@ class LanguageModel(Module):
     @abstractmethod
     def logits(self, hidden: mx.array) -> mx.array:
         """Compute logits in float32, with the family's softcap: `[R, hidden]` -> `[R, vocab]`."""
+
+    @abstractmethod
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        """Return a rank's share of the model, without weights, and how these are cut.
+
+        The head is the rank's part of the rows, `lm_head`, also where it is the embedding table.
+
+        Raises:
+            ModelError: a layer cannot be divided by so many.
+        """
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

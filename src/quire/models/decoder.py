@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,6 +19,7 @@ from quire.models.description import Description
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope
 from quire.models.prediction_head import PredictionHead
+from quire.models.shares import Cuts, Split, head_rows
 from quire.models.weights.names import Names, translate
 
 log = logging.getLogger("quire.models")
@@ -70,7 +73,7 @@ class DecoderModel(LanguageModel):
         self.names = names
         hidden, vocab = description.hidden_size, description.vocab_size
         self.model = Decoder(description)
-        rows = description.head_rows or vocab
+        rows = head_rows(vocab, description.part)
         self.lm_head = (
             None if description.tied_head else nn.Linear(hidden, rows, bias=description.head_bias)
         )
@@ -113,7 +116,13 @@ class DecoderModel(LanguageModel):
             hidden = hidden * whole.head_multiplier
         table, head = self.model.embed_tokens, self.lm_head
         logits = project_logits(hidden, table, head, whole.logit_softcap)
-        return logits if whole.ranks == 1 else gathered(logits)[:, : whole.vocab_size]
+        return gathered(logits, whole.part)[:, : whole.vocab_size]
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        described, cuts = self.description.share(split)
+        own = copy(self)  # encoders and all else are whole on each rank
+        DecoderModel.__init__(own, described, self.names)
+        return own, cuts
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         ready = translate(weights, self.names)

@@ -27,7 +27,7 @@ class DecoderLayer(Module):
         super().__init__()
         self._multiplier = whole.residual_multiplier
         self._by_token = layer.by_token
-        self._split = whole.ranks > 1
+        self._part = whole.part
         self._mixers = tuple((mixer.attribute, mixer.rotation) for mixer in layer.mixers)
         for number, mixer in enumerate(layer.mixers):
             self[mixer.attribute] = mixer.module(whole.hidden_size, first + number)
@@ -51,15 +51,22 @@ class DecoderLayer(Module):
         return x
 
     def _mix(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        """Return what the layer mixes from all ranks' heads."""
+        return summed(self._own_mix(x, step, rotate), self._part)
+
+    def _feed(self, x: mx.array, step: ForwardContext) -> mx.array:
+        return summed(self._own_feed(x, step), self._part)
+
+    def _own_mix(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         (name, kind), *others = self._mixers
         y: mx.array = self[name](x, step, None if kind is None else rotate[kind])
         for name, kind in others:
             y = y + self[name](x, step, None if kind is None else rotate[kind])
-        return summed(y) if self._split else y
+        return y
 
-    def _feed(self, x: mx.array, step: ForwardContext) -> mx.array:
+    def _own_feed(self, x: mx.array, step: ForwardContext) -> mx.array:
         y: mx.array = self.mlp(x, step.tokens) if self._by_token else self.mlp(x)
-        return summed(y) if self._split else y
+        return y
 
     def _add(self, x: mx.array, block: mx.array) -> mx.array:
         return x + (block if self._multiplier == 1 else block * self._multiplier)
@@ -105,15 +112,17 @@ class ParallelLayer(DecoderLayer):
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         y = self.input_layernorm(x)
-        return self._add(x, self._mix(y, step, rotate) + self._feed(y, step))
+        blocks = self._own_mix(y, step, rotate) + self._own_feed(y, step)
+        return self._add(x, summed(blocks, self._part))
 
 
 class BesideLayer(DecoderLayer):
     """A layer whose blocks both read the same rows, each through its own norm."""
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
-        mixed = self._mix(self.input_layernorm(x), step, rotate)
-        return self._add(x, mixed + self._feed(self.post_attention_layernorm(x), step))
+        mixed = self._own_mix(self.input_layernorm(x), step, rotate)
+        fed = self._own_feed(self.post_attention_layernorm(x), step)
+        return self._add(x, summed(mixed + fed, self._part))
 
 
 class GatedLayer(DecoderLayer):
@@ -132,7 +141,7 @@ class GatedLayer(DecoderLayer):
             return x
         y = self._mix(self.input_layernorm(x), step, rotate)
         y = x + mx.tanh(self.cross_attn_attn_gate) * y
-        fed = self.mlp(self.post_attention_layernorm(y))
+        fed = self._feed(self.post_attention_layernorm(y), step)
         y = y + mx.tanh(self.cross_attn_mlp_gate) * fed
         attending = step.cross.attending
         return y if attending is None else mx.where(attending, y, x)

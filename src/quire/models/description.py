@@ -6,14 +6,16 @@ computes it, so new kinds of mixers and feed-forward blocks need no change here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, Self
 
 from quire.cache.specs import LayerSpec
+from quire.device.ranks import WHOLE, Part
 from quire.models.base import Module
 from quire.models.layers.norm import LayerNorm, RMSNorm, UnweightedNorm
 from quire.models.layers.rope import RopeParameters
+from quire.models.shares import Cut, Cuts, Split, within
 
 Rotation = tuple[int, RopeParameters]
 """Head size and rotary parameters."""
@@ -83,12 +85,24 @@ class Mixer(Protocol):
         """
         ...
 
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        """Return a rank's share, whose outputs are summed, and how the module's weights are cut.
+
+        Raises:
+            ModelError: it cannot be divided by so many.
+        """
+        ...
+
 
 class FeedForward(Protocol):
     """Description of a feed-forward block, which treats each token alone; a frozen dataclass."""
 
     def module(self, hidden_size: int) -> Module:
         """Return the module, which is called with `[T, hidden]`."""
+        ...
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        """Return a rank's share, see `Mixer.share`."""
         ...
 
 
@@ -110,6 +124,20 @@ class Layer:
     placement: NormPlacement | None = None
     by_token: bool = False
 
+    def share(self, split: Split) -> tuple[Layer, Cuts]:
+        """Return a rank's share, see `Mixer.share`."""
+        cuts: dict[str, Cut] = {}
+        mixers: list[Mixer] = []
+        for mixer in self.mixers:
+            own, found = mixer.share(split)
+            mixers.append(own)
+            cuts |= within(mixer.attribute, found)
+        fed = self.feed_forward
+        if fed is not None:
+            fed, found = fed.share(split)
+            cuts |= within("mlp", found)
+        return replace(self, mixers=tuple(mixers), feed_forward=fed), cuts
+
 
 @dataclass(frozen=True)
 class Description:
@@ -125,9 +153,8 @@ class Description:
         tied_head: whether the head is the embedding table.
         marks: rows of the embedding table after the vocabulary's, of placeholders that are never
             generated.
-        ranks: number of processes that the model is split over; the outputs of their blocks are
-            summed.
-        head_rows: rows of the head in this process, if the model is split.
+        part: the rank whose share this is. The outputs of the ranks' blocks are summed, and each
+            has as many rows of the head.
         ahead: the layer with which some checkpoints predict the token after the next.
     """
 
@@ -144,11 +171,21 @@ class Description:
     tied_head: bool = False
     head_bias: bool = False
     marks: int = 0
-    ranks: int = 1
-    head_rows: int = 0
+    part: Part = WHOLE
     ahead: Layer | None = None
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixers of all layers, in order. Each keeps a state."""
         return tuple(mixer for layer in self.layers for mixer in layer.mixers)
+
+    def share(self, split: Split) -> tuple[Description, Cuts]:
+        """Return a rank's share, see `Mixer.share`. The head has rows of its own there."""
+        cuts: dict[str, Cut] = {}
+        layers: list[Layer] = []
+        for number, layer in enumerate(self.layers):
+            own, found = layer.share(split)
+            layers.append(own)
+            cuts |= within(f"model.layers.{number}", found)
+        shared = tuple(layers)
+        return replace(self, layers=shared, tied_head=False, part=split.part, ahead=None), cuts

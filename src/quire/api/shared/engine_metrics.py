@@ -118,6 +118,12 @@ _FIGURES = (
         counts=True,
     ),
     _Figure(
+        "quire_rank_work_seconds",
+        "Seconds that each process of a split model took for the same work",
+        lambda stats: (((str(rank),), each) for rank, each in enumerate(stats.work_seconds)),
+        labels=("rank",),
+    ),
+    _Figure(
         "quire_prefix_misses",
         "Requests by why no more was reused",
         _by_name(lambda stats: stats.reuse_misses),

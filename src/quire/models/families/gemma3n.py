@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError
+from quire.device.ranks import WHOLE, summed
 from quire.models.arguments import read_arguments
 from quire.models.audio.gemma3n import (
     Gemma3nAudioArguments,
@@ -32,6 +33,7 @@ from quire.models.layers.gemma3n_embedder import Embedder, OwnTokens
 from quire.models.layers.norm import RMSNorm
 from quire.models.layers.rope import RopeParameters, Rotate
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.shares import Cuts, Run, Split
 from quire.models.vision.gemma3n import (
     Gemma3nVisionArguments,
     Gemma3nVisionEncoder,
@@ -84,6 +86,9 @@ class Gemma3nArguments(Gemma4Arguments):
                 f"{self.altup_num_inputs} hidden states"
             )
 
+    def mlp_width(self, index: int) -> tuple[int, Run]:
+        return self.split.width(self.intermediate_sizes[index])
+
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         s = Settings(config).within("text_config").filled(**_DEFAULTS)
@@ -94,6 +99,7 @@ class Gemma3nArguments(Gemma4Arguments):
         return read_arguments(
             cls,
             s.values,
+            split=Split(WHOLE),
             layer_types=s.layer_types([SLIDING if (i + 1) % 5 else FULL for i in layers]),
             intermediate_size=max(widths, default=0),
             intermediate_sizes=widths if listed else widths * len(layers),
@@ -151,7 +157,8 @@ class SparseMLP(Module):
 
     def __init__(self, args: Gemma3nArguments, index: int) -> None:
         super().__init__()
-        hidden, width = args.hidden_size, args.intermediate_sizes[index]
+        hidden, (width, _) = args.hidden_size, args.mlp_width(index)
+        self._whole, self._part = args.intermediate_sizes[index], args.split.part
         self.gate_proj = nn.Linear(hidden, width, bias=False)
         self.up_proj = nn.Linear(hidden, width, bias=False)
         self.down_proj = nn.Linear(width, hidden, bias=False)
@@ -164,11 +171,15 @@ class SparseMLP(Module):
         gate = self.gate_proj(x)
         if self._deviations is not None:
             # The cut assumes normally distributed values.
-            cut = gate.mean(axis=-1, keepdims=True)
-            cut = cut + gate.std(axis=-1, keepdims=True) * self._deviations
-            gate = mx.maximum(gate - cut, 0.0)
+            mean = self._mean(gate)
+            deviation = mx.sqrt(self._mean(mx.square(gate - mean)))
+            gate = mx.maximum(gate - (mean + deviation * self._deviations), 0.0)
         y: mx.array = self.down_proj(self._gate(gate, self.up_proj(x)))
         return y
+
+    def _mean(self, x: mx.array) -> mx.array:
+        """Return the mean over all ranks' values, `[T, 1]`."""
+        return summed(x.sum(axis=-1, keepdims=True), self._part) / self._whole
 
 
 class AltUp(Module):
@@ -233,9 +244,12 @@ class DecoderLayer(Module):
         predicted = self.altup.predict(states)
         active = predicted[:, args.altup_active_idx]
         x = self.input_layernorm(active)
-        attended = self.post_attention_layernorm.added(active, self.self_attn(x, step, rotate))
+        part = args.split.part
+        mixed = summed(self.self_attn(x, step, rotate), part)
+        attended = self.post_attention_layernorm.added(active, mixed)
         y = (attended + self.laurel(x)) * 2.0**-0.5
-        y = self.post_feedforward_layernorm.added(y, self.mlp(self.pre_feedforward_layernorm(y)))
+        fed = summed(self.mlp(self.pre_feedforward_layernorm(y)), part)
+        y = self.post_feedforward_layernorm.added(y, fed)
         corrected = self.altup.correct(predicted, y)
         first = corrected[:, args.altup_active_idx]
         if args.altup_correct_scale:
@@ -340,11 +354,19 @@ class Gemma3n(Gemma4):
             if name not in seen
         }
         ready = super().sanitize(others | vision_tensors(seen))
+        self._embed_own()
+        return ready
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        own, cuts = super().share(split)
+        own._embed_own()
+        return own, cuts
+
+    def _embed_own(self) -> None:
         decoder: Any = self.model
         for embedder in (self.embed_vision, self.embed_audio):
             if embedder is not None:
                 decoder.embed_own(embedder)
-        return ready
 
     def _decoder(self, args: Gemma4Arguments) -> Decoder:
         assert isinstance(args, Gemma3nArguments)

@@ -9,6 +9,7 @@ its own embedding of each token; experts run beside the dense block.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from functools import partial
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ import mlx.nn as nn
 from quire.cache.specs import LayerSpec
 from quire.device.activations import Gating
 from quire.device.device import current_device
+from quire.device.ranks import gathered, summed
 from quire.device.weights import HeadPart
 from quire.models.audio.gemma4 import (
     AudioTower,
@@ -29,12 +31,14 @@ from quire.models.base import ForwardContext, LanguageModel, MediaEncoder, Modul
 from quire.models.families.gemma4_arguments import Gemma4Arguments
 from quire.models.layers.clipped import CLIP_BOUNDS, Projector
 from quire.models.layers.common import GATES, GatedMLP, embed, project_logits
+from quire.models.layers.feed_forward import width_cuts
 from quire.models.layers.linear import matrix_of
-from quire.models.layers.moe import Experts, stack_experts
+from quire.models.layers.moe import Experts, expert_cuts, stack_experts
 from quire.models.layers.norm import RMSNorm
 from quire.models.layers.rope import Rope, Rotate
 from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING
+from quire.models.shares import Cut, Cuts, Split, head_rows, inputs, rows, within
 from quire.models.vision.gemma4 import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 
 # Encoders and projectors of the multimodal checkpoint.
@@ -86,6 +90,21 @@ class Attention(Module):
         return q, k, normed(own, self._kv_heads)
 
 
+def _head_cuts(args: Gemma4Arguments, layer: int) -> Cuts:
+    """Return the cuts of a layer's `Attention` by heads."""
+    full = args.layer_types[layer] == FULL
+    dim = args.global_head_dim if full else args.head_dim
+    kv_heads = args.num_global_key_value_heads if full else args.num_key_value_heads
+    heads = args.num_attention_heads
+    written = rows((kv_heads, dim))
+    return {
+        "q_proj": rows((heads, dim)),
+        "k_proj": written,
+        "v_proj": written,
+        "o_proj": inputs((heads, dim)),
+    }
+
+
 class Router(Module):
     """Selects each row's experts and their weights."""
 
@@ -116,11 +135,10 @@ class DecoderLayer(Module):
     def __init__(self, args: Gemma4Arguments, index: int) -> None:
         super().__init__()
         hidden, eps = args.hidden_size, args.rms_norm_eps
-        wide = args.use_double_wide_mlp and index >= args.first_shared
+        self._part = args.split.part
         self.self_attn = Attention(args, index)
-        self.mlp = GatedMLP(
-            hidden, args.intermediate_size * (2 if wide else 1), args.hidden_activation
-        )
+        width, _ = args.mlp_width(index)
+        self.mlp = GatedMLP(hidden, width, args.hidden_activation)
         self.input_layernorm = RMSNorm(hidden, eps=eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps=eps)
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps=eps)
@@ -130,7 +148,8 @@ class DecoderLayer(Module):
         if self._moe:
             self.router = Router(args)
             gating = Gating(args.hidden_activation)
-            self.experts = Experts(args.num_experts, hidden, args.moe_intermediate_size, gating)
+            width, _ = args.expert_width
+            self.experts = Experts(args.num_experts, hidden, width, gating)
             self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps=eps)
             self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
             self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
@@ -147,7 +166,7 @@ class DecoderLayer(Module):
         """Map `[T, hidden]` to the same shape; `own` is `[T, hidden_size_per_layer_input]`
         or None.
         """
-        y = self.self_attn(self.input_layernorm(x), step, rotate)
+        y = summed(self.self_attn(self.input_layernorm(x), step, rotate), self._part)
         x = self.post_attention_layernorm.added(x, y)
         y = self._feed_forward(x)
         if own is None:
@@ -159,9 +178,11 @@ class DecoderLayer(Module):
     def _feed_forward(self, x: mx.array) -> mx.array:
         y: mx.array = self.mlp(self.pre_feedforward_layernorm(x))
         if not self._moe:
-            return y
+            return summed(y, self._part)
         chosen, weights = self.router(x)
         mixed = self.experts(self.pre_feedforward_layernorm_2(x), chosen, weights)
+        if self._part.size > 1:
+            y, mixed = summed(mx.stack([y, mixed]), self._part)
         y = self.post_feedforward_layernorm_1(y)
         y += self.post_feedforward_layernorm_2(mixed)
         return y
@@ -320,7 +341,27 @@ class Gemma4(LanguageModel):
 
     def logits(self, hidden: mx.array) -> mx.array:
         cap = self.args.final_logit_softcapping
-        return project_logits(hidden, self.model.embed_tokens, self.lm_head, cap)
+        logits = project_logits(hidden, self.model.embed_tokens, self.lm_head, cap)
+        return gathered(logits, self.args.split.part)[:, : self.vocab_size]
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        own = copy(self)  # encoders are whole on each rank
+        own.args = args = self.args.share(split)
+        own.model = self._decoder(args)
+        own.lm_head = nn.Linear(
+            args.hidden_size, head_rows(args.vocab_size, split.part), bias=False
+        )
+        own._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
+        cuts: dict[str, Cut] = {}
+        for index in range(args.num_hidden_layers):
+            _, run = args.mlp_width(index)
+            found = within("self_attn", _head_cuts(self.args, index))
+            found |= within("mlp", width_cuts(run))
+            if args.enable_moe_block:
+                _, run = args.expert_width
+                found |= within("experts", expert_cuts(run))
+            cuts |= within(f"model.layers.{index}", found)
+        return own, cuts
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         renamed = {}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.core.errors import ModelError
 from quire.core.values import require
+from quire.device.ranks import WHOLE
 from quire.models.arguments import read_arguments
 from quire.models.layers.common import ACTIVATIONS
 from quire.models.layers.rope import RopeParameters
 from quire.models.settings import FULL, SLIDING, Settings
+from quire.models.shares import Run, Split
 
 _DEFAULT_ROPE = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -33,6 +35,7 @@ class Gemma4Arguments:
         layer_types: `sliding_attention` or `full_attention`, one per layer.
         pad_token_id: the token whose embeddings, including the layers' own, rows of media get.
         rope: rotary parameters by layer type.
+        split: the rank whose heads these are, and whose part of each width.
     """
 
     model_type: str
@@ -64,6 +67,7 @@ class Gemma4Arguments:
     use_bidirectional_attention: str | None = None
     pad_token_id: int = 0
     rope: dict[str, RopeParameters] = field(default_factory=dict)
+    split: Split = field(default_factory=lambda: Split(WHOLE))
 
     def __post_init__(self) -> None:
         require("hidden_activation", self.hidden_activation, ACTIVATIONS)
@@ -87,6 +91,7 @@ class Gemma4Arguments:
             cls,
             text,
             layer_types=types,
+            split=Split(WHOLE),
             rope={
                 kind: RopeParameters.from_dict(rope.nested(kind, needed=False).values)
                 for kind in (FULL, SLIDING)
@@ -103,6 +108,27 @@ class Gemma4Arguments:
         none does.
         """
         return self.num_hidden_layers - self.num_kv_shared_layers
+
+    def mlp_width(self, index: int) -> tuple[int, Run]:
+        """Return this rank's values between the products of a layer's block, and their run."""
+        wide = self.use_double_wide_mlp and index >= self.first_shared
+        return self.split.width(self.intermediate_size * (2 if wide else 1))
+
+    @property
+    def expert_width(self) -> tuple[int, Run]:
+        """Return the same of an expert."""
+        return self.split.width(self.moe_intermediate_size)
+
+    def share(self, split: Split) -> Self:
+        """Return a rank's share, see `LanguageModel.share`."""
+        keys = "heads of keys and values"
+        return replace(
+            self,
+            num_attention_heads=split.heads(self.num_attention_heads),
+            num_key_value_heads=split.few(self.num_key_value_heads, keys),
+            num_global_key_value_heads=split.few(self.num_global_key_value_heads, keys),
+            split=split,
+        )
 
     def layer_spec(self, index: int) -> LayerSpec:
         """Return the state that layer `index` keeps."""

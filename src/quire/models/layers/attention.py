@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,11 +13,14 @@ import mlx.nn as nn
 from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
 from quire.core.errors import ModelError
 from quire.device.device import current_device
+from quire.device.ranks import WHOLE, Part
 from quire.device.weights import HeadPart
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm, Rotation
 from quire.models.layers.linear import matrix_of
+from quire.models.layers.norm import RankNorm
 from quire.models.layers.rope import RopeParameters, Rotate
+from quire.models.shares import Cut, Cuts, Split, inputs, rows
 
 _QK_NORMS = ("q_norm", "k_norm")
 
@@ -37,14 +41,23 @@ class QKNorm:
     over: Over = Over.HEAD
     after_rotation: bool = False
 
-    def module(self, heads: int, head_dim: int) -> Module:
-        """Return the norm for a number of heads."""
+    def module(self, heads: int, head_dim: int, part: Part = WHOLE) -> Module:
+        """Return the norm for a rank's heads."""
+        if self.over is Over.ALL_HEADS and part != WHOLE:
+            norm = self.norm
+            return RankNorm(heads * head_dim, norm.eps, part, centred=norm.centred, bias=norm.bias)
         shapes = {
             Over.HEAD: (head_dim,),
             Over.EACH_HEAD: (heads, head_dim),
             Over.ALL_HEADS: (heads * head_dim,),
         }
         return self.norm.module(*shapes[self.over])
+
+    def cut(self, heads: int, head_dim: int) -> Cut | None:
+        """Return the cut of the norm's weights by heads; None where all heads have the same."""
+        if self.over is Over.HEAD:
+            return None
+        return rows((heads, 1 if self.over is Over.EACH_HEAD else head_dim))
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,7 @@ class Attention:
         clip: bound of the absolute values of queries, keys and values, after norms over all heads.
         temperature: scaling of queries by position; None means none.
         bidirectional_media: whether rows of one image see each other.
+        part: the rank whose heads these are.
     """
 
     heads: int
@@ -131,6 +145,7 @@ class Attention:
     bidirectional_media: bool = False
     value_dim: int = 0
     value_scale: float = 1.0
+    part: Part = WHOLE
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -168,6 +183,30 @@ class Attention:
     def module(self, hidden_size: int, layer: int) -> Module:
         return SelfAttention(self, hidden_size, layer)
 
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
+        value_dim = self.value_dim or dim
+        cuts = {
+            "q_proj": rows((heads, dim * (2 if self.output_gate else 1))),
+            "k_proj": rows((kv_heads, dim)),
+            "v_proj": rows((kv_heads, value_dim)),
+            "o_proj": inputs((heads, value_dim)),
+            "sinks": rows((heads, 1)),
+        }
+        if self.own_gate is not None:
+            cuts["g_proj"] = rows((heads, 1 if self.own_gate.by_head else value_dim))
+        if self.qk_norm is not None:
+            normed = zip(_QK_NORMS, (heads, kv_heads), strict=True)
+            found = {name: self.qk_norm.cut(count, dim) for name, count in normed}
+            cuts |= {name: cut for name, cut in found.items() if cut is not None}
+        own = replace(
+            self,
+            heads=split.heads(heads),
+            kv_heads=split.few(kv_heads, "heads of keys and values"),
+            part=split.part,
+        )
+        return own, cuts
+
 
 class SelfAttention(Module):
     """Computes an `Attention`."""
@@ -183,8 +222,8 @@ class SelfAttention(Module):
         self.v_proj = nn.Linear(hidden_size, kind.kv_heads * value_dim, bias=kind.qkv_bias)
         self.o_proj = nn.Linear(kind.heads * value_dim, hidden_size, bias=kind.out_bias)
         if kind.qk_norm is not None:
-            self.q_norm = kind.qk_norm.module(kind.heads, kind.head_dim)
-            self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
+            self.q_norm = kind.qk_norm.module(kind.heads, kind.head_dim, kind.part)
+            self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim, kind.part)
         if kind.sinks:
             self.sinks = mx.zeros(kind.heads)
         if kind.own_gate is not None:

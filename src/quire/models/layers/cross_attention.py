@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,6 +12,7 @@ from quire.cache.specs import CrossKV
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm, Rotation
 from quire.models.layers.rope import Rotate
+from quire.models.shares import Cuts, Split, inputs, rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,17 @@ class CrossAttention:
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return CrossAttentionBlock(self, hidden_size, layer)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
+        cuts = {
+            "q_proj": rows((heads, dim)),
+            "k_proj": rows((kv_heads, dim)),
+            "v_proj": rows((kv_heads, dim)),
+            "o_proj": inputs((heads, dim)),
+        }
+        few = split.few(kv_heads, "heads of keys and values")
+        return replace(self, heads=split.heads(heads), kv_heads=few), cuts
 
 
 class CrossAttentionBlock(Module):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.models.base import Module
 from quire.models.layers.common import ACTIVATIONS, GatedMLP
+from quire.models.shares import Cuts, Run, Split, inputs, rows
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,15 @@ class MLP:
             return PlainMLP(hidden_size, self.width, self.activation, self.bias)
         return GatedMLP(hidden_size, self.width, self.activation, self.bias, self.limit)
 
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        width, run = split.width(self.width)
+        return replace(self, width=width), width_cuts(run)
+
+
+def width_cuts(run: Run) -> Cuts:
+    """Return the cuts of a block by the values between its products."""
+    return {"gate_proj": rows(run), "up_proj": rows(run), "down_proj": inputs(run)}
+
 
 @dataclass(frozen=True)
 class XieluMLP:
@@ -40,6 +51,10 @@ class XieluMLP:
 
     def module(self, hidden_size: int) -> Module:
         return LearnedMLP(hidden_size, self.width)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        width, run = split.width(self.width)
+        return replace(self, width=width), width_cuts(run)
 
 
 class LearnedMLP(Module):

@@ -6,7 +6,8 @@ size, and each token replaces them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,6 +18,7 @@ from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.common import GATES
 from quire.models.layers.norm import RMSNorm
+from quire.models.shares import Cuts, Split, inputs, rows
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,26 @@ class GatedDelta:
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return GatedDeltaNet(self, hidden_size, layer)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        keys, values = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
+        by_head = rows((self.value_heads, 1))
+        cuts = {
+            "in_proj_qkv": rows(keys, keys, values),
+            "in_proj_z": rows(values),
+            "in_proj_b": by_head,
+            "in_proj_a": by_head,
+            "conv1d": rows(keys, keys, values),
+            "dt_bias": by_head,
+            "A_log": by_head,
+            "out_proj": inputs(values),
+        }
+        own = replace(
+            self,
+            key_heads=split.few(self.key_heads, "heads of keys"),
+            value_heads=split.heads(self.value_heads, "heads of values"),
+        )
+        return own, cuts
 
 
 class GatedDeltaNet(Module):

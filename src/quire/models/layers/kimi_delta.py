@@ -6,7 +6,8 @@ size, and each token replaces them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,6 +17,7 @@ from quire.device.recurrence import DeltaGates
 from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.norm import RMSNorm
+from quire.models.shares import Cuts, Split, inputs, rows
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,19 @@ class KimiDelta:
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return KimiDeltaAttention(self, hidden_size, layer)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        heads = self.heads, self.head_dim
+        by_head = rows((self.heads, 1))
+        wide = ("q_proj", "k_proj", "v_proj", "f_proj", "g_proj", "f_b_proj", "g_b_proj", "dt_bias")
+        cuts = {
+            **dict.fromkeys(wide, rows(heads)),
+            "conv1d": rows(heads, heads, heads),
+            "A_log": by_head,
+            "b_proj": by_head,
+            "o_proj": inputs(heads),
+        }
+        return replace(self, heads=split.heads(self.heads)), cuts
 
 
 class KimiDeltaAttention(Module):

@@ -8,7 +8,8 @@ has one KV head, whose key is latent and rotated part, and whose value is the la
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +23,7 @@ from quire.models.layers.indexer import Indexer, KeyIndexer
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
 from quire.models.layers.norm import RMSNorm
 from quire.models.layers.rope import RopeParameters, Rotate
+from quire.models.shares import Cuts, Split, inputs, rows
 from quire.models.weights.names import Weights
 from quire.models.weights.quantization import unpacked
 
@@ -79,6 +81,20 @@ class LatentAttention:
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return LatentSelfAttention(self, hidden_size, layer)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        """Divide the heads. Each rank has the latents whole, and chooses the same keys."""
+        heads = self.heads
+        queries = rows((heads, self.plain_dim + self.rotated_dim))
+        cuts = {
+            "q_proj": queries,
+            "q_b_proj": queries,
+            "embed_q": rows((heads, 1)),
+            "unembed_out": rows((heads, 1)),
+            "g_proj": rows((heads, 1)),
+            "o_proj": inputs((heads, self.value_dim)),
+        }
+        return replace(self, heads=split.heads(heads)), cuts
 
     def absorbed(self, weights: Weights) -> Weights:
         """Split each head's matrices into `embed_q` for keys (transposed) and `unembed_out` for

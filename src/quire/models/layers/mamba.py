@@ -6,16 +6,19 @@ each token replaces them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
+from quire.device.ranks import WHOLE, Part, summed
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.common import ACTIVATIONS
+from quire.models.shares import Cuts, Split, inputs, rows
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Mamba:
         kernel: number of tokens that the convolution sees, including the current one.
         norm: norm of the step and of the vectors that write and read the state; None means none.
         bias: whether the first and the last projection have biases.
+        part: the rank whose channels these are.
     """
 
     channels: int
@@ -38,6 +42,7 @@ class Mamba:
     norm: Norm | None
     conv_bias: bool = True
     bias: bool = False
+    part: Part = WHOLE
 
     @property
     def attribute(self) -> str:
@@ -59,6 +64,20 @@ class Mamba:
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return MambaMixer(self, hidden_size, layer)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        channels, run = split.width(self.channels)
+        own = rows(run)
+        cuts = {
+            "in_proj": rows(run, run),
+            "conv1d": own,
+            "x_proj": inputs(run),
+            "dt_proj": own,
+            "A_log": own,
+            "D": own,
+            "out_proj": inputs(run),
+        }
+        return replace(self, channels=channels, part=split.part), cuts
 
 
 class MambaMixer(Module):
@@ -85,7 +104,8 @@ class MambaMixer(Module):
         mixed, gate = mx.split(self.in_proj(x), 2, axis=-1)
         values = self.conv1d(mixed, step, layer, silu=True)
         cuts = [kind.step_rank, kind.step_rank + kind.state_dim]
-        steps, keys, queries = mx.split(self.x_proj(values), cuts, axis=-1)
+        read = summed(self.x_proj(values), kind.part)  # of all channels
+        steps, keys, queries = mx.split(read, cuts, axis=-1)
         if kind.norm is not None:
             steps, keys = self.dt_layernorm(steps), self.b_layernorm(keys)
             queries = self.c_layernorm(queries)

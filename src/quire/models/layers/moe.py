@@ -7,8 +7,8 @@ rows. Routers are in `routers`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,7 +19,8 @@ from quire.device.device import current_device
 from quire.device.mixture import Router
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, Packing, PlainExperts
 from quire.models.base import Module
-from quire.models.layers.feed_forward import MLP
+from quire.models.layers.feed_forward import MLP, width_cuts
+from quire.models.shares import Cut, Cuts, Run, Split, inputs, within
 
 
 class ExpertLinear(Module):
@@ -151,6 +152,18 @@ class Mixture:
     def module(self, hidden_size: int) -> Module:
         return SparseMoE(self, hidden_size)
 
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        """Divide each expert's width. All ranks choose the same experts."""
+        width, run = split.width(self.width)
+        cuts = within("experts", expert_cuts(run))
+        if self.latent_bias:
+            cuts["fc2_latent_proj"] = inputs()
+        shared_width = 0
+        if self.shared_width:
+            shared_width, run = split.width(self.shared_width)
+            cuts |= within("shared_expert", width_cuts(run))
+        return replace(self, width=width, shared_width=shared_width), cuts
+
     def stacked(self, size: int) -> Module:
         """Return the experts, with inputs and outputs of `size` values."""
         if not self.gated:
@@ -212,6 +225,12 @@ class SparseMoE(Module):
         rows, chosen = weighted.flatten(0, 1), chosen.reshape(-1, 1)
         y: mx.array = self.experts(rows, chosen, mx.ones(chosen.shape))
         return y.reshape(weighted.shape).sum(axis=1)
+
+
+def expert_cuts(run: Run) -> Cuts:
+    """Return the cuts of stacked experts by the values between their products."""
+    own = Cut((run,), axis=1)
+    return {"gate_proj": own, "up_proj": own, "down_proj": inputs(run)}
 
 
 _NUMBERED = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 
 from quire.models.base import Module
 from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
+from quire.models.shares import Cuts, Split, within
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,15 @@ class MixtureByToken:
 
     def module(self, hidden_size: int) -> Module:
         return SparseMoEByToken(self, hidden_size)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        (text, of_text), (media, of_media) = self.text.share(split), self.media.share(split)
+        cuts = within("text_moe", of_text) | within("vision_moe", of_media)
+        shared = self.shared
+        if shared is not None:
+            shared, found = shared.share(split)
+            cuts |= within("shared_expert", found)
+        return replace(self, text=text, media=media, shared=shared), cuts
 
 
 class SparseMoEByToken(Module):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from quire.device.device import current_device
+from quire.device.ranks import Part, summed
 from quire.models.base import Module
 
 Norm = Callable[[mx.array], mx.array]
@@ -67,3 +68,47 @@ class RMSNorm(Module):
     def added(self, x: mx.array, y: mx.array, factor: mx.array | None = None) -> mx.array:
         """Return `x + norm(y)`, times `factor` `[1]` if given; both are `[..., dim]`."""
         return current_device().operations.add_rms_norm(x, y, self.weight, self._eps, factor)
+
+
+class RankNorm(Module):
+    """A norm over an axis of which each rank has a part, in float32.
+
+    Parameters: weight `[dim]` of this rank's part, and bias if it has one.
+
+    Args:
+        groups: number of norms, each over the parts of as many ranks.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        part: Part,
+        *,
+        groups: int = 1,
+        centred: bool = False,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = mx.ones(dim)
+        self._eps, self._centred, self._groups = eps, centred, groups
+        self._part, self._own = part, part.within(groups)
+        self._count = dim * part.size // groups
+        if bias:
+            self.bias = mx.zeros(dim)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, dim]` -> the same."""
+        wide = x.astype(mx.float32)
+        if self._centred:
+            wide = wide - self._mean(wide)
+        y = (wide * mx.rsqrt(self._mean(mx.square(wide)) + self._eps)).astype(x.dtype)
+        bias = self.get("bias")
+        return y * self.weight if bias is None else y * self.weight + bias
+
+    def _mean(self, x: mx.array) -> mx.array:
+        """Return the mean over the own group's ranks, `[T, 1]`."""
+        own = self._own
+        around = [(0, 0), (own.start, self._groups - own.stop)]
+        sums = summed(mx.pad(x.sum(axis=-1, keepdims=True), around), self._part)  # [T, groups]
+        return sums[:, own.start : own.stop] / self._count

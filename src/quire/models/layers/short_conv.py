@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,6 +11,7 @@ import mlx.nn as nn
 from quire.cache.specs import RecurrentState
 from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
+from quire.models.shares import Cuts, Split, inputs, rows
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class ShortConv:
     """Description of a convolution between two gates.
 
     Attributes:
-        channels: the hidden size.
+        channels: the hidden size, or a rank's share of it.
         kernel: number of tokens that the convolution sees, including the current one.
         bias: whether the convolution and both projections have biases.
     """
@@ -42,6 +44,11 @@ class ShortConv:
     def module(self, hidden_size: int, layer: int) -> Module:
         return GatedShortConv(self, hidden_size, layer)
 
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        channels, run = split.width(self.channels)
+        cuts = {"in_proj": rows(run, run, run), "conv": rows(run), "out_proj": inputs(run)}
+        return replace(self, channels=channels), cuts
+
 
 class GatedShortConv(Module):
     """Computes a `ShortConv`."""
@@ -49,9 +56,9 @@ class GatedShortConv(Module):
     def __init__(self, kind: ShortConv, hidden_size: int, layer: int) -> None:
         super().__init__()
         self._layer = layer
-        self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=kind.bias)
-        self.conv = CausalConv(hidden_size, kind.kernel, kind.bias)
-        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=kind.bias)
+        self.in_proj = nn.Linear(hidden_size, 3 * kind.channels, bias=kind.bias)
+        self.conv = CausalConv(kind.channels, kind.kernel, kind.bias)
+        self.out_proj = nn.Linear(kind.channels, hidden_size, bias=kind.bias)
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""

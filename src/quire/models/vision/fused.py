@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +21,7 @@ from quire.models.base import ForwardContext, MediaEncoder, Module
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.common import embed
 from quire.models.layers.rope import Rotate
+from quire.models.shares import Cuts, Split, rows
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class PatchRotaryAttention(Attention):
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return PatchRotarySelfAttention(self, hidden_size, layer)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        own, cuts = super().share(split)
+        return own, {**cuts, "places": rows((self.heads, 1))}
 
 
 class PatchRotarySelfAttention(SelfAttention):

@@ -7,14 +7,17 @@ Sources: the code in the publisher's checkpoints, and Moondream 2's code for pic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from quire.device.ranks import Part, summed
 from quire.models.base import Encoding, ForwardContext, Module
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.common import ACTIVATIONS, embed
+from quire.models.shares import Cuts, Split, inputs, rows
 from quire.models.vision.packing import Shape
 from quire.models.vision.projectors import LayersProjector
 from quire.models.vision.tiles import TiledVision
@@ -35,17 +38,29 @@ class TauAttention(Attention):
     def module(self, hidden_size: int, layer: int) -> Module:
         return TauSelfAttention(self, hidden_size, layer)
 
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        own, cuts = super().share(split)
+        heads, kv_heads = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
+        seen = inputs(heads, kv_heads, kv_heads)
+        tau = {"tau.wq": seen, "tau.wv": seen, "tau.alpha": rows((self.heads, 1))}
+        return own, {**cuts, **tau}
+
 
 class Tau(Module):
     """Computes the factors of queries and values, one per head.
 
-    Parameters: `wq` and `wv`, `[heads, width]`, and `alpha`, `[heads]`.
+    Parameters: `wq` and `wv`, `[all heads, width]`, and `alpha`, `[heads]`.
+
+    Args:
+        heads, width: those of a rank.
     """
 
-    def __init__(self, heads: int, width: int) -> None:
+    def __init__(self, heads: int, width: int, part: Part) -> None:
         super().__init__()
-        self.wq, self.wv = mx.zeros((heads, width)), mx.zeros((heads, width))
+        every = heads * part.size
+        self.wq, self.wv = mx.zeros((every, width)), mx.zeros((every, width))
         self.alpha = mx.zeros((heads,))
+        self._part, self._own = part, slice(part.rank * heads, (part.rank + 1) * heads)
 
     def __call__(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
         """Map joined queries, keys and values `[T, width]` to the factors of queries and of values,
@@ -54,7 +69,11 @@ class Tau(Module):
         slope = self.alpha * mx.log1p(positions.astype(mx.float32))[:, None]
         by_place = (0.5 + mx.sigmoid(slope)).astype(x.dtype)
         y = ACTIVATIONS["gelu"](x)
-        return mx.tanh(y @ self.wq.T) + by_place, mx.tanh(y @ self.wv.T) + by_place
+        return self._factor(y @ self.wq.T, by_place), self._factor(y @ self.wv.T, by_place)
+
+    def _factor(self, products: mx.array, by_place: mx.array) -> mx.array:
+        # A head's factors depend on all heads.
+        return mx.tanh(summed(products, self._part)[:, self._own]) + by_place
 
 
 class TauSelfAttention(SelfAttention):
@@ -62,7 +81,8 @@ class TauSelfAttention(SelfAttention):
 
     def __init__(self, kind: TauAttention, hidden_size: int, layer: int) -> None:
         super().__init__(kind, hidden_size, layer)
-        self.tau = Tau(kind.heads, (kind.heads + 2 * kind.kv_heads) * kind.head_dim)
+        width = (kind.heads + 2 * kind.kv_heads) * kind.head_dim
+        self.tau = Tau(kind.heads, width, kind.part)
 
     def _projected(self, x: mx.array, step: ForwardContext) -> tuple[mx.array, mx.array, mx.array]:
         q, k, v = super()._projected(x, step)

@@ -32,7 +32,7 @@ from quire.models.layers.linear import (
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
 from quire.models.registry import FAMILIES, build
 from quire.models.settings import Settings
-from quire.models.split import cut, split_model
+from quire.models.split import split_model
 from quire.models.tokenizers.conversion import with_tokenizer
 from quire.models.weights import quantization
 from quire.models.weights.adapter import Adapter
@@ -187,8 +187,7 @@ def _load_weights(
             read = adapter.merged(read, model, target)
         weights = model.sanitize(_cast(read, target))
         if part.size > 1:
-            own = split_model(model, part)
-            weights, model = cut(weights, model, part), own
+            model, weights = split_model(model, weights, part)
         dtype = weights[_FINAL_NORM].dtype if _FINAL_NORM in weights else mx.float32
         check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
         _attach(model, weights, folder)

@@ -1,0 +1,135 @@
+"""How layers are divided among ranks: each kind of layer returns its share and its weights' cuts.
+
+A rank has some of the heads of a layer, or some of the values between two products. The same
+modules compute a share as the whole; the ranks' results are summed where a layer ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.device.ranks import Part
+
+Run = tuple[int, int]
+"""Number of pieces that stand side by side along an axis, and the size of each."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The cut of a module's parameters.
+
+    Attributes:
+        runs: what stands along the axis, in order. A rank gets its pieces of each run.
+        axis: counted from the first, for weights and biases alike. Unused if `summed`.
+        summed: the module's inputs are cut, the last axis of its weight. The ranks' products are
+            summed, and the first rank alone adds the bias.
+    """
+
+    runs: tuple[Run, ...]
+    axis: int = 0
+    summed: bool = False
+
+    def of(self, name: str, array: mx.array, part: Part) -> mx.array:
+        """Return a rank's piece of a parameter, which stays lazy. Packed inputs may be cut between
+        groups only.
+
+        Raises:
+            ModelError: a cut would go through a group.
+        """
+        if self.summed and name.endswith(".bias"):
+            return array if part.rank == 0 else mx.zeros_like(array)
+        if not self.runs:
+            return array
+        axis = array.ndim - 1 if self.summed else self.axis
+        whole, found = sum(count * size for count, size in self.runs), array.shape[axis]
+        pieces, before = [], 0
+        for count, size in self.runs:
+            own = part.within(count)
+            ends = [before + own.start * size, before + own.stop * size]
+            if any(end * found % whole for end in ends):
+                raise ModelError(
+                    f"--tensor-parallel {part.size}: {name} cannot be cut between groups of packed "
+                    "weights"
+                )
+            first, last = (end * found // whole for end in ends)
+            pieces.append(array[(slice(None),) * axis + (slice(first, last),)])
+            before += count * size
+        return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=axis)
+
+
+Cuts = Mapping[str, Cut]
+"""Cuts by module, or parameter, within a layer. All ranks have the other parameters whole."""
+
+
+def rows(*runs: Run) -> Cut:
+    """Cut what a module computes."""
+    return Cut(runs)
+
+
+def inputs(*runs: Run) -> Cut:
+    """Cut what a module reads; the ranks' products are summed. Without runs, each rank's inputs are
+    such products already, and only the bias is the first rank's.
+    """
+    return Cut(runs, summed=True)
+
+
+def within(prefix: str, cuts: Cuts) -> dict[str, Cut]:
+    """Return the cuts of a module's parts, named from outside of it."""
+    return {f"{prefix}.{name}": each for name, each in cuts.items()}
+
+
+def head_rows(vocab_size: int, part: Part) -> int:
+    """Return the rows of the head that each rank has; rows of zeros fill up the last one's."""
+    return -(-vocab_size // part.size)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A rank's part of a model.
+
+    Attributes:
+        group: most inputs that a group of packed weights has; 1 if no weights are packed.
+    """
+
+    part: Part
+    group: int = 1
+
+    def heads(self, count: int, what: str = "attention heads") -> int:
+        """Return the number of heads of each rank.
+
+        Raises:
+            ModelError: there are not as many on each rank.
+        """
+        if count % self.part.size:
+            raise ModelError(
+                f"--tensor-parallel {self.part.size}: the model has {count} {what}, not a multiple "
+                f"of {self.part.size}"
+            )
+        return count // self.part.size
+
+    def few(self, count: int, what: str) -> int:
+        """Return the number of heads of each rank, of which several ranks may have the same one."""
+        if count < self.part.size and self.part.size % count == 0:
+            return 1
+        return self.heads(count, what)
+
+    def width(self, count: int) -> tuple[int, Run]:
+        """Return this rank's number of values between two products, and the run that they stand in.
+
+        Ranks have as many each if packed weights can be cut so, else as many groups as possible.
+        """
+        size, group = self.part.size, self.group
+        piece = count // size
+        if count % size or piece % group:
+            piece = group
+            if count % group or count // group < size:
+                raise ModelError(
+                    f"--tensor-parallel {size}: {count} values between two products, packed in "
+                    f"groups of {group}, cannot be divided by it"
+                )
+        run = count // piece, piece
+        return len(self.part.within(run[0])) * piece, run
