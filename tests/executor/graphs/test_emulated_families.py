@@ -9,6 +9,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.device.weights import Packing
+from quire.executor.graphs.pools import LayerPool
 from tests.executor.graphs.recorded import (
     Compared,
     assert_the_same_bits_in_any_batch,
@@ -55,6 +56,15 @@ def compared(compared: Compared) -> Compared:
 def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
     rounds = streams_of([2]) + streams_of([2], "again ")
     compared.assert_agree(opened(grown(family)), PLAIN, rounds, ["2-r1", "again 2-r0"])
+
+
+def test_hidden_states_that_predict_each_other_are_recorded(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3n corrects predicted states by differences, in which roundings to bfloat16 show."""
+    monkeypatch.setattr(LayerPool, "tolerance", 3e-2)
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    compared.assert_agree(opened(grown("gemma3n_text")), PLAIN, rounds, ["2-r1"])
 
 
 def test_gpt_oss_is_recorded_as_published(compared: Compared) -> None:

@@ -27,15 +27,16 @@ CODED = {
     "mxfp8": (4, MXFP8, False),
 }
 EVERYDAY = "4 bits"
-KINDS = [*CODED, "bfloat16", "float32"]
+FEW_COLUMNS = "bfloat16, 3 columns"
+KINDS = [*CODED, "bfloat16", "float32", FEW_COLUMNS]
 
 
 def product_of(kind: str) -> tuple[PlainProduct, mx.array]:
     """A product, and the matrix in float32."""
     mx.random.seed(1)
     if kind not in CODED:
-        dtype = mx.bfloat16 if kind == "bfloat16" else mx.float32
-        matrix = mx.random.normal((7, INPUTS)).astype(dtype)
+        dtype = mx.float32 if kind == "float32" else mx.bfloat16
+        matrix = mx.random.normal((7, 3 if kind == FEW_COLUMNS else INPUTS)).astype(dtype)
         return PlainProduct(mx.bfloat16, mx.bfloat16, matrix, None), matrix.astype(mx.float32)
     outputs, packing, biased = CODED[kind]
     matrix = mx.random.normal((outputs, INPUTS)).astype(mx.bfloat16)
@@ -51,7 +52,7 @@ def product_of(kind: str) -> tuple[PlainProduct, mx.array]:
 )
 def test_products_are_those_of_mlx(kind: str) -> None:
     product, matrix = product_of(kind)
-    x = mx.random.normal((ROWS, INPUTS)).astype(mx.bfloat16)
+    x = mx.random.normal((ROWS, product.inputs)).astype(mx.bfloat16)
     expected = x.astype(mx.float32) @ matrix.T
     if product.bias is not None:
         expected = expected + product.bias

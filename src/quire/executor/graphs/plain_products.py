@@ -17,7 +17,7 @@ from quire.executor.graphs.source import C_TYPES, WEIGHT_TYPES, NotGenerated, so
 _THREADS = 128
 _BITS = frozenset({2, 3, 4, 5, 6, 8})
 _EACH = 8
-"""Number of neighbouring columns that a lane reads."""
+"""Number of neighbouring columns that a lane reads, where rows have a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class PlainProduct:
         Raises:
             NotGenerated: the matrix is coded otherwise, or its sizes are odd.
         """
-        if self.inputs % _EACH or {self.x, self.y} - {mx.bfloat16, mx.float32, mx.float16}:
-            raise NotGenerated(f"{self.inputs} columns of {self.x}")
+        if {self.x, self.y} - {mx.bfloat16, mx.float32, mx.float16}:
+            raise NotGenerated(f"columns of {self.x}")
         x, y = C_TYPES[self.x], C_TYPES[self.y]
         names = ["w", "scales", "biases"][: len(self.arrays) - (self.bias is not None)]
         names += ["bias"] * (self.bias is not None)
@@ -91,11 +91,7 @@ class PlainProduct:
             "if (row >= *rows || n >= OUTPUTS) return;",
             f"const {x}* from = x + (size_t)row * INPUTS;",
             "float sum = 0.f;",
-            f"for (int c = lane * {_EACH}; c < INPUTS; c += 32 * {_EACH}) {{",
-            f"Pack<{x}, {16 // self.x.size}> given[{_EACH * self.x.size // 16}];",
-            f"load<{x}, {16 // self.x.size}, {_EACH}>(given, from + c, true);",
-            *self._products(),
-            "}",
+            *(self._by_element() if self.inputs % _EACH else self._by_vector()),
             "#pragma unroll",
             "for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);",
             "if (lane) return;",
@@ -105,6 +101,24 @@ class PlainProduct:
         ]
         constants = {"OUTPUTS": self.outputs, "INPUTS": self.inputs, "WARPS": _THREADS // 32}
         return source_text([*parameters, f"{y}* y"], body, _THREADS, constants)
+
+    def _by_element(self) -> list[str]:
+        """Return the lines of a sum over columns, one by one."""
+        if isinstance(self.weight, PackedWeight):
+            raise NotGenerated(f"{self.inputs} columns in codes")
+        product = "number(from[c]) * number(w[(size_t)n * INPUTS + c])"
+        return [f"for (int c = lane; c < INPUTS; c += 32) sum += {product};"]
+
+    def _by_vector(self) -> list[str]:
+        """Return the lines of a sum over columns, `_EACH` at once."""
+        kind = f"{C_TYPES[self.x]}, {16 // self.x.size}"
+        return [
+            f"for (int c = lane * {_EACH}; c < INPUTS; c += 32 * {_EACH}) {{",
+            f"Pack<{kind}> given[{_EACH * self.x.size // 16}];",
+            f"load<{kind}, {_EACH}>(given, from + c, true);",
+            *self._products(),
+            "}",
+        ]
 
     def _products(self) -> list[str]:
         """Return C lines that add the products of a lane's columns from `c` on to `sum`."""

@@ -39,6 +39,7 @@ from quire.executor.graphs.pools import (
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recurrences import StateRecording
 from quire.executor.graphs.rows import row_kernel
+from quire.executor.graphs.small_sums import reduced_kernel, small_product_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.executor.graphs.states import LayerStates
 from quire.program.passes import PRODUCTS, RESHAPES
@@ -81,6 +82,8 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
             "convolve": self._convolve,
             "delta_rule": self._delta_rule,
             "state_space": self._state_space,
+            "Reduce": partial(self._generate, reduced_kernel),
+            "Matmul": partial(self._generate, small_product_kernel),
             "Concatenate": partial(self._generate, joined_kernel),
             **dict.fromkeys(("Split", "Slice", "Transpose", "Broadcast"), self._copied),
         }

@@ -170,10 +170,12 @@ class SparseMLP(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         gate = self.gate_proj(x)
         if self._deviations is not None:
-            # The cut assumes normally distributed values.
-            mean = self._mean(gate)
-            deviation = mx.sqrt(self._mean(mx.square(gate - mean)))
-            gate = mx.maximum(gate - (mean + deviation * self._deviations), 0.0)
+            # The cut assumes normally distributed values. Sums in bfloat16 would lose digits.
+            wide = gate.astype(mx.float32)
+            mean = self._mean(wide)
+            deviation = mx.sqrt(self._mean(mx.square(wide - mean)))
+            cut = mean + deviation * self._deviations
+            gate = mx.maximum(gate - cut.astype(gate.dtype), 0.0)
         y: mx.array = self.down_proj(self._gate(gate, self.up_proj(x)))
         return y
 
@@ -300,14 +302,17 @@ class Gemma3nDecoder(Decoder):
             project(x[:, number])
             for number, project in enumerate(self.altup_unembed_projections, start=1)
         ]
-        return mx.stack([first, *(_as_large(other, first) for other in others)]).mean(axis=0)
+        stacked = mx.stack([first, *(_as_large(other, first) for other in others)], axis=1)
+        return stacked.mean(axis=1)
 
 
 def _as_large(x: mx.array, other: mx.array) -> mx.array:
     """Scale `x` to the mean square of `other`, both `[T, hidden]`."""
-    wanted = mx.square(other).mean(axis=-1, keepdims=True)
-    found = mx.maximum(mx.square(x).mean(axis=-1, keepdims=True), _LEAST_SQUARE)
-    return x * mx.sqrt(wanted) / mx.sqrt(found)
+    wanted, found = (
+        mx.square(each.astype(mx.float32)).mean(axis=-1, keepdims=True) for each in (other, x)
+    )
+    found = mx.maximum(found, _LEAST_SQUARE)
+    return x * mx.sqrt(wanted).astype(x.dtype) / mx.sqrt(found).astype(x.dtype)
 
 
 class Gemma3n(Gemma4):
