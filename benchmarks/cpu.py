@@ -1,6 +1,7 @@
 """Quire's engine on a CPU beside llama.cpp and beside itself with OpenBLAS, on all cores each.
 
     python benchmarks/cpu.py --peers-python PEERS/bin/python [--threads N] [--rounds 3] [--out FILE]
+    python benchmarks/cpu.py --eager --openblas-shape '' --shapes 225M --only-shapes
 
 PEERS is an environment with llama-cpp-python; this one needs the package `gguf`. Contenders take
 turns, a process each, so that other work on the machine slows all of them alike. Tokens a second
@@ -107,17 +108,21 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
     """The rates of Quire and llama.cpp on one shape."""
     make_models(args.models, shape)
 
-    def work(model: str, blas: str = "auto") -> Work:
+    def work(model: str, blas: str = "auto", *, segments: bool = True) -> Work:
         path = str(args.models / model)
-        return Work(path, args.prompt, args.streams, tokens, args.threads, blas, args.kernels)
+        given = args.prompt, args.streams, tokens, args.threads
+        return Work(path, *given, blas, args.kernels, segments)
 
-    def quire(name: str, blas: str) -> Contender:
-        return Contender(name, sys.executable, "cpu_quire.py", work(shape, blas))
+    def quire(name: str, blas: str, *, segments: bool = True) -> Contender:
+        own = work(shape, blas, segments=segments)
+        return Contender(name, sys.executable, "cpu_quire.py", own)
 
     contenders = [quire("quire", "auto")]
+    if args.eager:
+        contenders.append(quire("quire, without segments", "auto", segments=False))
     if shape == args.openblas_shape:
         contenders.append(quire("quire, OpenBLAS", "openblas"))
-    for kind in KINDS:
+    for kind in KINDS if args.peers_python else ():
         file = work(f"{shape}-{kind}.gguf")
         contenders.append(Contender(f"llama.cpp {kind}", args.peers_python, "cpu_llama.py", file))
     return in_rounds(contenders, args.rounds)
@@ -160,13 +165,15 @@ def table(title: str, rates: dict[str, Rates], columns: dict[str, str], memory: 
 def main() -> None:
     """Prints the tables and writes everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers-python", required=True)
+    parser.add_argument("--peers-python", help="without it, Quire is measured beside itself")
+    parser.add_argument("--eager", action="store_true", help="also Quire without segments")
     parser.add_argument("--models", type=Path, default=Path("/tmp/quire-cpu-models"))
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--openblas-shape", default="225M", help="the others take it too long")
+    parser.add_argument("--openblas-shape", default="225M", help="others take too long; '': none")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=usable_cores().count, help="of each")
+    parser.add_argument("--only-shapes", action="store_true", help="neither embedded nor formats")
     parser.add_argument("--kernels", default="auto", help="the instruction set of Quire's kernels")
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
     parser.add_argument("--rounds", type=int, default=3)
@@ -184,6 +191,9 @@ def main() -> None:
         rates = beside_llama(args, shape, args.tokens)
         results[shape] = {name: vars(each) for name, each in rates.items()}
         print(table(shape, rates, columns, memory), flush=True)
+    if args.only_shapes:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        return
     rates = embedded(args)
     results["embedded"] = {name: vars(each) for name, each in rates.items()}
     columns = {"prompt": "prompt of 1,024", **{n: f"{n} streams" for n in ("1", "8", "32")}}

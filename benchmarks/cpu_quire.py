@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from cpu_work import SHORT, Rates, Work, main
 
 from quire.core.config import EngineConfig
@@ -9,6 +11,8 @@ from quire.core.request import Request, SamplingParams
 from quire.device.device import open_device
 from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
+from quire.executor.factory import open_executor
+from quire.executor.segments.runner import open_segments
 from quire.models.weights.loader import open_model
 
 
@@ -29,12 +33,14 @@ def measure(work: Work) -> Rates:
     device = open_device(work.blas, work.kernels, work.threads)
     loaded = open_model(work.model)
     config = EngineConfig(work.model, kv_memory=1 << 30, prefix_cache=False, blas=work.blas)
-    engine = assemble(loaded, config)
+    segments = open_segments(loaded.model) if work.segments else None
+    engine = assemble(loaded, config, open_executor=partial(open_executor, segments=segments))
     rates = Rates(weight_bytes=loaded.parameter_bytes, computes=work.blas)
     if (kernels := device.kernels) is not None:
         rates.computes = f"{kernels.instructions}, {kernels.threads} threads"
-    add(engine, 0, SHORT, 2)
-    finish(engine)
+    for prompt in (SHORT, 2 * SHORT):  # segments are held against the model, in steps of each size
+        add(engine, 0, prompt, 3)
+        finish(engine)
     if work.prompt:
         add(engine, 1, work.prompt, 1)
         with rates.timed("prompt", work.prompt):

@@ -23,6 +23,7 @@ class Work:
         tokens: that each stream generates, apart from the first.
         threads: that compute; 0 is the contender's own choice.
         blas, kernels: Quire's.
+        segments: whether Quire computes steps by segments, or runs the model's code.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Work:
     threads: int = 0
     blas: str = "auto"
     kernels: str = "auto"
+    segments: bool = True
 
 
 SHORT = 16

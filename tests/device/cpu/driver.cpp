@@ -48,7 +48,7 @@ void near(const char* what, const Floats& got, const std::vector<double>& exact,
 Floats multiplied(const Weight& w, const Floats& x, int64_t rows) {
     Floats arranged(kernels.arranged_floats(w, rows)), scratch(kernels.scratch_floats(w));
     Floats y(rows * w.columns);
-    kernels.arrange(w, Source{x.data(), w.depth, nullptr}, 0, rows, arranged.data());
+    kernels.arrange(w, Source{x.data(), w.depth, nullptr}, rows, 0, rows, arranged.data());
     kernels.product(w, Rows{rows, arranged.data(), y.data(), nullptr, w.columns}, 0, w.columns,
                     scratch.data());
     return y;

@@ -11,17 +11,23 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
+from quire.cli.progress import silent
 from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.device.device import current_device, open_device
+from quire.device.weights import Packing
 from quire.executor.factory import open_executor
 from quire.executor.segments.builder import Segment
 from quire.executor.segments.executor import SegmentExecutor
-from quire.executor.segments.runner import StepSegments, open_segments
+from quire.executor.segments.runner import Attends, StepSegments, open_segments
 from quire.models.base import named_parameters
-from quire.models.weights.loader import LoadedModel
+from quire.models.weights.convert import convert
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.program.programs import CONFIGS, opened
 from tests.support.parity import Company, Generated, prompts
+from tests.support.tiny_models import write_model
 
+PLAIN = KVFormat()
 EVERYDAY = ["llama", "gemma4_moe", "qwen3_5_moe"]
 
 
@@ -34,9 +40,13 @@ def kernels() -> Iterator[None]:
     open_device("auto")
 
 
-def answers(loaded: LoadedModel, segments: StepSegments | None) -> Mapping[str, Generated]:
+def answers(
+    loaded: LoadedModel, segments: StepSegments | None, format: KVFormat = PLAIN
+) -> Mapping[str, Generated]:
     """Serve three requests in steps that mix prompts and rows."""
-    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=24)
+    config = EngineConfig(
+        "", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=24, kv_format=format
+    )
     company = Company(loaded, config, open_executor=partial(open_executor, segments=segments))
     return company.run(prompts((1, 40, 9), 6), every=2)
 
@@ -59,10 +69,27 @@ def checked(name: str, folder: Path) -> StepSegments:
     return segments
 
 
+def packed(name: str, folder: Path) -> LoadedModel:
+    """Open a small model in codes of 4 bits."""
+    write_model(folder / "plain", CONFIGS[name])
+    convert(str(folder / "plain"), folder / "packed", Packing(32, 4, "affine"), (), silent)
+    return open_model(str(folder / "packed"))
+
+
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_segments_compute_what_the_model_does(name: str, tmp_path: Path) -> None:
     segments = checked(name, tmp_path)
     assert segments.steps > 5
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "page"])
+def test_coded_blocks_are_read_between_segments(scheme: str, tmp_path: Path) -> None:
+    loaded, format = opened("llama", tmp_path), KVFormat(scheme, 8, 8)
+    segments = open_segments(loaded.model)
+    assert segments is not None
+    assert_equal(answers(loaded, None, format), answers(loaded, segments, format))
+    assert set(segments.agrees.values()) == {True}
+    assert len(segments.stages(Attends.OUTSIDE).segments) == len(loaded.model.layout) + 1
 
 
 @pytest.mark.slow
@@ -71,17 +98,15 @@ def test_segments_compute_what_models_of_any_family_do(name: str, tmp_path: Path
     checked(name, tmp_path)
 
 
-def test_a_dense_step_is_one_segment_behind_its_embeddings(tmp_path: Path) -> None:
-    segments = open_segments(opened("llama", tmp_path).model)
+def test_a_packed_dense_step_is_one_segment(tmp_path: Path) -> None:
+    segments = open_segments(packed("llama", tmp_path).model)
     assert segments is not None
-    *before, last = segments.stages.order
-    assert isinstance(last, Segment)
-    assert {each.kind for each in before if not isinstance(each, Segment)} == {"embed", "AsType"}
-    assert len(segments.stages.segments) == 1
+    (only,) = segments.stages(Attends.INSIDE).order
+    assert isinstance(only, Segment)
 
 
 def test_threads_change_no_bit(tmp_path: Path) -> None:
-    loaded = opened("llama", tmp_path)
+    loaded = packed("llama", tmp_path)
     found = []
     for threads in (1, 2, 16):
         open_device("auto", threads=threads)

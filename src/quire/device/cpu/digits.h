@@ -111,23 +111,38 @@ void arrange_group(const float* x, int group, const uint8_t* order, int row, int
     scales[rows + row] = (float)sum_ints(sum);
 }
 
-inline void arrange_integers(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged) {
+// Fills a row of a block that has fewer rows than there is room for.
+template <class Parts> void arrange_absent(int group, int row, int rows, uint8_t* to) {
+    const int64_t bytes = (int64_t)group * Parts::kWidth;
+    for (int part = 0; part < Parts::kParts; part++) std::memset(to + (part * rows + row) * bytes, 0, bytes);
+    float* scales = (float*)(to + Parts::kParts * rows * bytes);
+    scales[row] = scales[rows + row] = 0.0f;
+}
+
+inline void arrange_integers(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end,
+                             float* arranged) {
     // Of a word's eight nibbles, those in low halves of bytes come first.
     static const uint8_t by_halves[kTile] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
     static const uint8_t in_turn[kTile] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const uint8_t* order = in_nibbles(w) ? by_halves : in_turn;
-    const int rows = block_rows(begin, end);
-    auto* block = (uint8_t*)aligned(arranged) + begin / kTile * block_bytes(w, rows);
+    const int rows = block_rows(0, count);
     const int64_t bytes = group_bytes(w, rows);
-    for (; begin < end; begin += kTile, block += block_bytes(w, rows)) {
-        const int present = (int)std::min<int64_t>(kTile, end - begin);
-        if (present < rows) std::memset(block, 0, block_bytes(w, rows));
-        for (int row = 0; row < present; row++) {
-            const float* from = row_of(x, begin + row);
-            for (int64_t at = 0; at < w.depth; at += w.group)
-                (in_words(w) ? arrange_group<WordParts> : arrange_group<ByteParts>)(
-                    from + at, w.group, order, row, rows, block + at / w.group * bytes);
-        }
+    const auto block_of = [&](int64_t row) { return (uint8_t*)aligned(arranged) + row / kTile * block_bytes(w, rows); };
+    const auto each_group = [&](int64_t row, const auto& use) {
+        uint8_t* to = block_of(row);
+        for (int64_t at = 0; at < w.depth; at += w.group, to += bytes) use(at, (int)(row % kTile), to);
+    };
+    for (int64_t row = begin; row < end; row++) {
+        const float* from = row_of(x, row);
+        each_group(row, [&](int64_t at, int number, uint8_t* to) {
+            (in_words(w) ? arrange_group<WordParts> : arrange_group<ByteParts>)(from + at, w.group, order, number, rows, to);
+        });
+    }
+    if (end < count || rows < kTile) return;
+    for (int64_t row = count; row % kTile != 0; row++) {
+        each_group(row, [&](int64_t, int number, uint8_t* to) {
+            (in_words(w) ? arrange_absent<WordParts> : arrange_absent<ByteParts>)(w.group, number, rows, to);
+        });
     }
 }
 

@@ -115,9 +115,10 @@ template <const Kernels* (*base)()> struct IntegerProducts {
     static int64_t arranged_floats(const Weight& w, int64_t count) {
         return in_integers(w) ? integer_floats(w, count) : base()->arranged_floats(w, count);
     }
-    static void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged) {
-        (in_integers(w) ? arrange_integers : base()->arrange)(w, x, begin, end, arranged);
+    static void arrange(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end, float* arranged) {
+        (in_integers(w) ? arrange_integers : base()->arrange)(w, x, count, begin, end, arranged);
     }
+    static int64_t arranged_together(const Weight& w) { return in_integers(w) ? 1 : base()->arranged_together(w); }
     static void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
         (in_integers(w) ? multiply_integers : base()->product)(w, rows, begin, end, scratch);
     }
@@ -125,7 +126,8 @@ template <const Kernels* (*base)()> struct IntegerProducts {
         return in_integers(w) ? integer_scratch_floats() : base()->scratch_floats(w);
     }
     static Kernels kernels(const char* name) {
-        return with_products(*base(), name, {arranged_floats, arrange, product, scratch_floats, reads_tiles});
+        return with_products(*base(), name, {arranged_floats, arrange, arranged_together, product, scratch_floats,
+                                              reads_tiles});
     }
 };
 

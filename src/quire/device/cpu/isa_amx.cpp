@@ -221,11 +221,13 @@ int64_t arranged_floats(const Weight& w, int64_t count) {
     return (count + kTile - 1) / kTile * block_floats(w);
 }
 
-void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged) {
-    if (!serves(w)) return vnni_kernels()->arrange(w, x, begin, end, arranged);
+void arrange(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end, float* arranged) {
+    if (!serves(w)) return vnni_kernels()->arrange(w, x, count, begin, end, arranged);
     for (int64_t row = begin; row < end; row += kTile)
         arrange_block(w, x, row, (int)std::min<int64_t>(kTile, end - row), arranged + row / kTile * block_floats(w));
 }
+
+int64_t arranged_together(const Weight& w) { return serves(w) ? kTile : vnni_kernels()->arranged_together(w); }
 
 int64_t scratch_floats(const Weight& w) {
     if (in_integers(w)) return amx::IntegerProduct<Integers<16>, 16>::scratch_floats();
@@ -277,7 +279,8 @@ const Kernels* amx_kernels() {
                           __builtin_cpu_supports("avx512bf16") && tiles_work();
         if (!here) return (const Kernels*)nullptr;
         static const Kernels kernels =
-            with_products(*vnni_kernels(), "amx", {arranged_floats, arrange, product, scratch_floats, amx::reads_tiles});
+            with_products(*vnni_kernels(), "amx",
+                          {arranged_floats, arrange, arranged_together, product, scratch_floats, amx::reads_tiles});
         return &kernels;
     }();
     return found;

@@ -170,15 +170,16 @@ struct CausalConv {
     bool silu;
 };
 
-constexpr int64_t kRowsMultiple = 16;  // of rows that are arranged apart from others
+constexpr int64_t kRowsMultiple = 16;  // of rows that products take together
 
 // Products of one instruction set.
 struct Products {
     // Floats of so many arranged rows for a weight of this kind.
     int64_t (*arranged_floats)(const Weight& w, int64_t count);
-    // Arranges rows [begin, end) of x; `begin` is a multiple of `kRowsMultiple`, and `end` is one or the
-    // number of rows.
-    void (*arrange)(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged);
+    // Arranges rows [begin, end) of the `count` of x. `begin` is a multiple of `arranged_together(w)`, and `end` is one
+    // or `count`.
+    void (*arrange)(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end, float* arranged);
+    int64_t (*arranged_together)(const Weight& w);
     // Columns [begin, end) of a product. `scratch` holds `scratch_floats(w)`.
     void (*product)(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch);
     int64_t (*scratch_floats)(const Weight& w);

@@ -15,12 +15,11 @@ Storage scale_type_of(const array& scales, Storage packing) {
     return Storage::float32;
 }
 
-// Whether rows are arranged alike for both.
+}  // namespace
+
 bool alike(const Weight& a, const Weight& b) {
     return a.storage == b.storage && a.bits == b.bits && a.group == b.group && a.depth == b.depth;
 }
-
-}  // namespace
 
 Storage storage_of(const std::string& mode) {
     if (mode == "affine") return Storage::affine;
@@ -119,22 +118,28 @@ void split_columns(const std::vector<int64_t>& columns, int64_t rows, int64_t de
     parallel((int)pieces.size(), run_piece, worth_waking(all, least));
 }
 
+void multiply_arranged(const std::vector<Product>& products, const float* arranged, int64_t count) {
+    const Kernels& k = kernels();
+    std::vector<int64_t> columns;
+    for (const Product& each : products) columns.push_back(each.weight.columns);
+    split_columns(columns, count, products[0].weight.depth, [&](size_t number, int64_t begin, int64_t end) {
+        const auto& [weight, out] = products[number];
+        const Rows rows{count, arranged, out, nullptr, weight.columns};
+        k.product(weight, rows, begin, end, scratch(k.scratch_floats(weight)));
+    });
+}
+
 void multiply(const std::vector<Product>& products, const float* x, int64_t count) {
     const Kernels& k = kernels();
     for (size_t first = 0, past; first < products.size(); first = past) {
         const Weight& w = products[first].weight;
         float* arranged = scratch_rows(k.arranged_floats(w, count));
-        split(count, kLeastWork / w.depth + 1, kRowsMultiple, [&](int64_t begin, int64_t end) {
-            k.arrange(w, Source{x, w.depth, nullptr}, begin, end, arranged);
+        split(count, kLeastWork / w.depth + 1, k.arranged_together(w), [&](int64_t begin, int64_t end) {
+            k.arrange(w, Source{x, w.depth, nullptr}, count, begin, end, arranged);
         });
-        std::vector<int64_t> columns;
-        for (past = first; past < products.size() && alike(w, products[past].weight); past++)
-            columns.push_back(products[past].weight.columns);
-        split_columns(columns, count, w.depth, [&](size_t number, int64_t begin, int64_t end) {
-            const auto& [weight, out] = products[first + number];
-            const Rows rows{count, arranged, out, nullptr, weight.columns};
-            k.product(weight, rows, begin, end, scratch(k.scratch_floats(weight)));
-        });
+        past = first;
+        while (past < products.size() && alike(w, products[past].weight)) past++;
+        multiply_arranged({products.begin() + (int64_t)first, products.begin() + (int64_t)past}, arranged, count);
     }
 }
 

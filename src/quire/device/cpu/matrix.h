@@ -53,4 +53,10 @@ struct Product {
 // Rows `[count, depth]` by each weight.
 void multiply(const std::vector<Product>& products, const float* x, int64_t count);
 
+// Whether rows are arranged alike for both.
+bool alike(const Weight& a, const Weight& b);
+
+// The same for weights that are alike, and rows that are arranged for them.
+void multiply_arranged(const std::vector<Product>& products, const float* arranged, int64_t count);
+
 }  // namespace quire

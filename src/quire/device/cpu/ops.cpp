@@ -95,7 +95,8 @@ array expert_product(const array& x, const array& experts, const array& weight,
                 for (int64_t i = begin; i < end; i++) {
                     const Share& share = shares[chosen[i]];
                     const Source rows{x, depth, share.sources.data()};
-                    kernel.arrange(stack[chosen[i]], rows, 0, (int64_t)share.pairs.size(), share.arranged);
+                    const int64_t count = (int64_t)share.pairs.size();
+                    kernel.arrange(stack[chosen[i]], rows, count, 0, count, share.arranged);
                 }
             });
             const int64_t rows = (pairs + (int64_t)chosen.size() - 1) / std::max<int64_t>(1, (int64_t)chosen.size());

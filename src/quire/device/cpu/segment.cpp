@@ -2,16 +2,17 @@
 
 namespace quire {
 
-int SegmentBody::number(int64_t width, Kind kind) {
+int SegmentBody::number(int64_t width, Kind kind, bool integers) {
     require(width > 0, "values have a width");
     widths_.push_back(width);
+    integers_.push_back(integers);
     kinds_.push_back(kind);
     places_.push_back(-1);
     return (int)widths_.size() - 1;
 }
 
-int SegmentBody::given(int64_t width) {
-    given_.push_back(number(width, Kind::given));
+int SegmentBody::given(int64_t width, bool integers) {
+    given_.push_back(number(width, Kind::given, integers));
     return given_.back();
 }
 
@@ -116,15 +117,26 @@ void SegmentBody::run(Frame& frame) const {
         if (places_[value] >= 0) frame.values[value] = memory + places_[value] * frame.rows;
     }
     for (const auto& [value, whole] : constants_) frame.values[value] = const_cast<float*>(whole.data<float>());
-    for (const Stage& stage : stages_) {
+    for (size_t s = 0; s < stages_.size(); s++) {
+        const Stage& stage = stages_[s];
         if (stage.row_work == 0) {
             instructions_[stage.begin]->run(frame);
-            continue;
+            frame.arranged = nullptr;
+        } else {
+            run_rows(stage, s + 1 < stages_.size() ? instructions_[stages_[s + 1].begin].get() : nullptr, frame);
         }
-        split(frame.rows, kLeastWork / stage.row_work + 1, 1, [&](int64_t begin, int64_t end) {
-            for (size_t i = stage.begin; i < stage.end; i++) instructions_[i]->run_rows(frame, begin, end);
-        });
     }
+}
+
+void SegmentBody::run_rows(const Stage& stage, const Instruction* next, Frame& frame) const {
+    // A product's rows are arranged by the thread that has just computed them.
+    const int64_t floats = next ? next->arranged_floats(frame.rows) : 0;
+    if (floats > 0) frame.arranged = scratch_rows(floats);
+    const int64_t together = floats > 0 ? next->arranged_together() : 1;
+    split(frame.rows, kLeastWork / stage.row_work + 1, together, [&](int64_t begin, int64_t end) {
+        for (size_t i = stage.begin; i < stage.end; i++) instructions_[i]->run_rows(frame, begin, end);
+        if (floats > 0) next->arrange(frame, begin, end);
+    });
 }
 
 }  // namespace quire

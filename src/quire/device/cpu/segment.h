@@ -27,6 +27,7 @@ struct Frame {
     std::vector<int64_t> strides;  // by number: floats from row to row, 0 for constants
     std::vector<PoolArray> pools;
     std::vector<GroupRows> groups;
+    float* arranged = nullptr;  // rows for the next product, if the stage before it arranged them
 
     float* at(int value, int64_t row) const { return values[value] + row * strides[value]; }
 };
@@ -36,11 +37,17 @@ class Instruction {
 public:
     Instruction(std::vector<int> reads, std::vector<int> writes) : reads(std::move(reads)), writes(std::move(writes)) {}
     virtual ~Instruction() = default;
-    virtual void run(const Frame& frame) const = 0;
+    virtual void run(Frame& frame) const = 0;
     // The multiplications of a row, about, where rows may be computed apart from each other; else 0.
     virtual int64_t row_work() const { return 0; }
     // Rows [begin, end).
     virtual void run_rows(const Frame&, int64_t, int64_t) const {}
+
+    // Floats of arranged rows, where rows are arranged for this instruction; else 0.
+    virtual int64_t arranged_floats(int64_t) const { return 0; }
+    // How many rows are arranged together, and rows [begin, end) to `frame.arranged`.
+    virtual int64_t arranged_together() const { return 1; }
+    virtual void arrange(const Frame&, int64_t, int64_t) const {}
 
     const std::vector<int> reads, writes;
 };
@@ -50,7 +57,7 @@ class RowInstruction : public Instruction {
 public:
     RowInstruction(std::vector<int> reads, std::vector<int> writes, int64_t work)
         : Instruction(std::move(reads), std::move(writes)), work_(work) {}
-    void run(const Frame& frame) const override { run_rows(frame, 0, frame.rows); }
+    void run(Frame& frame) const override { run_rows(frame, 0, frame.rows); }
     int64_t row_work() const override { return work_; }
 
 private:
@@ -63,7 +70,7 @@ using Instructions = std::vector<std::unique_ptr<const Instruction>>;
 class SegmentBody {
 public:
     // Number new values of `width` floats a row.
-    int given(int64_t width);
+    int given(int64_t width, bool integers = false);
     int value(int64_t width);
     // Number an array that all rows read.
     int constant(const array& whole);
@@ -75,6 +82,7 @@ public:
     int64_t width(int value) const { return widths_.at(value); }
     size_t values() const { return widths_.size(); }
     const std::vector<int>& given() const { return given_; }
+    bool integers(int value) const { return integers_.at(value); }
     const std::vector<int>& outputs() const { return outputs_; }
     const std::vector<std::vector<int>>& output_shapes() const { return output_shapes_; }
 
@@ -82,19 +90,20 @@ public:
     void run(Frame& frame) const;
 
 private:
-    enum class Kind { given, computed, constant, output };
-    int number(int64_t width, Kind kind);
-
     // Neighbouring instructions that are computed row by row, or one instruction.
     struct Stage {
         size_t begin, end;
         int64_t row_work;
     };
+    enum class Kind { given, computed, constant, output };
+    int number(int64_t width, Kind kind, bool integers = false);
+    void run_rows(const Stage& stage, const Instruction* next, Frame& frame) const;
 
     Instructions instructions_;
     std::vector<Stage> stages_;
     std::vector<int64_t> widths_, places_;  // places of computed values, in floats a row
     std::vector<Kind> kinds_;
+    std::vector<bool> integers_;  // int32 in place of floats
     std::vector<std::pair<int, array>> constants_;
     std::vector<int> given_, outputs_;
     std::vector<std::vector<int>> output_shapes_;
@@ -103,6 +112,8 @@ private:
 
 // Add the instructions of elements, in `segment_elements.cpp`; the names are those of MLX's primitives.
 std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out, int64_t width);
+// Integers as floats.
+std::unique_ptr<const Instruction> floats(int x, int out, int64_t width);
 struct Operand {
     int value;
     std::vector<int64_t> strides;  // of each axis of a row, 0 where it is broadcast

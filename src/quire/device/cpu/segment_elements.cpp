@@ -22,6 +22,19 @@ private:
     int64_t width_;
 };
 
+class FloatRows : public RowInstruction {
+public:
+    FloatRows(int x, int out, int64_t width) : RowInstruction({x}, {out}, width), width_(width) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const auto* from = (const int32_t*)frame.at(reads[0], begin);
+        float* to = frame.at(writes[0], begin);
+        for (int64_t i = 0; i < (end - begin) * width_; i++) to[i] = (float)from[i];
+    }
+
+private:
+    int64_t width_;
+};
+
 // Elements of a row of `shape`, of which operands have some axes only.
 class StridedRows : public RowInstruction {
 public:
@@ -112,6 +125,10 @@ std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out
     QUIRE_UNARY(Tanh);
 #undef QUIRE_UNARY
     throw std::invalid_argument("no instruction computes " + name);
+}
+
+std::unique_ptr<const Instruction> floats(int x, int out, int64_t width) {
+    return std::make_unique<FloatRows>(x, out, width);
 }
 
 std::unique_ptr<const Instruction> binary(const std::string& name, const Operand& x, const Operand& y, int out,

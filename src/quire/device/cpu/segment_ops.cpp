@@ -12,10 +12,22 @@ public:
         : Instruction({x}, outs), matrices_(matrices) {
         for (const Matrix& each : matrices_) weights_.push_back(each.evaluated());
     }
-    void run(const Frame& frame) const override {
+    void run(Frame& frame) const override {
         std::vector<Product> products;
         for (size_t i = 0; i < weights_.size(); i++) products.push_back({weights_[i], frame.values[writes[i]]});
-        multiply(products, frame.values[reads[0]], frame.rows);
+        frame.arranged ? multiply_arranged(products, frame.arranged, frame.rows)
+                       : multiply(products, frame.values[reads[0]], frame.rows);
+    }
+    int64_t arranged_floats(int64_t rows) const override {
+        for (const Weight& each : weights_)
+            if (!alike(weights_[0], each)) return 0;
+        return kernels().arranged_floats(weights_[0], rows);
+    }
+    int64_t arranged_together() const override { return kernels().arranged_together(weights_[0]); }
+    void arrange(const Frame& frame, int64_t begin, int64_t end) const override {
+        const Weight& w = weights_[0];
+        const Source rows{frame.values[reads[0]], w.depth, nullptr};
+        kernels().arrange(w, rows, frame.rows, begin, end, frame.arranged);
     }
 
 private:
@@ -69,6 +81,53 @@ private:
     int64_t width_;
 };
 
+// Rows of a table of affine codes, by tokens. As MLX decodes them: a code times the scale, plus the bias, both rounded.
+class EmbedRows : public RowInstruction {
+public:
+    EmbedRows(int tokens, int out, const Matrix& table)
+        : RowInstruction({tokens}, {out}, 4 * table.depth()), table_(table), w_(table.evaluated()) {
+        require(w_.storage == Storage::affine, "tables are of affine codes");
+    }
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const auto* tokens = (const int32_t*)frame.values[reads[0]];
+        const int64_t words = w_.depth * w_.bits / 32, groups = w_.depth / w_.group;
+        std::vector<uint32_t> codes(words + 1);
+        for (int64_t row = begin; row < end; row++) {
+            const int64_t token = tokens[row];
+            for (int64_t i = 0; i < words; i++) codes[i] = ((const uint32_t*)w_.values)[place(token, i, words)];
+            float* to = frame.at(writes[0], row);
+            for (int64_t group = 0; group < groups; group++) {
+                const int64_t at = place(token, group, groups);
+                decode(codes.data(), group * w_.group, number(w_.scales, at), number(w_.biases, at), to);
+            }
+        }
+    }
+
+private:
+    // Of element `i` of the `count` that a column has.
+    int64_t place(int64_t column, int64_t i, int64_t count) const {
+        constexpr int64_t kTile = 16;
+        return w_.tiled ? (column / kTile * count + i) * kTile + column % kTile : column * count + i;
+    }
+    float number(const void* from, int64_t at) const {
+        if (w_.scale_type == Storage::float32) return ((const float*)from)[at];
+        if (w_.scale_type == Storage::bfloat16) return ((const mlx::core::bfloat16_t*)from)[at];
+        return ((const mlx::core::float16_t*)from)[at];
+    }
+    void decode(const uint32_t* codes, int64_t first, float scale, float bias, float* to) const {
+        const uint32_t mask = (1u << w_.bits) - 1;
+        for (int64_t i = first; i < first + w_.group; i++) {
+            uint64_t two;
+            std::memcpy(&two, codes + i * w_.bits / 32, 8);
+            const float product = (float)(uint32_t)(two >> (i * w_.bits % 32) & mask) * scale;
+            to[i] = product + bias;
+        }
+    }
+
+    Matrix table_;  // keeps the codes alive
+    Weight w_;
+};
+
 // Vectors of floats as elements of a pool.
 void store_as(Storage storage, const float* from, int64_t count, char* to) {
     if (storage == Storage::float32) {
@@ -88,7 +147,7 @@ public:
         : Instruction(all_of(q, k, v, sinks), {out}), q_(q), k_(k), v_(v), sinks_(sinks), keys_(keys),
           values_(values), group_(group), heads_(heads), kv_heads_(kv_heads), scale_(scale), softcap_(softcap) {}
 
-    void run(const Frame& frame) const override {
+    void run(Frame& frame) const override {
         const PoolArray &keys = frame.pools.at(keys_), &values = frame.pools.at(values_);
         const GroupRows& group = frame.groups.at(group_);
         if (k_) write(frame, *k_, keys, group);
@@ -211,9 +270,10 @@ struct Segment {
         std::vector<array> inputs;
         for (const array* pool : pools) inputs.push_back(*pool);
         for (size_t i = 0; i < given.size(); i++) {
-            require(given[i].dtype() == float32 && given[i].shape(0) == count &&
-                        (int64_t)given[i].size() == count * body->width(body->given()[i]),
-                    "given values must be float32, with a row for each of the step's");
+            const int value = body->given()[i];
+            require(given[i].dtype() == (body->integers(value) ? int32 : float32) && given[i].shape(0) == count &&
+                        (int64_t)given[i].size() == count * body->width(value),
+                    "given values must be of their type, with a row for each of the step's");
             inputs.push_back(given[i]);
         }
         std::vector<std::vector<int64_t>> sizes;
@@ -255,7 +315,8 @@ void bind_segments(nb::module_& m) {
     using MaybeValue = std::optional<int>;
     nb::class_<Segment>(m, "Segment")
         .def(nb::init<>())
-        .def("given", [](Segment& s, int64_t width) { return s.body->given(width); })
+        .def("given", [](Segment& s, int64_t width, bool integers) { return s.body->given(width, integers); },
+             nb::arg("width"), nb::arg("integers") = false)
         .def("value", [](Segment& s, int64_t width) { return s.body->value(width); })
         .def("constant", [](Segment& s, const array& whole) { return s.body->constant(whole); })
         .def("output", [](Segment& s, int value, const std::vector<int>& shape) { s.body->output(value, shape); })
@@ -265,6 +326,10 @@ void bind_segments(nb::module_& m) {
         .def("products", [](Segment& s, int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs) {
             s.add<MultiplyRows>(x, matrices, outs);
         })
+        .def("embed", [](Segment& s, int tokens, const Matrix& table, int out) { s.add<EmbedRows>(tokens, out, table); },
+             nb::arg("tokens"), nb::arg("table"), nb::arg("out"))
+        .def("floats", [](Segment& s, int x, int out) { s.body->add(floats(x, out, s.body->width(out))); },
+             nb::arg("x"), nb::arg("out"))
         .def("rms_norm", [](Segment& s, int x, MaybeValue weight, int out, float eps, int64_t heads, int64_t dim) {
             s.add<NormRows>(x, weight, out, eps, heads, dim);
         }, nb::arg("x"), nb::arg("weight").none(), nb::arg("out"), nb::arg("eps"), nb::arg("heads"), nb::arg("dim"))

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from quire.cache.specs import KVLayout
 from quire.device.cpu.matrices import Matrices
-from quire.device.weights import Matrix
+from quire.device.weights import Matrix, PackedWeight
 from quire.executor.segments.places import (
     Place,
     UnsupportedNode,
@@ -34,6 +34,8 @@ UNARY = frozenset(
     }
 )
 BINARY = frozenset(["Add", "Divide", "LogAddExp", "Maximum", "Minimum", "Multiply", "Subtract"])
+_READ_AS = {"embed": mx.int32, "AsType": mx.int32}
+"""Types that instructions read, where they are not float32."""
 _MULTIPLE = 16
 """Head sizes must be multiples of this: the kernels' longest vector."""
 
@@ -80,6 +82,8 @@ class SegmentBuilder:
         self.instructions = 0
         self._kinds: dict[str, Callable[[Node], None]] = {
             **dict.fromkeys(PRODUCTS, lambda node: self.add_products([node])),
+            "embed": self._embed,
+            "AsType": self._floats,
             "rms_norm": self._rms_norm,
             "rotate": self._rotate,
             "gated": self._gated,
@@ -102,8 +106,10 @@ class SegmentBuilder:
         """
         if node.kind not in self._kinds:
             raise UnsupportedNode(node.kind)
-        values = [self.program.values[id] for id in (*node.inputs, *node.outputs)]
-        if any(value.dtype != mx.float32 for value in values):
+        read = [self.program.values[id].dtype for id in node.inputs]
+        made = [self.program.values[id].dtype for id in node.outputs]
+        taken = _READ_AS.get(node.kind, mx.float32)
+        if any(each != taken for each in read) or any(each != mx.float32 for each in made):
             raise UnsupportedNode(f"{node.kind} of other types than float32")
         self._kinds[node.kind](node)
         self.computed |= set(node.outputs)
@@ -157,8 +163,10 @@ class SegmentBuilder:
                 shape = fixed(self.program.values[id].shape)
                 self._places[id] = Place.of(self._constant(constant.array), shape)
             else:
-                shape = row_shape(self.program.values[id])
-                number = self._given[id] = self._native.given(prod(shape))
+                value = self.program.values[id]
+                shape = row_shape(value)
+                number = self._native.given(prod(shape), integers=value.dtype == mx.int32)
+                self._given[id] = number
                 self._places[id] = Place.of(number, shape)
         return self._places[id]
 
@@ -213,6 +221,22 @@ class SegmentBuilder:
         self._view(node, [transposed(self._place(node.inputs[0]), node.arguments[0])])
 
     # -- rows ------------------------------------------------------------------------------------
+
+    def _embed(self, node: Node) -> None:
+        table = node.weight("table")
+        if not isinstance(table, PackedWeight) or table.packing.mode != "affine":
+            raise UnsupportedNode("tables of floats")
+        matrix = self._matrices.of(Matrix(table, None))
+        if matrix is None:
+            raise UnsupportedNode("tables with these scales")
+        tokens = self._whole(node.inputs[0])
+        self._native.embed(tokens, matrix, self._new(node.outputs[0]))
+        self.instructions += 1
+
+    def _floats(self, node: Node) -> None:
+        x = self._whole(node.inputs[0])
+        self._native.floats(x, self._new(node.outputs[0]))
+        self.instructions += 1
 
     def _rms_norm(self, node: Node) -> None:
         weight = node.weight("weight")

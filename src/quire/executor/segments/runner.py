@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,29 +45,48 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         log.info("steps go operation by operation: %s", error)
         return None
     layout = KVLayout.of(model.layout)
-    stages = staged(program, layout, kernels.ops, _inexact(kernels.ops))
+    refused = _inexact(kernels.ops) | ({"embed"} if not _embeds_exactly(kernels.ops) else set())
     narrows = any(spec.kept is None for spec in model.layout)
-    log.debug("%d of %d nodes in segments", stages.inside, len(program.nodes))
-    return StepSegments(stages, layout, kernels.ops, narrows=narrows)
+
+    def divide(attention: Attends) -> Stages:
+        own = refused | ({"attend"} if attention is Attends.OUTSIDE else set())
+        return staged(program, layout, kernels.ops, own)
+
+    return StepSegments(divide, layout, kernels.ops, narrows=narrows)
+
+
+class Attends(Enum):
+    """Where attention is computed: plain KV blocks are read inside segments, others outside."""
+
+    INSIDE = "attention inside"
+    OUTSIDE = "attention outside"
+
+    @staticmethod
+    def of(inputs: StepInputs) -> Attends:
+        """Return where the attention of a step is computed."""
+        return Attends.INSIDE if inputs.attention.is_plain else Attends.OUTSIDE
 
 
 class StepSegments:
     """Computes a model's steps by segments. Steps of three sizes (one row, few, many) are held
     against the model when they first come: their bits must be equal.
 
-    A step is left to the model if it has media, several KV formats or others than plain blocks,
-    positions of several axes, or if the model narrows it to its wanted rows.
+    A step is left to the model if it has media or positions of several axes, or if the model
+    narrows it to its wanted rows.
 
     Args:
+        divide: divides the step's program. Called when a kind of step first comes.
         ops: the extension of CPU kernels.
         narrows: whether the model computes its last layers for wanted rows only.
     """
 
-    def __init__(self, stages: Stages, layout: KVLayout, ops: Any, *, narrows: bool) -> None:
-        self.stages = stages
+    def __init__(
+        self, divide: Callable[[Attends], Stages], layout: KVLayout, ops: Any, *, narrows: bool
+    ) -> None:
+        self.stages = cache(divide)
         self._layout, self._ops, self._narrows = layout, ops, narrows
-        self.agrees: dict[str, bool] = {}
-        """By size of a step, whether segments compute what the model does."""
+        self.agrees: dict[tuple[Attends, str], bool] = {}
+        """By kind and size of a step, whether segments compute what the model does."""
         self.steps = 0
         """Number of steps that segments computed."""
 
@@ -80,26 +100,25 @@ class StepSegments:
         """
         if not self._serves(inputs):
             return None
-        size = _size(len(inputs.tokens))
-        if size not in self.agrees:
-            return self._verified(inputs, pools, size, run_eagerly)
-        return self._run(inputs) if self.agrees[size] else None
+        kind = Attends.of(inputs), _size(len(inputs.tokens))
+        if kind not in self.agrees:
+            return self._verified(inputs, pools, kind, run_eagerly) if _repeats(inputs) else None
+        return self._run(inputs) if self.agrees[kind] else None
 
     def _serves(self, inputs: StepInputs) -> bool:
         if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
             return False
-        if self._narrows and inputs.wanted is not None:
-            return False
-        return inputs.attention.is_plain
+        return not self._narrows or inputs.wanted is None
 
     def _run(self, inputs: StepInputs) -> mx.array:
-        program = self.stages.program
+        stages = self.stages(Attends.of(inputs))
+        program = stages.program
         known = {id: each.array for id, each in program.constants.items()}
         fields = {"tokens.0": inputs.tokens, "positions.0": inputs.positions}
         known |= {id: fields[name] for name, id in program.fields.items()}
         operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
         groups: dict[int, _GroupRows] = {}
-        for stage in self.stages.order:
+        for stage in stages.order:
             if isinstance(stage, Segment):
                 found = self._computed(stage, inputs.attention, known, groups)
                 known.update(zip(stage.outputs, found, strict=True))
@@ -135,7 +154,7 @@ class StepSegments:
         self,
         inputs: StepInputs,
         pools: Pools,
-        size: str,
+        kind: tuple[Attends, str],
         run_eagerly: Callable[[], mx.array],
     ) -> mx.array:
         """Run the model and the segments, and compare their bits."""
@@ -151,10 +170,12 @@ class StepSegments:
         found = self._run(inputs)
         mx.eval(found, *arrays())
         equal = bool(mx.array_equal(found, expected, equal_nan=True))
-        self.agrees[size] = equal
+        self.agrees[kind] = equal
         if equal:
             return found
-        log.warning("steps of %s go operation by operation: segments compute something else", size)
+        log.warning(
+            "steps of %s go operation by operation: segments compute something else", kind[1]
+        )
         before.restore()
         return run_eagerly()
 
@@ -165,6 +186,16 @@ class _GroupRows(NamedTuple):
     tables: Any
     rows: mx.array
     offsets: mx.array
+
+
+def _repeats(inputs: StepInputs) -> bool:
+    """Whether a step may be computed twice: states can be put back, but not the tail that a chunk
+    of several rows begins with.
+    """
+    rows = inputs.sequences
+    if any(each.format != rows[0].format for each in rows):
+        return False
+    return not rows[0].format.has_tail or all(each.count == 1 for each in rows)
 
 
 def _size(rows: int) -> str:
@@ -197,3 +228,17 @@ def _inexact(ops: Any) -> frozenset[str]:
         if not mx.array_equal(made, expected, equal_nan=True).item():
             found.add(name)
     return frozenset(found)
+
+
+@cache
+def _embeds_exactly(ops: Any) -> bool:
+    """Return whether rows of packed tables have the bits of MLX's."""
+    table = mx.sin(mx.arange(16.0 * 128)).reshape(16, 128)
+    codes = mx.quantize(table, group_size=64, bits=4)
+    segment = ops.Segment()
+    given, out = segment.given(1, integers=True), segment.value(128)
+    segment.embed(given, ops.Matrix(*codes, group_size=64, bits=4), out)
+    segment.output(out, [128])
+    segment.finish()
+    (rows,) = segment.run([mx.arange(16, dtype=mx.int32)], [], [], [], [])
+    return bool(mx.array_equal(rows, mx.dequantize(*codes, group_size=64, bits=4)))
