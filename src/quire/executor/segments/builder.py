@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -23,6 +23,7 @@ from quire.executor.segments.places import (
     split,
     transposed,
 )
+from quire.executor.segments.values import SegmentValues
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import Node, Program
 
@@ -58,27 +59,21 @@ class Segment:
     groups: tuple[int, ...]
 
 
-@dataclass
-class SegmentBuilder:
-    """Collects instructions for nodes, in order. A node that is refused leaves nothing behind.
+class SegmentBuilder(SegmentValues):
+    """Collects instructions for nodes, in order. A node that is refused leaves no instruction.
 
     Attributes:
         computed: ids of the values that nodes of the segment compute.
+        instructions: number of instructions.
     """
 
-    program: Program
-    layout: KVLayout
-    ops: Any
-    computed: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._native = self.ops.Segment()
-        self._matrices = Matrices(self.ops)
-        self._places: dict[int, Place] = {}
-        self._constants: dict[int, int] = {}
-        self._given: dict[int, int] = {}
+    def __init__(self, program: Program, layout: KVLayout, ops: Any) -> None:
+        super().__init__(program, ops.Segment())
+        self._layout = layout
+        self._matrices = Matrices(ops)
         self._layers: list[int] = []
         self._groups: list[int] = []
+        self.computed: set[int] = set()
         self.instructions = 0
         self._kinds: dict[str, Callable[[Node], None]] = {
             **dict.fromkeys(PRODUCTS, lambda node: self.add_products([node])),
@@ -106,8 +101,8 @@ class SegmentBuilder:
         """
         if node.kind not in self._kinds:
             raise UnsupportedNode(node.kind)
-        read = [self.program.values[id].dtype for id in node.inputs]
-        made = [self.program.values[id].dtype for id in node.outputs]
+        read = [self._program.values[id].dtype for id in node.inputs]
+        made = [self._program.values[id].dtype for id in node.outputs]
         taken = _READ_AS.get(node.kind, mx.float32)
         if any(each != taken for each in read) or any(each != mx.float32 for each in made):
             raise UnsupportedNode(f"{node.kind} of other types than float32")
@@ -137,7 +132,7 @@ class SegmentBuilder:
         """
         taken = set[int]()
         for id in wanted:
-            shape = fixed(self.program.values[id].shape[1:])
+            shape = fixed(self._program.values[id].shape[1:])
             self._whole(id)
             place = self._place(id)
             if place.value in taken or place.value in self._given.values():
@@ -153,67 +148,24 @@ class SegmentBuilder:
             tuple(self._groups),
         )
 
-    # -- values ----------------------------------------------------------------------------------
-
-    def _place(self, id: int) -> Place:
-        """Return where a value's rows lie; a value from outside is given to the segment."""
-        if id not in self._places:
-            constant = self.program.constants.get(id)
-            if constant is not None:
-                shape = fixed(self.program.values[id].shape)
-                self._places[id] = Place.of(self._constant(constant.array), shape)
-            else:
-                value = self.program.values[id]
-                shape = row_shape(value)
-                number = self._native.given(prod(shape), integers=value.dtype == mx.int32)
-                self._given[id] = number
-                self._places[id] = Place.of(number, shape)
-        return self._places[id]
-
-    def _whole(self, id: int) -> int:
-        """Return the segment's value that holds a value's rows, element by element."""
-        place = self._place(id)
-        if not place.whole or place.value in self._constants.values():
-            place = self._places[id] = self._copied(place)
-        return place.value
-
-    def _copied(self, place: Place) -> Place:
-        shape, (strides,) = joined_axes([place])
-        number = self._native.value(prod(place.shape))
-        self._native.copy(place.value, strides, place.offset, number, shape)
-        return Place.of(number, place.shape)
-
-    def _new(self, id: int) -> int:
-        shape = row_shape(self.program.values[id])
-        number: int = self._native.value(prod(shape))
-        self._places[id] = Place.of(number, shape)
-        return number
-
-    def _constant(self, array: mx.array) -> int:
-        if array.dtype != mx.float32:
-            raise UnsupportedNode("constants of other types than float32")
-        if id(array) not in self._constants:
-            self._constants[id(array)] = self._native.constant(array)
-        return self._constants[id(array)]
-
     # -- views -----------------------------------------------------------------------------------
 
     def _view(self, node: Node, places: Sequence[Place]) -> None:
         self._places.update(zip(node.outputs, places, strict=True))
 
     def _reshape(self, node: Node) -> None:
-        shape = row_shape(self.program.values[node.outputs[0]])
-        row_shape(self.program.values[node.inputs[0]])
+        shape = row_shape(self._program.values[node.outputs[0]])
+        row_shape(self._program.values[node.inputs[0]])
         self._whole(node.inputs[0])
         self._view(node, [self._place(node.inputs[0]).reshaped(shape)])
 
     def _broadcast(self, node: Node) -> None:
-        shape = row_shape(self.program.values[node.outputs[0]])
+        shape = row_shape(self._program.values[node.outputs[0]])
         place = self._place(node.inputs[0])
-        if node.inputs[0] in self.program.constants:
+        if node.inputs[0] in self._program.constants:
             if len(place.shape) > len(shape):  # an axis of rows, of one row
                 place = place.reshaped(place.shape[1:])
-        elif len(self.program.values[node.inputs[0]].shape) != len(shape) + 1:
+        elif len(self._program.values[node.inputs[0]].shape) != len(shape) + 1:
             raise UnsupportedNode("a broadcast to more axes")
         self._view(node, [place.broadcast(shape)])
 
@@ -243,7 +195,7 @@ class SegmentBuilder:
         if "weight" in node.roles:
             raise UnsupportedNode("norms by computed weights")
         number = None if weight is None else self._constant(weight)
-        shape = row_shape(self.program.values[node.outputs[0]])
+        shape = row_shape(self._program.values[node.outputs[0]])
         x = self._whole(node.inputs[0])
         out = self._new(node.outputs[0])
         heads = prod(shape[:-1])
@@ -254,8 +206,8 @@ class SegmentBuilder:
         x, cosines, sines = (node.input(role) for role in ("x", "cosines", "sines"))
         if x is None or cosines is None or sines is None:
             raise UnsupportedNode("rotations by constant angles")
-        heads, dim = row_shape(self.program.values[x])
-        (half,) = row_shape(self.program.values[cosines])
+        heads, dim = row_shape(self._program.values[x])
+        (half,) = row_shape(self._program.values[cosines])
         numbers = [self._whole(each) for each in (x, cosines, sines)]
         neighbours = node.attributes["neighbours"]
         self._native.rotate(*numbers, self._new(node.outputs[0]), heads, dim, half, neighbours)
@@ -267,18 +219,18 @@ class SegmentBuilder:
         if name is None:
             raise UnsupportedNode(f"gates by {gating.activation}")
         x, y = (self._whole(id) for id in node.inputs)
-        width = prod(row_shape(self.program.values[node.outputs[0]]))
+        width = prod(row_shape(self._program.values[node.outputs[0]]))
         self._native.gate(x, y, self._new(node.outputs[0]), name, width)
         self.instructions += 1
 
     def _unary(self, name: str, node: Node) -> None:
-        row_shape(self.program.values[node.inputs[0]])
+        row_shape(self._program.values[node.inputs[0]])
         x = self._whole(node.inputs[0])
         self._native.unary(name, x, self._new(node.outputs[0]))
         self.instructions += 1
 
     def _binary(self, name: str, node: Node) -> None:
-        whole = row_shape(self.program.values[node.outputs[0]])
+        whole = row_shape(self._program.values[node.outputs[0]])
         places = [self._operand(id, whole) for id in node.inputs]
         out = self._new(node.outputs[0])
         shape, strides = joined_axes([*places, self._places[node.outputs[0]]])
@@ -289,7 +241,7 @@ class SegmentBuilder:
     def _operand(self, id: int, shape: tuple[int, ...]) -> Place:
         """Return an operand of elements, as a place of the result's shape without an offset."""
         place = self._place(id)
-        if id in self.program.constants and len(place.shape) > len(shape):
+        if id in self._program.constants and len(place.shape) > len(shape):
             place = place.reshaped(place.shape[1:])
         if place.offset:
             place = self._copied(place)
@@ -299,8 +251,8 @@ class SegmentBuilder:
 
     def _attend(self, node: Node) -> None:
         own, layer = node.attributes, node.attributes["layer"]
-        group, owner = self.layout.group[layer], self.layout.owner[layer]
-        spec = self.layout.groups[group].spec.attention
+        group, owner = self._layout.group[layer], self._layout.owner[layer]
+        spec = self._layout.groups[group].spec.attention
         if own.get("chosen_by") is not None or own["part"] or spec is None or spec.value_in_key:
             raise UnsupportedNode("attention of this kind")
         if "sinks" in node.roles or spec.head_dim % _MULTIPLE or spec.value_dim % _MULTIPLE:
@@ -310,7 +262,7 @@ class SegmentBuilder:
         sinks = node.weight("sinks")
         if sinks is not None:
             sinks = self._constant(sinks)
-        heads = row_shape(self.program.values[q])[0]
+        heads = row_shape(self._program.values[q])[0]
         numbers = [None if id is None else self._whole(id) for id in (q, k, v)]
         if owner not in self._layers:
             self._layers.append(owner)
