@@ -11,7 +11,7 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layout import InputLayout, table_start, write_group
+from quire.executor.graphs.layout import InputLayout, group_of, step_record, write_group
 from quire.executor.graphs.pools import HeadRows, LayerAttention, kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from tests.device.cuda.cards import H200
@@ -35,10 +35,10 @@ def attended(
     """
     runner, count = EmulatedRunner(), metadata.rows
     inputs = InputLayout(1, MAX_ROWS, 100, runner.address)
-    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    numbers[0] = count
-    write_group(numbers, 0, metadata, 0, MAX_ROWS)
-    whole = np.concatenate([numbers, metadata.block_table])
+    step = step_record(MAX_ROWS, 1)
+    step["rows"][0, 0] = count
+    write_group(group_of(step, 0), metadata, 0)
+    whole = np.concatenate([step.view(np.int32), metadata.block_table])
     ctypes.memmove(inputs.numbers, whole.ctypes.data, whole.nbytes)
     rows = 1 << (count - 1).bit_length()
     recorder = Recorder(rows, runner.address, inputs, H200)

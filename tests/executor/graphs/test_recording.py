@@ -26,10 +26,9 @@ from quire.device.weights import Packing
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.head import Head, record_head, served_head
 from quire.executor.graphs.layout import (
-    GroupInputs,
     InputLayout,
-    group_start,
-    table_start,
+    group_of,
+    step_record,
     write_group,
     write_positions,
 )
@@ -317,10 +316,9 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
         for (start, count), table in zip(spans, tables, strict=True)
     ]
     metadata = build_metadata(0, spec, rows, block)
-    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    write_group(numbers, 0, metadata, 7, MAX_ROWS)
-    at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
-    tiles = numbers[at.tiles :][: 6 * 9].reshape(9, 6)
+    group = group_of(step_record(MAX_ROWS, 1), 0)
+    write_group(group, metadata, 7)
+    tiles = group["tiles"][0, :9]
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(3), [count for _, count in spans])
     for row, (tile, owner) in enumerate(zip(tiles.tolist(), owners.tolist(), strict=True)):
@@ -329,8 +327,8 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
         assert (low, high, fresh) == (max(0, key - 99), key + 1, spans[owner][0])
         for each in (low, key):
             assert entries[buffer + each // block] == tables[owner][each // block]
-        assert numbers[at.blocks + row] == tables[owner][key // block]
-        assert numbers[at.offsets + row] == key % block
+        assert group["blocks"][0, row] == tables[owner][key // block]
+        assert group["offsets"][0, row] == key % block
 
 
 @pytest.mark.parametrize("spec", [FullKV(1, 64), WindowKV(1, 64, 100)])
@@ -344,15 +342,11 @@ def test_each_row_finds_codes_before_its_block_and_its_block_as_written(
         for number, ((start, count), table) in enumerate(zip(spans, tables, strict=True))
     ]
     metadata = build_metadata(0, spec, rows, block)
-    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    write_group(numbers, 0, metadata, 7, MAX_ROWS)
-    at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
+    group = group_of(step_record(MAX_ROWS, 1), 0)
+    write_group(group, metadata, 7)
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(4), [count for _, count in spans]).tolist()
-    tails = numbers[at.tails :][:MAX_ROWS].tolist()
-    coded, own = (
-        numbers[start:][: 6 * MAX_ROWS].reshape(-1, 6).tolist() for start in (at.coded, at.own)
-    )
+    tails, coded, own = (group[name][0].tolist() for name in ("tails", "coded", "own"))
     for row, owner in enumerate(owners):
         key = int(metadata.keys[row])
         first, begin = int(spec.first_visible(key)), key // block * block
@@ -384,13 +378,13 @@ def test_inputs_hold_positions_not_keys() -> None:
         scheduled("b", 30, 1, [[5]], KVFormat(), positions=range(12, 13)),
         scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind),
     ]
-    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    assert not write_positions(numbers, rows)  # half a position
+    step = step_record(MAX_ROWS, 1)
+    assert not write_positions(step, rows)  # half a position
     rows[-1] = scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind + 0.5)
-    assert write_positions(numbers, rows)
-    assert numbers[4:8].tolist() == [7, 12, 21, 0]
+    assert write_positions(step, rows)
+    assert step["positions"][0, :4].tolist() == [7, 12, 21, 0]
     apart = scheduled("d", 3, 1, [[7]], KVFormat(), positions=behind * [[1], [1], [2]])
-    assert not write_positions(numbers, [*rows, apart])
+    assert not write_positions(step, [*rows, apart])
 
 
 @pytest.mark.slow

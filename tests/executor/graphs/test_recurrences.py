@@ -15,12 +15,12 @@ import pytest
 from quire.cache.specs import KVLayout, RecurrentState
 from quire.core.kv_format import KVFormat
 from quire.device.recurrence import DeltaGates
-from quire.executor.graphs.layout import InputLayout, group_start, table_start
+from quire.executor.graphs.layout import InputLayout, states_of, step_record
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.runner import MAX_ROWS
-from quire.executor.graphs.states import StateArray, StateInputs, write_states
+from quire.executor.graphs.states import StateArray, write_states
 from quire.executor.recurrent_rows import RecurrentRows
 from quire.program.values import Form, Node, Program, Value, Weight
 from tests.device.cuda.cards import H200
@@ -166,10 +166,10 @@ def recorded(
     runner, spec = EmulatedRunner(), RecurrentState((case.state,))
     layout = KVLayout.of((spec,))
     inputs = InputLayout(1, MAX_ROWS, 1, runner.address)
-    numbers = np.zeros(table_start(MAX_ROWS, 1), np.int32)
-    numbers[0] = ROWS
-    assert write_states(numbers, StateInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS), 0, STEP)
-    ctypes.memmove(inputs.numbers, numbers.ctypes.data, numbers.nbytes)
+    step = step_record(MAX_ROWS, 1)
+    step["rows"][0, 0] = ROWS
+    assert write_states(states_of(step, 0), 0, STEP)
+    ctypes.memmove(inputs.numbers, step.ctypes.data, step.nbytes)
     symbol = Form(0, (("T", 1),))
     values = {n: Value((symbol, *shape), case.dtype) for n, shape in enumerate(case.rows.values())}
     out = len(values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import token_kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layout import GroupInputs, group_start, table_start, write_group
+from quire.executor.graphs.layout import InputLayout, group_of, step_record, write_group
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
 from tests.executor.graphs.layers import attended
@@ -54,13 +56,13 @@ class _Prepared(PreparedAttention):
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, tokens, False, False)
         splits = shape.splits(8)
 
-        start = table_start(MAX_ROWS, 1)
-        numbers = np.zeros(start, np.int32)
-        numbers[0] = count
-        write_group(numbers, 0, metadata, 0, MAX_ROWS)
-        inputs = runner.address(mx.array(np.concatenate([numbers, metadata.block_table])))
-        at = GroupInputs.of(group_start(MAX_ROWS, 0), MAX_ROWS)
-        tiles, table = inputs + 4 * at.tiles, inputs + 4 * start
+        memory = InputLayout(1, MAX_ROWS, len(metadata.block_table), runner.address)
+        inputs, tiles, table = memory.rows, memory.group(0).tiles, memory.table
+        step = step_record(MAX_ROWS, 1)
+        step["rows"][0, 0] = count
+        write_group(group_of(step, 0), metadata, 0)
+        whole = np.concatenate([step.view(np.int32), metadata.block_table])
+        ctypes.memmove(inputs, whole.ctypes.data, whole.nbytes)
 
         turned = store.packed.transform(q.astype(mx.float32)).astype(q.dtype)
         partial = mx.full((count, heads, splits, dim), mx.nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -13,19 +14,18 @@ from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
+from quire.executor.graphs.records import StepRecord, addresses, by_row, record_type
 from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike
 
 _HEAD_INTS = 4
 """Integers before the positions: the number of rows, and padding."""
-_GROUP_INTS = 29
-"""Integers of each row in each group: see `GroupInputs`, and `StateInputs`, which needs fewer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupInputs:
-    """A step's inputs for one KV group: addresses, or offsets among the inputs.
+    """Addresses of a step's inputs for one KV group.
 
     Attributes:
         blocks, offsets: the slot that each row is written to.
@@ -36,22 +36,47 @@ class GroupInputs:
         wide: tiles of several rows of one sequence, over plain blocks.
     """
 
-    blocks: int
-    offsets: int
-    visible: int
-    tiles: int
-    tails: int
-    coded: int
-    own: int
-    wide: int
+    blocks: int = by_row()
+    offsets: int = by_row()
+    visible: int = by_row(2)
+    tiles: int = by_row(TILE_FIELDS)
+    tails: int = by_row()
+    coded: int = by_row(TILE_FIELDS)
+    own: int = by_row(TILE_FIELDS)
+    wide: int = by_row(TILE_FIELDS)
 
-    @staticmethod
-    def of(start: int, each: int) -> GroupInputs:
-        """Lay out the inputs from `start` on. `each` is the size of one field with a number for
-        each row.
-        """
-        offsets = (0, 1, 2, 4, 10, 11, 17, 23)
-        return GroupInputs(*(start + each * offset for offset in offsets))
+
+@cache
+def step_type(max_rows: int, groups: int) -> np.dtype[np.void]:
+    """Return the structured type of a step's inputs, but for its tokens and block tables.
+
+    A group is one of `GroupInputs`; a group of states uses its beginning, see `states_of`.
+    """
+    group = record_type(GroupInputs, max_rows)
+    return np.dtype(
+        [
+            ("rows", np.int32, (_HEAD_INTS,)),
+            ("positions", np.int32, (max_rows,)),
+            ("groups", group, (groups,)),
+        ]
+    )
+
+
+def step_record(max_rows: int, groups: int) -> StepRecord:
+    """Return the inputs of a step, all 0."""
+    return np.zeros(1, step_type(max_rows, groups))
+
+
+def group_of(step: StepRecord, number: int) -> StepRecord:
+    """Return the inputs of a KV group, by the fields of `GroupInputs`. A view."""
+    return step["groups"][0, number : number + 1]
+
+
+def states_of(step: StepRecord, number: int) -> StepRecord:
+    """Return the inputs of a group of states, by the fields of `StateInputs`. A view."""
+    max_rows = step["positions"].shape[-1]
+    own = record_type(StateInputs, max_rows)
+    return group_of(step, number).view(np.uint8)[: own.itemsize].view(own)
 
 
 class InputLayout:
@@ -76,35 +101,28 @@ class InputLayout:
         self.max_rows = max_rows
         self.tile_rows = tile_rows
         self.entries = entries
-        start = table_start(max_rows, groups)
-        self._memory = mx.zeros((max_rows + start + entries,), dtype=mx.int32)
+        inputs = step_type(max_rows, groups)
+        assert inputs.fields is not None, "a step has inputs"
+        self._memory = mx.zeros((max_rows + inputs.itemsize // 4 + entries,), dtype=mx.int32)
         mx.eval(self._memory)
         self.tokens = address(self._memory)
         self.numbers = self.tokens + 4 * max_rows
         """Address of all inputs except tokens. The first is `rows`."""
         self.rows = self.numbers
-        self.positions = self.numbers + 4 * _HEAD_INTS
-        self.table = self.numbers + 4 * start
+        self.positions = self.numbers + inputs.fields["positions"][1]
+        self._first_group = self.numbers + inputs.fields["groups"][1]
+        self.table = self.numbers + inputs.itemsize
 
     def group(self, number: int) -> GroupInputs:
         """Return the addresses of a KV group's inputs."""
-        start = self.numbers + 4 * group_start(self.max_rows, number)
-        return GroupInputs.of(start, 4 * self.max_rows)
+        return addresses(GroupInputs, self._group(number), self.max_rows)
 
     def states(self, number: int) -> StateInputs:
         """Return the addresses of the inputs of a group of recurrent states."""
-        start = self.numbers + 4 * group_start(self.max_rows, number)
-        return StateInputs.of(start, 4 * self.max_rows)
+        return addresses(StateInputs, self._group(number), self.max_rows)
 
-
-def group_start(max_rows: int, number: int) -> int:
-    """Return where a KV group begins among a step's int32 inputs."""
-    return _HEAD_INTS + max_rows + _GROUP_INTS * max_rows * number
-
-
-def table_start(max_rows: int, groups: int) -> int:
-    """Return where the block tables begin among a step's int32 inputs."""
-    return group_start(max_rows, groups)
+    def _group(self, number: int) -> int:
+        return self._first_group + number * record_type(GroupInputs, self.max_rows).itemsize
 
 
 def step_numbers(
@@ -118,31 +136,28 @@ def step_numbers(
     None if the block tables are too long, if positions differ between axes or are no whole numbers,
     or if a state goes to too many slots.
     """
-    max_rows = memory.max_rows
-    start = table_start(max_rows, len(layout.groups))
-    numbers = np.zeros(start, np.int32)
-    numbers[0] = sum(each.count for each in rows)
-    if not write_positions(numbers, rows):
+    step = step_record(memory.max_rows, len(layout.groups))
+    step["rows"][0, 0] = sum(each.count for each in rows)
+    if not write_positions(step, rows):
         return None
     tables: list[Ints] = []
     entries = 0
     for number, group in enumerate(layout.groups):
         if group.spec.recurrent is not None:
-            at = StateInputs.of(group_start(max_rows, number), max_rows)
-            if not write_states(numbers, at, number, rows):
+            if not write_states(states_of(step, number), number, rows):
                 return None
             continue
         spec = group.spec.attention
         assert spec is not None, "graphed layers attend or recur"
         metadata = build_metadata(number, spec, rows, block_size)
         tile_rows = memory.tile_rows[number] if memory.tile_rows else None
-        write_group(numbers, number, metadata, entries, max_rows, tile_rows)
+        write_group(group_of(step, number), metadata, entries, tile_rows)
         tables.append(metadata.block_table)
         entries += len(metadata.block_table)
-    return None if entries > memory.entries else np.concatenate([numbers, *tables])
+    return None if entries > memory.entries else np.concatenate([step.view(np.int32), *tables])
 
 
-def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
+def write_positions(step: StepRecord, rows: Sequence[ScheduledSequence]) -> bool:
     """Write each row's position into a step's inputs.
 
     Returns:
@@ -153,39 +168,36 @@ def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
         return False
     positions = np.concatenate(found)
     whole = positions.astype(np.int32)
-    numbers[4 : 4 + len(positions)] = whole
+    step["positions"][0, : len(positions)] = whole
     return bool((whole == positions).all())
 
 
 def write_group(
-    numbers: Ints,
-    group: int,
+    group: StepRecord,
     metadata: AttentionMetadata,
     entries: int,
-    max_rows: int,
     tile_rows: int | None = None,
 ) -> None:
-    """Write a KV group's inputs as `GroupInputs` lays them out.
+    """Write a KV group's inputs.
 
     Args:
+        group: one record, by the fields of `GroupInputs`.
         entries: number of block table entries before this group's.
         tile_rows: see `InputLayout`; None if each row is a tile.
     """
     count, slots = metadata.rows, metadata.slots
-    start = group_start(max_rows, group)
-    at = GroupInputs.of(start, max_rows)
-    numbers[at.blocks :][:count] = slots.blocks
-    numbers[at.offsets :][:count] = slots.offsets
+    group["blocks"][0, :count] = slots.blocks
+    group["offsets"][0, :count] = slots.offsets
     first, last = metadata.first_visible, metadata.last_visible
-    visible = numbers[at.visible :][: 2 * count].reshape(count, 2)
-    visible[:, 0], visible[:, 1] = first, last
+    visible = group["visible"][0]
+    visible[:count, 0], visible[:count, 1] = first, last
     if metadata.tails is not None:
-        numbers[at.tails :][:count] = metadata.by_row(metadata.tails)
+        group["tails"][0, :count] = metadata.by_row(metadata.tails)
         coded, own = packed.tiles_of(metadata)
         coded[:, 4] += entries
-        numbers[at.coded :][: coded.size] = coded.reshape(-1)
-        numbers[at.own :][: own.size] = own.reshape(-1)
-    tiles = numbers[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
+        group["coded"][0, : len(coded)] = coded
+        group["own"][0, : len(own)] = own
+    tiles = group["tiles"][0, :count]
     tiles[:, 0] = np.arange(count)
     tiles[:, 1] = 1
     tiles[:, 2], tiles[:, 3] = first, last + 1
@@ -199,9 +211,8 @@ def write_group(
         if part.few:
             continue
         tiles[part.rows] = 0
-        wide = numbers[at.wide + TILE_FIELDS * found :][: part.tiles.size]
         shift = np.array([part.rows.start, 0, 0, 0, entries, 0], np.int32)
-        wide[:] = (part.tiles + shift).reshape(-1)
+        group["wide"][0, found : found + len(part.tiles)] = part.tiles + shift
         found += len(part.tiles)
 
 

@@ -14,6 +14,7 @@ from quire.cache.states import StatePool
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import DTYPES
+from quire.executor.graphs.records import StepRecord, by_row
 from quire.scheduler.plan import ScheduledSequence
 
 MAX_TARGETS = 4
@@ -65,9 +66,9 @@ def unplaced_states(layout: KVLayout, dtype: mx.Dtype) -> dict[int, LayerStates]
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StateInputs:
-    """A step's inputs for a group of recurrent states: addresses, or offsets among the inputs.
+    """Addresses of a step's inputs for a group of recurrent states.
 
     Attributes:
         counts: for the first row of each sequence, how many rows the sequence has; 0 for other
@@ -76,22 +77,16 @@ class StateInputs:
         targets: for these rows, `MAX_TARGETS` slots that get the state after the rows, or -1.
     """
 
-    counts: int
-    sources: int
-    targets: int
-
-    @staticmethod
-    def of(start: int, each: int) -> StateInputs:
-        """Lay out the inputs from `start` on. `each` is the size of one field with a number for
-        each row.
-        """
-        return StateInputs(start, start + each, start + 2 * each)
+    counts: int = by_row()
+    sources: int = by_row()
+    targets: int = by_row(MAX_TARGETS)
 
 
-def write_states(
-    numbers: Ints, at: StateInputs, group: int, rows: Sequence[ScheduledSequence]
-) -> bool:
+def write_states(inputs: StepRecord, group: int, rows: Sequence[ScheduledSequence]) -> bool:
     """Write which rows advance which states into a step's inputs.
+
+    Args:
+        inputs: one record, by the fields of `StateInputs`.
 
     Returns:
         False if a state goes to more slots than there is room for.
@@ -101,9 +96,9 @@ def write_states(
         slots = targets_of(each, group)
         if len(slots) > MAX_TARGETS:
             return False
-        numbers[at.counts + first] = each.count
-        numbers[at.sources + first] = each.block_ids(group)[0] if each.start else -1
-        own = numbers[at.targets + MAX_TARGETS * first :][:MAX_TARGETS]
+        inputs["counts"][0, first] = each.count
+        inputs["sources"][0, first] = each.block_ids(group)[0] if each.start else -1
+        own = inputs["targets"][0, first]
         own[:] = -1
         own[: len(slots)] = slots
         first += each.count
