@@ -47,8 +47,8 @@ from quire.serving.tasks import cancel_and_wait
 
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
+"""Request header with the KV scheme, for clients whose SDK drops unknown fields."""
 SESSION_HEADER = "x-session-id"
-"""Request header with the KV format, for clients whose SDK drops unknown fields."""
 Parsed = TypeVar("Parsed", bound=Wire)
 Result = TypeVar("Result")
 Reader = Callable[["Context", Request, bytes], Awaitable[Result]]
