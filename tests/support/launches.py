@@ -50,9 +50,11 @@ LEVEL = (
     "gpt_oss",
     "mixtral",
     "smollm3",
+    "starcoder2",
+    "olmoe",
 )
 """Configurations whose steps launch no more than mlx-lm's."""
-MORE = {"phi3": 56, "starcoder2": 56, "olmoe": 110, "deepseek_v3": 131}
+MORE = {"phi3": 56, "deepseek_v3": 131}
 """Configurations whose steps launch more, and how many primitives at most: mlx-lm keeps matrices
 joined that files have joined (Phi-3), or spells an operation in fewer steps."""
 VIEWS = frozenset(
@@ -113,6 +115,7 @@ def as_metal() -> Iterator[None]:
 def counted(name: str) -> dict[str, Any]:
     """Return a configuration that both sides count."""
     config = _NEEDED | grown(name)
+    config.pop("clip_qkv", None)  # mlx-lm does not clip
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return config
 

@@ -64,7 +64,10 @@ def test_hidden_states_that_predict_each_other_are_recorded(
     """Gemma 3n corrects predicted states by differences, in which roundings to bfloat16 show: the
     model itself is 0.014 to 0.025 off float32."""
     monkeypatch.setattr(LayerPool, "tolerance", 5e-2)
-    rounds = streams_of([2]) + streams_of([2], "again ")
+    rounds = [
+        [replace(each, max_tokens=4) for each in requests]
+        for requests in streams_of([2]) + streams_of([2], "again ")
+    ]
     compared.assert_agree(opened(grown("gemma3n_text")), PLAIN, rounds, ["2-r1"])
 
 

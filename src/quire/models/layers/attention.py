@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from typing import Self
 
 import mlx.core as mx
@@ -12,7 +12,8 @@ import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
 from quire.core.errors import ModelError
-from quire.device.device import current_device
+from quire.device.activations import Activation
+from quire.device.device import current_device, fused
 from quire.device.ranks import WHOLE, Part
 from quire.device.weights import HeadPart
 from quire.models.base import ForwardContext, Module
@@ -303,4 +304,10 @@ class SelfAttention(Module):
 
     def _clipped(self, x: mx.array) -> mx.array:
         clip = self._kind.clip
-        return x if clip is None else mx.clip(x, -clip, clip)
+        return x if clip is None else _within(clip)(x)
+
+
+@cache
+def _within(bound: float) -> Activation:
+    """Return a function that clips numbers to `[-bound, bound]`."""
+    return fused(lambda x: mx.clip(x, -bound, bound))
