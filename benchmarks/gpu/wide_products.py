@@ -1,7 +1,8 @@
-"""Products of 64 to 512 rows by each cut of `wide_gemm.cuh`: `wide_products.py OUT`.
+"""Products of 64 to 512 rows by each cut of the GEMM kernels: `wide_products.py OUT [ROWS] [BITS]`.
 
-A graph of 20 products, one behind the other, of four matrices in turns: microseconds a product, and
-TFLOPS. The matrices are those of Llama 3.1 8B, in 4 bits. `WideGemm` chooses by these times.
+A graph of 20 products, one behind the other, of four matrices in turns: microseconds a product,
+TFLOPS, and the error relative to products in float32. The matrices are those of Llama 3.1 8B, in 4
+bits, 8, or 16 (bfloat16). `WideGemm` and `WarpgroupGemm` choose by these times.
 """
 
 from __future__ import annotations
@@ -10,82 +11,162 @@ import ctypes
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from quire.device.cuda import driver, wide_gemm
+from quire.device.cuda import driver, warpgroup_gemm, wide_gemm
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.executor.graphs import kernels
 
 MATRICES = [(4096, 14_336, True), (14_336, 4096, False), (4096, 6144, False), (4096, 4096, False)]
 """Columns, rows, and whether it is a gate with its values."""
-ROWS = (64, 128, 256, 512)
+ROWS = "64,128,256,512"
 LAUNCHES, ROUNDS = 20, 10
+GROUP_SIZE = 64
 
 
-def microseconds(gemm: WideGemm, rows: int) -> float:
-    """Time one product within a graph of them."""
-    address, matrices = load_extension().pointer, 2 if gemm.gated else 1
-    weights = []
+@dataclass
+class Product:
+    """A product as one kernel cuts it: what its launch takes."""
+
+    name: str
+    rows: int
+    inputs: int
+    outputs: int
+    bits: int
+    gated: bool
+    source: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    chosen: bool
+
+
+@cache
+def matrices(inputs: int, outputs: int, gated: bool, bits: int) -> list[list[mx.array]]:
+    """Draw four matrices, each as codes, scales and biases, or as it is; of gates both."""
+    drawn = []
     for _ in range(4):
-        codes = mx.random.randint(0, 2**31 - 1, (gemm.outputs, gemm.inputs // 8)).astype(mx.uint32)
-        scales = mx.full((gemm.outputs, gemm.inputs // gemm.group_size), 0.01, dtype=mx.bfloat16)
-        weights.append([codes, scales, 0 * scales] * matrices)
-    x = mx.random.normal((rows, gemm.inputs)).astype(mx.bfloat16)
-    y, count = mx.zeros((rows, gemm.outputs), mx.bfloat16), mx.array(np.array([rows] * 4, np.int32))
+        arrays: list[mx.array] = []
+        for _ in range(2 if gated else 1):
+            whole = mx.random.normal((outputs, inputs)).astype(mx.bfloat16) * inputs**-0.5
+            arrays += [whole] if bits == 16 else mx.quantize(whole, GROUP_SIZE, bits)
+        mx.eval(arrays)
+        drawn.append(arrays)
+    return drawn
+
+
+def expected(x: mx.array, arrays: list[mx.array], bits: int, gated: bool) -> mx.array:
+    """Compute a product in float32."""
+    each = len(arrays) // (1 + gated)
+    left, right = (
+        x.astype(mx.float32)
+        @ (part[0] if bits == 16 else mx.dequantize(*part, GROUP_SIZE, bits)).astype(mx.float32).T
+        for part in (arrays[:each], arrays[-each:])
+    )
+    return left * mx.sigmoid(left) * right if gated else left
+
+
+def measured(product: Product) -> dict[str, Any]:
+    """Time one product within a graph of them."""
+    address = load_extension().pointer
+    weights = matrices(product.inputs, product.outputs, product.gated, product.bits)
+    x = mx.random.normal((product.rows, product.inputs)).astype(mx.bfloat16)
+    y = mx.zeros((product.rows, product.outputs), mx.bfloat16)
+    count = mx.array(np.array([product.rows] * 4, np.int32))
     mx.eval(x, y, count, weights)
-    if gemm.gated:
-        source = kernels.gated(gemm, "silu")
-    else:
-        source = kernels.linear(gemm, (gemm.outputs,), offsets=False)
-    (function,) = compiler().functions([source])
-    grid = -(-gemm.outputs // gemm.width), gemm.blocks, 1
+    (function,) = compiler().functions([product.source])
     launches = []
     for number in range(LAUNCHES):
-        arrays = [count, x, *weights[number % 4], y]
+        arguments = tuple(map(address, [count, x, *weights[number % 4], y]))
         after = (number - 1,) if number else ()
-        arguments = tuple(map(address, arrays))
-        launches.append(Launch(function, grid, gemm.threads, gemm.shared, arguments, after))
+        launches.append(
+            Launch(function, product.grid, product.threads, product.shared, arguments, after)
+        )
     graph, cuda = Graph(launches), driver._driver()
 
     def launch(times: int) -> float:
         begun = time.perf_counter()
         for _ in range(times):
             cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
-        cuda.cuCtxSynchronize()
+        failed = cuda.cuCtxSynchronize()
+        assert not failed, f"error {failed}"
         return (time.perf_counter() - begun) * 1e6 / times / LAUNCHES
 
     launch(3)
-    return launch(ROUNDS)
+    us = launch(ROUNDS)
+    reference = expected(x, weights[(LAUNCHES - 1) % 4], product.bits, product.gated)
+    error = mx.linalg.norm(y.astype(mx.float32) - reference) / mx.linalg.norm(reference)
+    flops = 2 * product.rows * product.inputs * product.outputs * (1 + product.gated)
+    return {"us": round(us, 1), "TFLOPS": round(flops / us / 1e6), "error": round(error.item(), 5)}
 
 
-def main(out: Path) -> None:
-    found: list[dict[str, Any]] = []
-    for inputs, outputs, gated in MATRICES:
-        for rows in ROWS:
-            gemm = WideGemm(inputs, outputs, 4, 64, rows, driver.card(), gated)
-            chosen = gemm.cuts()[0]
-            for cut in gemm.cuts():
-                wide_gemm._chosen = lambda gemm, cut=cut: cut  # type: ignore[assignment]
-                us = microseconds(gemm, rows)
-                flops = 2 * rows * inputs * outputs * (2 if gated else 1)
-                found.append(
-                    {"matrix": (inputs, outputs), "gated": gated, "rows": rows, "cut": cut}
-                    | {
-                        "us": round(us, 1),
-                        "TFLOPS": round(flops / us / 1e6),
-                        "chosen": cut == chosen,
-                    }
-                )
-                print(found[-1], flush=True)
-            out.write_text(json.dumps(found, indent=1))
+def products(
+    inputs: int, outputs: int, gated: bool, rows: int, bits: int, card: driver.Card
+) -> Iterator[Product]:
+    """List a product in each cut of each kernel that the card has."""
+    wide = WideGemm(inputs, outputs, bits, GROUP_SIZE, rows, card, gated)
+    yield from _cut("wide", wide, wide_gemm, wide.cuts()[:2])
+    if card.warpgroups:
+        gemm = WarpgroupGemm(inputs, outputs, bits, GROUP_SIZE, rows, card, gated)
+        yield from _cut("warpgroup", gemm, warpgroup_gemm, gemm.cuts())
+
+
+def _cut(
+    kernel: str, gemm: WideGemm | WarpgroupGemm, module: Any, cuts: list[Any]
+) -> Iterator[Product]:
+    choose: Callable[..., Any] = module.chosen
+    for cut in cuts:
+        module.chosen = lambda gemm, cut=cut: cut
+        if gemm.gated:
+            source = kernels.gated(gemm, "silu")
+        else:
+            source = kernels.linear(gemm, (gemm.outputs,), offsets=False)
+        grid = -(-gemm.outputs // gemm.width), gemm.blocks, 1
+        yield Product(
+            f"{kernel} {cut}",
+            gemm.rows,
+            gemm.inputs,
+            gemm.outputs,
+            gemm.bits,
+            gemm.gated,
+            source,
+            grid,
+            gemm.threads,
+            gemm.shared,
+            cut == cuts[0],
+        )
+    module.chosen = choose
+
+
+def main(out: Path, rows: str = ROWS, bits: str = "4") -> None:
+    card, found = driver.card(), list[dict[str, Any]]()
+    listed = [
+        product
+        for inputs, outputs, gated in MATRICES
+        for count in map(int, rows.split(","))
+        for product in products(inputs, outputs, gated, count, int(bits), card)
+    ]
+    compiler().functions([each.source for each in listed])
+    for each in listed:
+        found.append(
+            {"kernel": each.name, "matrix": (each.inputs, each.outputs), "gated": each.gated}
+            | {"rows": each.rows, "bits": each.bits, "chosen": each.chosen}
+            | measured(each)
+        )
+        print(*found[-1].values(), flush=True)
+    out.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

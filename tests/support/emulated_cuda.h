@@ -197,6 +197,9 @@ static inline float __shfl_sync(uint, float x, int lane) {
   return __uint_as_float(emulated::post(&own, 1)[lane][0]);
 }
 static inline int __shfl_sync(uint, int x, int lane) { return emulated::post((const uint*)&x, 1)[lane][0]; }
+static inline int __shfl_sync(uint, int x, int lane, int width) {
+  return emulated::post((const uint*)&x, 1)[emulated::current % 32 / width * width + lane][0];
+}
 static inline int __shfl_up_sync(uint, int x, int by) {
   const int lane = emulated::current % 32;
   return emulated::post((const uint*)&x, 1)[lane < by ? lane : lane - by][0];
@@ -223,6 +226,57 @@ static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint 
 static inline void product(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
   emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::brain_of);
 }
+// A warp's part of wgmma: 16 rows of W, all of x. Pieces of 16 bytes of rows of 128 are swizzled.
+typedef unsigned long long Tile;
+static inline Tile tile_at(const void* tile) { return (Tile)tile; }
+static inline Tile moved(Tile tile, int pieces) { return tile + 16 * pieces; }
+static inline uint swizzled(Tile tile, int row, int pair) {
+  return ((const uint*)tile)[row * 32 + (pair / 4 ^ row & 7) * 4 + pair % 4];
+}
+template <int N>
+static inline void wgmma(float (&c)[N], uint a0, uint a1, uint a2, uint a3, Tile x, int slice) {
+  const uint own[4] = {a0, a1, a2, a3};
+  const emulated::Posts all = emulated::post(own, 4);
+  const int lane = emulated::current % 32;
+  for (int i = 0; i < N; i++) {
+    const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2;
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) {
+      const float a = emulated::brain_of(all[lane / 4 * 4 + k % 8 / 2][half + k / 8 * 2], k % 2);
+      sum += a * emulated::brain_of(swizzled(x, row, slice * 8 + k / 2), k % 2);
+    }
+    c[i] += sum;
+  }
+}
+template <int N>
+static inline void wgmma_shared(float (&c)[N], Tile w, Tile x, int slice) {
+  const int lane = emulated::current % 32, row = emulated::current / 32 % 4 * 16 + lane / 4;
+  uint a[4];
+  for (int i = 0; i < 4; i++) a[i] = swizzled(w, row + i % 2 * 8, slice * 8 + lane % 4 + i / 2 * 4);
+  wgmma(c, a[0], a[1], a[2], a[3], x, slice);
+}
+static inline void meet_cluster() { emulated::fail("no clusters here", 0, 0); }
+static inline float4 of_cluster(const float*, int) { return {}; }
+template <int COUNT>
+static inline void keep_registers() {}
+template <int COUNT>
+static inline void take_registers() {}
+static inline void initialize(unsigned long long* barrier, int count) {
+  *barrier = (unsigned long long)count << 32 | (uint)count << 1;
+}
+static inline void arrive(unsigned long long* barrier) {
+  *barrier -= 2;
+  if ((uint)*barrier < 2) *barrier = *barrier >> 32 << 32 | (*barrier >> 32) << 1 | (*barrier & 1 ^ 1);
+}
+static inline void await_barrier(unsigned long long* barrier, int odd) {
+  while ((int)(*barrier & 1) == odd) emulated::wait(emulated::READY);
+}
+static inline void shared_memory_is_written() {}
+static inline void start_products() {}
+static inline void end_products() {}
+template <int LEFT>
+static inline void await_products() {}
+static inline void computed(float&) {}
 static inline uint pack(float low, float high) {
   return (uint)bfloat16_t(high).bits << 16 | bfloat16_t(low).bits;
 }

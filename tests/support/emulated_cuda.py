@@ -68,7 +68,7 @@ class EmulatedCUDA(Emulated):
             arguments.append("stats_shape")
         text = re.sub(r"#include <.*>", "", self.header) + "\f" + self.body
         text = re.sub(
-            r"extern __shared__ (?:__align__\(16\) )?([\w ]+) (\w+)\[\];",
+            r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];",
             r"auto \2 = (\1*)emulated::dynamic;",
             text,
         )

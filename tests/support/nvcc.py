@@ -21,7 +21,7 @@ def assert_compiles(text: str, folder: Path, spilled: int = 0) -> None:
         pytest.skip("no nvcc")
     path = folder / "kernels.cu"
     path.write_text(text)
-    command = [nvcc, "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", folder / "k.cubin", path]
+    command = [nvcc, "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-o", folder / "k.cubin", path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     stores = [int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr)]

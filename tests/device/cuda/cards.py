@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.device.cuda.driver import Card
 
-H200 = Card(multiprocessors=132, shared=227 << 10)
+H200 = Card(multiprocessors=132, shared=227 << 10, warpgroups=True)
 RTX_4090 = Card(multiprocessors=128, shared=99 << 10)
 """Like all of the RTX 30 and 40 series in the shared memory of a thread block."""
 RTX_3060 = Card(multiprocessors=28, shared=99 << 10)

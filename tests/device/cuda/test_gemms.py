@@ -11,8 +11,10 @@ import pytest
 
 from quire.device import activations
 from quire.device.activations import Gating
+from quire.device.cuda import warpgroup_gemm
 from quire.device.cuda.driver import Card
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.warpgroup_gemm import Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs import kernels
@@ -30,6 +32,7 @@ SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
 AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
 PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS]
+CUTS = [Cut(*shape, splits=1) for shape in ((64, 2), (64, 4), (128, 4), (256, 2))]
 GATINGS = {"silu": Gating("silu"), "clamped": Gating("silu", 7.0, 1.702)}
 
 
@@ -71,6 +74,22 @@ def many(
     return WideGemm(inputs, outputs, bits, group_size, rows, card, mode=packing.mode, **more)
 
 
+def warpgroups(
+    inputs: int, outputs: int, packing: Packing, rows: int, **more: bool
+) -> WarpgroupGemm:
+    bits, group_size = packing.bits, packing.group_size
+    return WarpgroupGemm(inputs, outputs, bits, group_size, rows, H200, mode=packing.mode, **more)
+
+
+@pytest.fixture
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cut:
+    """How warpgroups' products are cut. The emulation has no clusters, so nothing is split."""
+    found = getattr(request, "param", CUTS[0])
+    assert isinstance(found, Cut)
+    monkeypatch.setattr(warpgroup_gemm, "chosen", lambda gemm: found)
+    return found
+
+
 def run(source: str, gemm: kernels.Gemm, given: list[mx.array], grid: tuple[int, int, int]) -> None:
     runner = EmulatedRunner()
     addresses = tuple(runner.address(each) for each in given)
@@ -99,6 +118,22 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
     y = mx.zeros((rows, outputs), mx.bfloat16)
     gemm = many(inputs, outputs, packing, 128, card)
     assert (gemm.columns > 1) == (card is SMALL)
+    source = kernels.linear(gemm, (outputs,), offsets=True)
+    grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
+    run(source, gemm, [number(rows), x, *weight, y, offsets], grid)
+    assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
+
+
+@pytest.mark.parametrize("cut", everyday(CUTS, CUTS[:1].__contains__), ids=str, indirect=True)
+@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE,).__contains__), ids=name_of)
+def test_warpgroups_multiply_by_codes_and_numbers(packing: Packing, cut: Cut) -> None:
+    """More steps than stages, rows of W that are no multiple of a tile, and a bias."""
+    rows, inputs, outputs = 70, 704, 144
+    *weight, numbers = matrix(outputs, inputs, packing, 0)
+    x, offsets = random(rows, inputs, seed=1), mx.arange(outputs).astype(mx.bfloat16)
+    y = mx.zeros((rows, outputs), mx.bfloat16)
+    gemm = warpgroups(inputs, outputs, packing, 128)
+    assert gemm.stages < inputs // 64
     source = kernels.linear(gemm, (outputs,), offsets=True)
     grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
     run(source, gemm, [number(rows), x, *weight, y, offsets], grid)
@@ -146,17 +181,22 @@ def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels
     assert mx.array_equal(y, weight.unpacked(mx.bfloat16)[:, :rows].T).item()
 
 
+@pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
 @pytest.mark.parametrize(
     "packing", everyday([AFFINE, UNPACKED, *FLOATS], (AFFINE, MXFP4).__contains__), ids=name_of
 )
-def test_gates_join_two_products(packing: Packing, rows: int) -> None:
+def test_gates_join_two_products(packing: Packing, rows: int, hopper: bool, cut: Cut) -> None:
+    if hopper and rows <= 32:
+        pytest.skip("of few rows there is one kernel")
     inputs, outputs = 128, 48
     (*gate, a), (*up, b) = (matrix(outputs, inputs, packing, seed) for seed in (0, 1))
     x, y = random(rows, inputs, seed=2), mx.zeros((rows, outputs), mx.bfloat16)
     gemm: kernels.Gemm = (
         few(inputs, outputs, packing, rows, gated=True)
         if rows <= 32
+        else warpgroups(inputs, outputs, packing, 128, gated=True)
+        if hopper
         else many(inputs, outputs, packing, 128, SMALL, gated=True)
     )
     grid = -(-outputs // gemm.width), gemm.blocks, 1
@@ -176,16 +216,21 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     return mx.array(order), mx.array(np.array(tiles, np.int32))
 
 
+@pytest.mark.parametrize("kind", [many, warpgroups])
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
 @pytest.mark.parametrize(
     "packing", everyday([AFFINE, UNPACKED, *FLOATS], (MXFP4,).__contains__), ids=name_of
 )
-def test_experts_take_the_rows_that_chose_them(packing: Packing, rows: int, gating: str) -> None:
+def test_experts_take_the_rows_that_chose_them(
+    packing: Packing, rows: int, gating: str, kind: Callable[..., kernels.Gemm], cut: Cut
+) -> None:
     """Their gates and then their last matrices, all with biases."""
     top, hidden, width, count = 2, 192, 64, 5
     chosen = np.argsort(np.random.default_rng(rows).random((rows, count)))[:, :top]
     wide = rows * top > EXPERT_TILE * count
+    if kind is warpgroups and not wide:
+        pytest.skip("of few rows there is one kernel")
     order, tiles = tiles_of(chosen, ROWS if wide else EXPERT_TILE)
     stacked = [
         [mx.stack(list(part)) for part in zip(*matrices, strict=True)]
@@ -197,7 +242,7 @@ def test_experts_take_the_rows_that_chose_them(packing: Packing, rows: int, gati
     (*gate, a), (*up, b), (*down, c) = stacked
     biases = [random(count, each.shape[1], seed=n) for n, each in enumerate((a, b, c))]
     x, inner = random(rows, hidden, seed=7), mx.zeros((rows * top, width), mx.bfloat16)
-    own, made = GATINGS[gating], many if wide else few
+    own, made = GATINGS[gating], kind if wide else few
     size = ROWS * len(tiles) if wide else rows
     first = made(hidden, width, packing, size, gated=True, experts=True)
     joined = gated(own, "x", "y", mx.bfloat16)
@@ -232,6 +277,9 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
             few(4096, 4096, packing, 32),
             many(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
             many(4096, 4096, packing, 64),
+            warpgroups(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
+            warpgroups(4096, 4096, packing, 128),
+            warpgroups(4096, 28_672, packing, 512),
         ]
     ):
         folder = tmp_path / str(place)

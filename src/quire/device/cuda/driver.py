@@ -20,6 +20,8 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _SHARED_BY_ASKING = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_HOPPER = 90
+"""The compute capability whose instructions for warpgroups no other one has."""
 _SHARED = 48 << 10
 """Most bytes of shared memory that a kernel gets without a request."""
 _HEADER = "cuda_bf16.h"
@@ -35,10 +37,12 @@ class Card:
 
     Attributes:
         shared: the most bytes of shared memory of a thread block.
+        warpgroups: whether it has Hopper's instructions for groups of four warps (wgmma).
     """
 
     multiprocessors: int
     shared: int
+    warpgroups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ class Compiler:
         self._folder = folder
         self._functions: dict[str, int] = {}
         self._options = [
-            f"--gpu-architecture=sm_{_capability()}",
+            f"--gpu-architecture=sm_{_capability()}{'a' * (_capability() == _HOPPER)}",
             "--std=c++17",
             *(f"-I{path}" for path in _header_folders()),
         ]
@@ -280,7 +284,8 @@ def _check(name: str, result: int) -> None:
 @cache
 def card() -> Card:
     """Return the properties of the process's GPU."""
-    return Card(_attribute(_MULTIPROCESSORS), _attribute(_SHARED_BY_ASKING))
+    shared = _attribute(_SHARED_BY_ASKING)
+    return Card(_attribute(_MULTIPROCESSORS), shared, _capability() == _HOPPER)
 
 
 @cache

@@ -54,14 +54,14 @@ class WideGemm:
     @property
     def tiles(self) -> int:
         """Number of tiles of 8 rows that a thread block multiplies."""
-        return _chosen(self)[0]
+        return chosen(self)[0]
 
     @property
     def columns(self) -> int:
         """Number of warps side by side. The fewer they are, the more warps share a matrix's
         columns.
         """
-        return _chosen(self)[1]
+        return chosen(self)[1]
 
     @property
     def blocks(self) -> int:
@@ -86,13 +86,13 @@ class WideGemm:
     @property
     def stages(self) -> int:
         """Number of steps that are copied ahead, one more than run at a time."""
-        fitting = (n for n in _STAGES if self._shared(*_chosen(self), n) <= self.card.shared)
+        fitting = (n for n in _STAGES if self._shared(*chosen(self), n) <= self.card.shared)
         return next(fitting, _STAGES[-1])
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory that `wide_gemm.cuh` lays out."""
-        return self._shared(*_chosen(self), self.stages)
+        return self._shared(*chosen(self), self.stages)
 
     def _shared(self, tiles: int, columns: int, stages: int) -> int:
         splits = _WARPS // columns
@@ -139,6 +139,6 @@ class WideGemm:
 
 
 @cache
-def _chosen(gemm: WideGemm) -> tuple[int, int]:
+def chosen(gemm: WideGemm) -> tuple[int, int]:
     """Return the fastest cut; the smallest if none fits."""
     return next(iter(gemm.cuts()), (8, 4))

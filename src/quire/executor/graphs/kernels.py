@@ -13,6 +13,7 @@ from quire.attention.paged import packed
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
 
@@ -35,7 +36,7 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 """
-Gemm = SkinnyGemm | WideGemm
+Gemm = SkinnyGemm | WideGemm | WarpgroupGemm
 
 WEIGHT_PARTS = {"w": "const unsigned*", "scales": "const Scale*", "biases": "const T*"}
 """Names of a matrix's parameters in kernels: codes, scales and biases; a plain matrix has only the
@@ -51,16 +52,20 @@ def source_text(
     head: str = "",
     before: str = "",
     resident: int | None = None,
+    cluster: int = 1,
 ) -> str:
     """Return the source of a kernel.
 
     Args:
+        cluster: neighbouring thread blocks along y that read each other's shared memory.
         resident: thread blocks that a multiprocessor should hold at a time.
         before: C lines that may run before earlier kernels have finished.
     """
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     bounds = str(threads) if resident is None else f"{threads}, {resident}"
     signature = f'extern "C" __global__ void __launch_bounds__({bounds})'
+    if cluster > 1:
+        signature += f" __cluster_dims__(1, {cluster}, 1)"
     return "\n".join(
         [
             "#include <cuda_bf16.h>",
@@ -220,10 +225,15 @@ def _product(
     functions: str = "",
 ) -> str:
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, gemm.source)
+    cluster = 1
+    if isinstance(gemm, WarpgroupGemm):
+        head, cluster = head + gemm.functions, gemm.cluster
     head += functions
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     before = "\n".join(lines)
-    return source_text(parameters, body, gemm.threads, defines, head, before, gemm.resident)
+    return source_text(
+        parameters, body, gemm.threads, defines, head, before, gemm.resident, cluster
+    )
 
 
 def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = False) -> str:

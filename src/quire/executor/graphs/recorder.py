@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.device.cuda.driver import Card, Launch
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs.kernels import Gemm
@@ -195,9 +196,8 @@ class Recorder:
         many = tiles > 0 if experts else self.max_rows > _SKINNY_ROWS
         if many and not self.batch_invariant:
             rows = ROWS * tiles or self.max_rows
-            return WideGemm(
-                inputs, outputs, bits, group_size, rows, self.card, gated, experts, mode
-            )
+            kind = WarpgroupGemm if self.card.warpgroups else WideGemm
+            return kind(inputs, outputs, bits, group_size, rows, self.card, gated, experts, mode)
         return SkinnyGemm(
             inputs,
             outputs,
