@@ -86,11 +86,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A resize of a pool's arrays to `capacity` blocks, after `moves` (from id, to id)."""
+    """A resize of a pool's arrays to `capacity` blocks, after `moves` (from id, to id).
+
+    Attributes:
+        spare: bytes that may be held twice while arrays are copied; None if any number may.
+    """
 
     pool: PoolKey
     capacity: int
     moves: tuple[tuple[int, int], ...] = ()
+    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

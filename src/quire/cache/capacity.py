@@ -9,6 +9,9 @@ from functools import cache
 
 from quire.cache.blocks import Block, PoolKey, Resize
 
+_COPIED_SHARE = 16
+"""Part of the budget, one in so many, that arrays may take beyond it while a pool is resized."""
+
 
 @dataclass(slots=True)
 class Pool:
@@ -103,11 +106,11 @@ class Capacity:
         pool.free.extend(range(pool.capacity + extra - 1, pool.capacity - 1, -1))
         pool.blocks.extend([None] * extra)
         self.claimed += extra * pool.block_bytes
-        return Resize(pool.key, pool.capacity)
+        return Resize(pool.key, pool.capacity, spare=self._spare())
 
     def shrink(self, pool: Pool, count: int) -> Resize:
         """Remove `count` free blocks from a pool's end, moving others down."""
-        capacity = pool.capacity - count
+        capacity, spare = pool.capacity - count, self._spare()
         pool.free.sort(reverse=True)
         low = [id for id in pool.free if id < capacity]
         moves = []
@@ -121,7 +124,11 @@ class Capacity:
         pool.free = low
         self.claimed -= count * pool.block_bytes
         self.epoch += 1
-        return Resize(pool.key, capacity, tuple(moves))
+        return Resize(pool.key, capacity, tuple(moves), spare)
+
+    def _spare(self) -> int:
+        """Return the bytes that may be held twice beside what is claimed."""
+        return self.unclaimed + self.budget // _COPIED_SHARE
 
     def reset(self) -> None:
         """Remove all blocks from all pools."""

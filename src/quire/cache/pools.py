@@ -14,6 +14,7 @@ from quire.cache.specs import KVGroup, recurrent_groups, stored_groups
 from quire.cache.states import StatePool
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
 
 
 class KVPool:
@@ -30,13 +31,20 @@ class KVPool:
         stores = {layer: make_index_store(shape) for layer in layers}
         self.indexes = {layer: store for layer, store in stores.items() if store is not None}
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, tails: bool) -> None:
-        """Resize the arrays as the block manager decided."""
+    def resize(
+        self,
+        capacity: int,
+        moves: tuple[tuple[int, int], ...],
+        spare: int | None = None,
+        *,
+        tails: bool,
+    ) -> None:
+        """Resize the arrays as the block manager decided; see `Resize`."""
         for store in self._stores():
             if not tails:
-                store.resize(capacity, moves)
+                store.resize(capacity, moves, spare)
             elif store.has_tail:
-                store.resize_tails(capacity, moves)
+                store.resize_tails(capacity, moves, spare)
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
         """Return every array of these layers."""
@@ -89,6 +97,18 @@ class Pools:
             total += size(shape, format)
         return total
 
+    def claimed_bytes(self, key: PoolKey) -> int:
+        """Return the bytes of the budget that one block of a pool claims.
+
+        Where a step copies the arrays that it reads and then writes, tails and states, one layer's
+        are held twice meanwhile. The copy counts.
+        """
+        claimed = self.block_bytes(key)
+        copied = key.tail or key.group in self._recurrent
+        if not copied or current_device().operations.rows_in_place:
+            return claimed
+        return claimed + -(-claimed // len(self.groups[key.group].layers))
+
     def kv(self, group: int, format: KVFormat) -> KVPool:
         """Return the pool of a group of keys and values."""
         pool = self._kv.get((group, format))
@@ -108,12 +128,12 @@ class Pools:
 
     def resize(self, change: Resize) -> None:
         """Resize a pool's arrays as the block manager decided."""
-        key = change.pool
+        key, wanted = change.pool, (change.capacity, change.moves, change.spare)
         if key.group in self._recurrent:
-            self.states(key.group, key.format).resize(change.capacity, change.moves)
+            self.states(key.group, key.format).resize(*wanted)
         else:
-            pool = self.kv(key.group, key.format)
-            pool.resize(change.capacity, change.moves, tails=key.tail)
+            self.kv(key.group, key.format).resize(*wanted, tails=key.tail)
+        mx.clear_cache()  # MLX would keep freed arrays, whose sizes no array asks for again
 
     def copy(self, pairs: Iterable[tuple[PoolKey, int, int]]) -> None:
         """Copy block `from` to block `to` for each (pool, from, to)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.formats.paging import block_rows, resized
+from quire.cache.formats.paging import block_rows, resize
 from quire.cache.specs import RecurrentState
 from quire.core.arrays import Ints
 from quire.device.device import current_device
@@ -38,11 +38,18 @@ class StatePool:
             for _, shape, type in spec.arrays
         )
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Move slots, then cut or extend the arrays to `capacity` slots."""
-        for place, array in self._parts.items():
-            self._parts[place] = resized(array, 1, capacity, moves)
-            mx.eval(self._parts[place])
+    def resize(
+        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+    ) -> None:
+        """Move slots, then cut or extend the arrays to `capacity` slots.
+
+        Args:
+            spare: see `Resize`.
+        """
+        places, arrays = list(self._parts), list(self._parts.values())
+        self._parts.clear()  # `arrays` has the only references
+        resize(arrays, 1, capacity, moves, spare)
+        self._parts.update(zip(places, arrays, strict=True))
 
     def read(self, layer: int, name: str, slots: mx.array) -> mx.array:
         """Return the states in slots `[n]`: `[n, *shape]`."""

@@ -10,7 +10,14 @@ from quire.device.coding import Chunks, CodedChunks, VectorCoding
 
 
 class CacheOperations:
-    """Pool writes in MLX's operations. A device with kernels of its own overrides them."""
+    """Pool writes in MLX's operations. A device with kernels of its own overrides them.
+
+    Attributes:
+        rows_in_place: whether `write_rows` writes to pools that the same step has read. MLX's own
+            assignment copies such a pool: queued readers hold it.
+    """
+
+    rows_in_place = False
 
     def write_vectors(
         self,
@@ -30,7 +37,11 @@ class CacheOperations:
             pool[rows, offsets] = each.astype(pool.dtype)
 
     def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
-        """Set `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`."""
+        """Set `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`.
+
+        What still reads the pool as it was must be an input of `values`: the pool may be written in
+        place.
+        """
         pool[rows] = values.astype(pool.dtype)
 
     def encode(

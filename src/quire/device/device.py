@@ -54,6 +54,8 @@ class Device(ABC):
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
         dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
         kernel_language: language of kernels that `mx.fast` compiles: "cuda", "metal" or none.
+        gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
+            them in place.
         kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
     """
 
@@ -67,6 +69,7 @@ class Device(ABC):
     slow_code_bits: frozenset[int]
     dequantizes_fast: bool
     kernel_language: str
+    gathered_bytes: int
     kv_share: float
 
     def __init__(self) -> None:
@@ -140,6 +143,12 @@ class Device(ABC):
             "free": self.free_memory(),
         }
 
+    def bound_steps(self, kv_memory: int) -> None:
+        """Let MLX queue operations ahead only while arrays stay near what there is now and
+        `kv_memory`; beyond that each waits for the one before, whose memory it can use.
+        """
+        mx.set_memory_limit(mx.get_active_memory() + kv_memory + kv_memory // 32)
+
     @abstractmethod
     def bound_caches(self) -> None:
         """Limit MLX's cache of freed buffers, which counts as memory.
@@ -163,6 +172,7 @@ class CPU(Device):
     slow_code_bits = frozenset({2, 3, 5, 6})  # 2 to 8 times as long as 8 bits
     dequantizes_fast = False  # MLX's shifts and masks code by code: 2 to 10 times as long
     kernel_language = ""
+    gathered_bytes = 1 << 20  # what a core's cache holds
     kv_share = 0.25
 
     def __init__(self) -> None:
@@ -218,6 +228,7 @@ class GPU(Device):
     code_rows = 8
     slow_code_bits: frozenset[int] = frozenset()
     dequantizes_fast = True
+    gathered_bytes = 256 << 20
     kv_share = 0.85
 
     def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:

@@ -101,6 +101,7 @@ class ModelDrafter:
         read_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.kv_budget = budget
         self._model = loaded.model
         config = EngineConfig(str(loaded.path), block_size=block_size)
         self._executor = open_executor(loaded, config)

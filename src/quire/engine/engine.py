@@ -26,6 +26,7 @@ from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.engine.adapters import RequestAdapters
 from quire.engine.constraints import ConstraintFactory
+from quire.engine.draft_model import ModelDrafter
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format
 from quire.engine.memory import check_context, kv_budget, wanted_context
@@ -92,6 +93,8 @@ class Engine:
         self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
         budget = kv_budget(config, loaded.parameter_bytes + executor.adapters.nbytes)
+        drafted = sum(each.kv_budget for each in drafters if isinstance(each, ModelDrafter))
+        current_device().bound_steps(budget + drafted)
         self._names = _block_names(loaded, config)
         context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(

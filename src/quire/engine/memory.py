@@ -103,7 +103,7 @@ def _check_smallest(
 ) -> None:
     """Raise `NoRoom` unless `budget` bytes of KV hold the shortest useful context."""
     groups = KVLayout.of(model.layout).groups
-    manager = BlockManager(budget, Pools(groups, config.block_size, dtype).block_bytes)
+    manager = BlockManager(budget, Pools(groups, config.block_size, dtype).claimed_bytes)
     format = config.kv_format.skipping(skipped_layers(model.own_layout, config.kv_skip_layers))
     least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
     check_context(Limits(groups, manager, config.block_size, least).context(format), least)
@@ -114,7 +114,7 @@ def sequence_bytes(
 ) -> int:
     """Return the most bytes of KV that a lone sequence of `tokens` tokens takes."""
     groups = KVLayout.of(model.layout).groups
-    manager = BlockManager(0, Pools(groups, block_size, dtype).block_bytes)
+    manager = BlockManager(0, Pools(groups, block_size, dtype).claimed_bytes)
     return Limits(groups, manager, block_size, tokens).worst_case_bytes(format, tokens)
 
 

@@ -96,7 +96,7 @@ class EagerExecutor:
     # -- facts ---------------------------------------------------------------------------------
 
     def block_bytes(self, pool: PoolKey) -> int:
-        return self.pools.block_bytes(pool)
+        return self.pools.claimed_bytes(pool)
 
     def fits(self, pool: PoolKey, block: HostBlock) -> bool:
         return matches_pool(self.pools, pool, block)

@@ -41,7 +41,7 @@ class Executor(Protocol):
         ...
 
     def block_bytes(self, pool: PoolKey) -> int:
-        """Return the bytes of one block of a pool."""
+        """Return the bytes of the KV budget that one block of a pool claims."""
         ...
 
     def fits(self, pool: PoolKey, block: HostBlock) -> bool:

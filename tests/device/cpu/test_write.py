@@ -82,3 +82,18 @@ def test_rows_of_any_shape(compiled: Any) -> None:
     assert pool[mx.array([0, 2])].sum().item() == 0
     with pytest.raises(ValueError, match="as the pool's rows"):
         compiled.write_rows(pool, values[:1], mx.array([3, 1]))
+
+
+def test_rows_that_the_step_has_read_are_written_in_place(compiled: Any) -> None:
+    pool = mx.zeros((1 << 12, 256))
+    row = mx.array([5])
+    mx.eval(pool, row)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in range(4):
+        compiled.write_rows(pool, pool[row] + 1, row)
+        mx.eval(pool)
+        mx.synchronize()
+    assert mx.get_peak_memory() < before + pool.nbytes // 2
+    assert pool[5, 0].item() == 4

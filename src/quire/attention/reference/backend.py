@@ -52,9 +52,10 @@ class _Prepared(PreparedAttention):
         self, q: mx.array, store: LayerStore, scoring: Scoring
     ) -> list[tuple[slice, mx.array]]:
         """Attend over plain blocks; return the result of each part of the rows."""
-        outs = []
+        outs: list[tuple[slice, mx.array]] = []
         for batch in self._batches:
-            out = plain.decode(_rows(q, batch.rows), store, batch, scoring)
+            after = [out for _, out in outs[-1:]]
+            out = plain.decode(_rows(q, batch.rows), store, batch, scoring, after)
             outs.append((batch.rows, out))
         for chunk in self._chunks:
             out = plain.prefill(_rows(q, chunk.rows), store, chunk, scoring)
@@ -66,10 +67,10 @@ class _Prepared(PreparedAttention):
     ) -> list[tuple[slice, mx.array]]:
         """Attend over packed blocks; return the result of each part of the rows."""
         scaled = q if scoring.scale == 1.0 else q * scoring.scale
-        outs = []
+        outs: list[tuple[slice, mx.array]] = []
         for batch in self._batches:
-            own = scoring.part(batch.rows)
-            out = packed.decode(_rows(scaled, batch.rows), store, batch, own)
+            own, after = scoring.part(batch.rows), [out for _, out in outs[-1:]]
+            out = packed.decode(_rows(scaled, batch.rows), store, batch, own, after)
             outs.append((batch.rows, out.astype(q.dtype)))
         for number, chunk in enumerate(self._chunks):
             blocks = None if written is None else written.part(slice(number, number + 1))

@@ -1,7 +1,8 @@
 """Divides a step's rows so that gathering their blocks wastes little.
 
-Sequences with one row are gathered in batches of similar length. Rows of a chunk are read together,
-or tile by tile if blocks are packed. Keys are numbered from the first block listed.
+Sequences with one row are gathered in batches of similar length, and of a bounded size. Rows of a
+chunk are read together, or tile by tile if blocks are packed. Keys are numbered from the first
+block listed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.slots import head_rows
 from quire.core.arrays import Ints
+from quire.device.device import current_device
 
 _SHORT_TABLE = 15
 """Block tables up to this length share one batch; longer ones are batched by similar length."""
@@ -294,11 +296,19 @@ def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
         if not classes[at]:
             chunks.append(_chunk(metadata, at))
         else:
-            while end < len(counts) and classes[end] == classes[at]:
+            most = _most_rows(metadata, max(tables[at + 1] - tables[at], 1 << classes[at] - 1))
+            while end < min(len(counts), at + most) and classes[end] == classes[at]:
                 end += 1
             batches.append(_batch(metadata, at, end))
         at = end
     return batches, chunks
+
+
+def _most_rows(metadata: AttentionMetadata, blocks: int) -> int:
+    """Return how many rows a batch may hold that gathers so many blocks for each."""
+    spec = metadata.spec
+    token = spec.kv_heads * (spec.head_dim + spec.value_dim) * 4  # float32 at most
+    return max(1, current_device().gathered_bytes // (blocks * metadata.block_size * token))
 
 
 def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:

@@ -16,17 +16,25 @@ _Read = tuple[mx.array, Callable[[mx.array], mx.array]]
 """Scores `[..., M, S]` of M query vectors, and the function that turns weights into outputs."""
 
 
-def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
-    """Attend for the rows of sequences with one row each, `[B, heads, head_dim]`, scaled."""
+def decode(
+    q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring, after: list[mx.array]
+) -> mx.array:
+    """Attend for the rows of sequences with one row each, `[B, heads, head_dim]`, scaled.
+
+    Args:
+        after: arrays that are computed before any block is gathered.
+    """
     count, heads, _ = q.shape
     kv_heads = batch.kv_heads
     q = store.transform(q).reshape(count, kv_heads, heads // kv_heads, -1)
     if batch.tails is not None:
-        tail = store.tails(batch.tail_heads)
-        scores, weighted_sum = _read_with_own(q, store, batch.full_heads, *tail)
+        tail = store.tails(mx.depends([batch.tail_heads], after)[0])
+        full = batch.full_heads
+        full = None if full is None else mx.depends([full], after)[0]
+        scores, weighted_sum = _read_with_own(q, store, full, *tail)
         bias = batch.tail_bias
     else:
-        reader = store.read(batch.heads)
+        reader = store.read(mx.depends([batch.heads], after)[0])
         scores, weighted_sum, bias = reader.scores(q), reader.weighted_sum, batch.bias
     if scoring.chosen is not None:
         bias = bias + batch.chosen_bias(scoring.chosen, tails=store.has_tail)

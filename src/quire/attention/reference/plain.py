@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -16,12 +17,52 @@ SCORES = 32 << 20
 """Most attention scores (heads * rows * keys) of a chunk."""
 
 
-def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
-    """Attend for the rows of sequences with one row each, `[B, heads, head_dim]`."""
-    count, kv_heads, blocks = batch.heads.shape
-    shape = (count, kv_heads, blocks * batch.block_size, -1)
-    read = [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
-    return _single_rows(q, *_keys_and_values(store, read), batch, scoring)
+def decode(
+    q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring, after: list[mx.array]
+) -> mx.array:
+    """Attend for the rows of sequences with one row each, `[B, heads, head_dim]`.
+
+    Args:
+        after: arrays that are computed before any block is gathered.
+    """
+
+    def attend(q: mx.array, blocks: mx.array, scoring: Scoring) -> mx.array:
+        count, heads, length = blocks.shape
+        shape = (count, heads, length * batch.block_size, -1)
+        read = [each[blocks].reshape(shape).astype(q.dtype) for each in store.arrays()]
+        return _single_rows(q, *_keys_and_values(store, read), batch, scoring)
+
+    return _by_heads(q, store, batch.heads, scoring, attend, after)
+
+
+def _by_heads(
+    q: mx.array,
+    store: LayerStore,
+    blocks: mx.array,
+    scoring: Scoring,
+    attend: Callable[[mx.array, mx.array, Scoring], mx.array],
+    after: Sequence[mx.array] = (),
+) -> mx.array:
+    """Attend for queries `[t, heads, head_dim]`, for as many heads at a time as may be gathered.
+
+    Args:
+        blocks: rows of the store's arrays to gather, `[B, kv_heads, P]`.
+        attend: attends for some heads: their queries and blocks.
+        after: arrays that are computed before any block is gathered.
+    """
+    count, kv_heads, length = blocks.shape
+    group, dims = q.shape[1] // kv_heads, sum(each.shape[-1] for each in store.arrays())
+    head_bytes = count * length * store.shape.block_size * dims * 4  # float32 at most
+    at_once = max(1, current_device().gathered_bytes // head_bytes)
+    outs = list(after[-1:])
+    for first in range(0, kv_heads, at_once):
+        heads = slice(first, min(kv_heads, first + at_once))
+        own = slice(heads.start * group, heads.stop * group)
+        sinks = None if scoring.sinks is None else scoring.sinks[own]
+        some = mx.depends([blocks[:, heads]], outs[-1:])[0]
+        outs.append(attend(q[:, own], some, scoring._replace(sinks=sinks)))
+    parts = outs[len(after[-1:]) :]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
 
 def chosen(
@@ -64,13 +105,24 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
     With the compiled CPU kernels, rows get the same bits as in `decode`: whole blocks are read, and
     softmax is the same.
     """
+
+    def attend(q: mx.array, blocks: mx.array, scoring: Scoring) -> mx.array:
+        return _prefill_heads(q, store, blocks, chunk, scoring)
+
+    return _by_heads(q, store, chunk.heads, scoring, attend)
+
+
+def _prefill_heads(
+    q: mx.array, store: LayerStore, blocks: mx.array, chunk: Chunk, scoring: Scoring
+) -> mx.array:
+    """Attend for some heads of a chunk's rows; their blocks `[1, kv_heads, P]` are gathered."""
     arrays = store.arrays()
     alike = current_device().kernels is not None
     narrow = alike or arrays[0].dtype != mx.float32 or q.dtype != mx.float32
     count, size = q.shape[0], chunk.block_size if alike else 1
     seen = _whole(int(chunk.last[-1]) + 1, size)
     k, v = _keys_and_values(
-        store, [_gathered(each, chunk)[:, :, :seen].astype(q.dtype) for each in arrays]
+        store, [_gathered(each, blocks)[:, :, :seen].astype(q.dtype) for each in arrays]
     )
     q = q.swapaxes(0, 1)[None]  # [1, heads, t, head_dim]
     tile = max(1, SCORES // (q.shape[1] * seen))
@@ -103,9 +155,9 @@ def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array,
     return keys, values[0] if values else keys[..., : store.shape.value_dim]
 
 
-def _gathered(blocks: mx.array, chunk: Chunk) -> mx.array:
-    """Gather blocks to `[1, kv_heads, P * block_size, dim]`."""
-    return blocks[chunk.heads].reshape(1, chunk.kv_heads, -1, blocks.shape[-1])
+def _gathered(array: mx.array, blocks: mx.array) -> mx.array:
+    """Gather blocks `[1, kv_heads, P]` to `[1, kv_heads, P * block_size, dim]`."""
+    return array[blocks].reshape(1, blocks.shape[1], -1, array.shape[-1])
 
 
 def _spells_out(scoring: Scoring) -> bool:

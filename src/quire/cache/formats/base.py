@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
-from quire.cache.formats.paging import block_rows, resized
+from quire.cache.formats.paging import block_rows, resize
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import KVSpec
 from quire.core.arrays import Ints
@@ -229,15 +229,20 @@ class LayerStore(ABC):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         """Lists of the arrays that hold blocks, without tails. `resize` replaces their entries."""
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Move blocks (from id, to id), then cut or extend the arrays to `capacity` blocks."""
-        # One array after the other, so that only one is held twice meanwhile.
-        for arrays in self.block_arrays:
-            for number, array in enumerate(arrays):
-                arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
-                mx.eval(arrays[number])
+    def resize(
+        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+    ) -> None:
+        """Move blocks (from id, to id), then cut or extend the arrays to `capacity` blocks.
 
-    def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
+        Args:
+            spare: see `Resize`.
+        """
+        for arrays in self.block_arrays:
+            resize(arrays, self.shape.kv_heads, capacity, moves, spare)
+
+    def resize_tails(
+        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+    ) -> None:
         """Do the same for tail blocks."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 

@@ -29,7 +29,7 @@ from quire.cache.formats.packing import (
     affine_parts,
     multiplies_codes,
 )
-from quire.cache.formats.paging import gathered, resized
+from quire.cache.formats.paging import gathered, resize
 from quire.cache.formats.slots import ChunkPlaces, SlotMapping, TailRows
 from quire.core.kv_format import KVFormat
 from quire.device.coding import Chunks, VectorCoding
@@ -143,43 +143,50 @@ class PageStore(PackedStore):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         return self._keys, self._values
 
-    def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        for number, array in enumerate(self._tails):
-            self._tails[number] = resized(array, self.shape.kv_heads, capacity, moves)
-            mx.eval(self._tails[number])
+    def resize_tails(
+        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+    ) -> None:
+        resize(self._tails, self.shape.kv_heads, capacity, moves, spare)
 
     # -- writing -------------------------------------------------------------------------------
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
-        singles = slots.singles
+        singles, coded = slots.singles, list[mx.array]()
         if singles is not None:
-            self._write_singles(singles.of(k), singles.of(v), singles)
+            coded = self._write_singles(singles.of(k), singles.of(v), singles)
             if singles.every:
                 return None
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)
-        return None if slots.chunks is None else self._write_chunks(k, v, slots.chunks)
+        return None if slots.chunks is None else self._write_chunks(k, v, slots.chunks, coded)
 
-    def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
+    def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> list[mx.array]:
+        """Append each row to its tail. Return the codes of the tails that are full now."""
         vectors = (k, v)[: len(self._tails)]
         current_device().operations.write_vectors(
             self._tails, vectors, singles.head_rows, singles.head_offsets
         )
-        if singles.filled is not None:
-            tails, blocks = singles.filled
-            self._code([array[tails] for array in self._tails], blocks)
+        if singles.filled is None:
+            return []
+        tails, blocks = singles.filled
+        return self._code([array[tails] for array in self._tails], blocks)
 
     def _whole(self, vectors: mx.array) -> mx.array:
         """Return `[n * block_size, kv_heads, -]` as blocks, `[n * kv_heads, block_size, -]`."""
         blocks = mx.unflatten(vectors, 0, (-1, self.shape.block_size))
         return blocks.swapaxes(1, 2).flatten(0, 1)
 
-    def _write_chunks(self, k: mx.array, v: mx.array, places: ChunkPlaces) -> WrittenBlocks:
+    def _write_chunks(
+        self, k: mx.array, v: mx.array, places: ChunkPlaces, before: list[mx.array]
+    ) -> WrittenBlocks:
         """Code the blocks that chunks fill, beginning with their tails; the rest becomes the new
         tails.
 
         It takes as many operations for all chunks of a step as for one.
+
+        Args:
+            before: what this step has made of other tails.
         """
         vectors, blocks = (k, v)[: len(self._tails)], places.blocks
         given = Chunks(self._tails, vectors, blocks)
@@ -195,8 +202,10 @@ class PageStore(PackedStore):
             if places.full is not None:
                 self._code([each[places.full].flatten(0, 1) for each in written], places.full_rows)
         # Even when it is full: a chunk's last row may be read once more, as a generating one.
+        write_rows = current_device().operations.write_rows
         for tails, each in zip(self._tails, written, strict=True):
-            tails[places.tail_rows] = each[places.last].flatten(0, 1)
+            last = mx.depends([each[places.last].flatten(0, 1)], before)[0]
+            write_rows(tails, last, places.tail_rows)
         return WrittenBlocks(*self._keys_and_values(written), blocks.starts)
 
     def _in_blocks(self, tails: mx.array, new: mx.array, places: ChunkPlaces) -> mx.array:
@@ -206,8 +215,8 @@ class PageStore(PackedStore):
             parts.append(tails[places.begun_rows].flatten(0, 1))
         return mx.concatenate(parts)[places.sources]
 
-    def _code(self, vectors: list[mx.array], rows: mx.array) -> None:
-        """Code keys, and values that are not part of them, into the pool's rows.
+    def _code(self, vectors: list[mx.array], rows: mx.array) -> list[mx.array]:
+        """Code keys, and values that are not part of them, into the pool's rows. Return the codes.
 
         Args:
             vectors: `[n * kv_heads, block_size, -]` each.
@@ -216,6 +225,7 @@ class PageStore(PackedStore):
         if self._value_codec is not None:
             codes += self._value_codec.encode(vectors[1])
         self._store(codes, rows)
+        return codes
 
     def _store(self, codes: list[mx.array], rows: mx.array) -> None:
         """Write codes of keys, and of values that are not part of them, into the pool's rows."""

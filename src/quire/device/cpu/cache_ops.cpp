@@ -5,11 +5,15 @@
 namespace quire {
 namespace {
 
-// Stores what its task says in pools, where they lie if nobody else reads them. Inputs: the pools, and what the
-// task is made from; outputs: the pools.
+// Stores what its task says in pools, where they lie: if nobody else reads them, or always if `in_place`. Inputs: the
+// pools, and what the task is made from; outputs: the pools.
+//
+// A reader's task that is queued holds a pool, though it runs before this one. MLX does not tell it from others, so
+// `in_place` is for pools whose pending readers are all among what `make` is made from.
 template <class Make> class Write : public mlx::core::Primitive {
 public:
-    Write(mlx::core::Stream stream, Make make) : Primitive(stream), make_(std::move(make)) {}
+    Write(mlx::core::Stream stream, Make make, bool in_place)
+        : Primitive(stream), make_(std::move(make)), in_place_(in_place) {}
 
     void eval_cpu(const std::vector<array>& inputs, std::vector<array>& pools) override {
         auto& encoder = mlx::core::cpu::get_command_encoder(stream());
@@ -18,7 +22,7 @@ public:
             if (&pool.inputs() != &inputs) pool.inputs().clear();
         }
         for (size_t i = 0; i < pools.size(); i++) {
-            if (inputs[i].is_donatable() && inputs[i].flags().row_contiguous) {
+            if ((in_place_ || inputs[i].is_donatable()) && inputs[i].flags().row_contiguous) {
                 pools[i].copy_shared_buffer(inputs[i]);
             } else {
                 pools[i].set_data(mlx::core::allocator::malloc(pools[i].nbytes()));
@@ -34,10 +38,12 @@ public:
 
 private:
     Make make_;
+    bool in_place_;
 };
 
 // As where MLX assigns, the pools' Python objects become the pools after it.
-template <class Make> void write(const std::vector<array*>& pools, const std::vector<array>& from, Make make) {
+template <class Make>
+void write(const std::vector<array*>& pools, const std::vector<array>& from, Make make, bool in_place = false) {
     using namespace mlx::core;
     std::vector<array> inputs;
     std::vector<Shape> shapes;
@@ -48,7 +54,7 @@ template <class Make> void write(const std::vector<array*>& pools, const std::ve
         types.push_back(pool->dtype());
     }
     inputs.insert(inputs.end(), from.begin(), from.end());
-    auto primitive = std::make_shared<Write<Make>>(default_stream(Device(Device::cpu)), std::move(make));
+    auto primitive = std::make_shared<Write<Make>>(default_stream(Device(Device::cpu)), std::move(make), in_place);
     const auto after = array::make_arrays(shapes, types, primitive, inputs);
     for (size_t i = 0; i < pools.size(); i++) pools[i]->overwrite_descriptor(after[i]);
 }
@@ -121,7 +127,8 @@ void write_vectors(const nb::list& list, const std::vector<array>& vectors, cons
     });
 }
 
-// The pool `[rows, ...]` gets `values` [n, ...] at `rows` [n].
+// The pool `[rows, ...]` gets `values` [n, ...] at `rows` [n], in place: whatever still reads the pool is an input of
+// `values`.
 void write_rows(const nb::object& place, const array& values, const array& rows) {
     using namespace mlx::core;
     array& pool = nb::cast<array&>(place);
@@ -134,7 +141,7 @@ void write_rows(const nb::object& place, const array& values, const array& rows)
                 count = (int64_t)in[1].size(), bytes = (int64_t)(in[0].nbytes() / in[1].size())] {
             for (int64_t n = 0; n < count; n++) std::memcpy(to + row[n] * bytes, from + n * bytes, bytes);
         };
-    });
+    }, true);
 }
 
 // How one array of vectors is coded, as `device.operations.VectorCoding` says it.

@@ -38,6 +38,7 @@ class KernelOperations(UnfusedOperations):
     """
 
     index_type = mx.int32
+    rows_in_place = True
 
     def __init__(self, kernels: CPUKernels) -> None:
         self.kernels = kernels
