@@ -9,7 +9,6 @@ import pytest
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey, Resize
-from quire.cache.disk_transfer import carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, RecurrentState, group_layers
 from quire.core.kv_format import KVFormat
@@ -42,7 +41,9 @@ class Marked:
         for _ in range(int(share * BUDGET) // self.pools.block_bytes(key) // _AT_ONCE):
             more = self.manager.allocate(key, _AT_ONCE)
             assert more is not None, "the budget has room"
-            carry_out(self.manager.take_changes(), self.pools, None)
+            for change in self.manager.take_changes():
+                assert isinstance(change, Resize), "there is no disk tier"
+                self.pools.resize(change)
             for block in more:
                 self.marks[block] = len(self.marks) % 100 + 1
             numbers = mx.array([self.marks[block] for block in more])

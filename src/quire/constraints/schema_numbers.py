@@ -80,9 +80,16 @@ def _is_bound(value: Any) -> bool:
 def _bounded(schema: dict[str, Any], kind: str, param: str) -> dict[str, Any]:
     """Return a schema of numbers with bounds that the compiler holds."""
     largest = _LARGEST[kind]
+    schema = _with_numbers(schema, param)
     made = _inclusive(schema) if kind == "integer" else dict(schema)
     least = [(key, made[key]) for key in _LEAST if _is_bound(made.get(key))]
     most = [(key, made[key]) for key in _MOST if _is_bound(made.get(key))]
+    for lower, least_value in least:
+        for upper, most_value in most:
+            if least_value > most_value:
+                raise refused_schema(
+                    param, f"'{lower}', {least_value}, is above '{upper}', {most_value}"
+                )
     for key, value in least:
         made[key] = max(-_inwards(-value), -largest)
     for key, value in most:
@@ -105,6 +112,27 @@ def _bounded(schema: dict[str, Any], kind: str, param: str) -> dict[str, Any]:
         made["maximum"] = largest
     elif abs(high) >= 10**15 and math.isfinite(high) and not least:
         made["minimum"] = -largest
+    return made
+
+
+def _with_numbers(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a schema whose bounds are numbers.
+
+    `exclusiveMinimum` and `exclusiveMaximum` may be true, as in JSON Schema's draft 4 and OpenAPI
+    3.0, where they say that the bound beside them is excluded.
+
+    Raises:
+        RequestError: a bound is something else (code `invalid_schema`).
+    """
+    made = dict(schema)
+    for inclusive, exclusive in (_LEAST, _MOST):
+        if isinstance(excludes := made.get(exclusive), bool):
+            del made[exclusive]
+            if excludes and inclusive in made:
+                made[exclusive] = made.pop(inclusive)
+        for key in (inclusive, exclusive):
+            if made.get(key) is not None and not _is_bound(made[key]):
+                raise refused_schema(param, f"'{key}' must be a number, not {made[key]!r}")
     return made
 
 

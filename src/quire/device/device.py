@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 _CPU_CACHE = 64 << 20
 _GPU_CACHE = 2 << 30
+_LEAST_AHEAD = 64 << 20
+"""Bytes that results of queued operations may take at least. Waiting for each operation trebles
+the processor time of small steps."""
 _MALLOC = {-3: 32 << 20, -1: 64 << 20}
 """Options of mallopt(3): the size from which blocks are mapped apart from the heap
 (M_MMAP_THRESHOLD), and the free memory at the heap's end that is returned to the system
@@ -147,7 +150,8 @@ class Device(ABC):
         """Let MLX queue operations ahead only while arrays stay near what there is now and
         `kv_memory`; beyond that each waits for the one before, whose memory it can use.
         """
-        mx.set_memory_limit(mx.get_active_memory() + kv_memory + kv_memory // 32)
+        ahead = max(kv_memory // 32, _LEAST_AHEAD)
+        mx.set_memory_limit(mx.get_active_memory() + kv_memory + ahead)
 
     @abstractmethod
     def bound_caches(self) -> None:
