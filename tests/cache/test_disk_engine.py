@@ -284,3 +284,25 @@ async def test_a_process_that_ends_leaves_its_pages(tmp_path: Path) -> None:
         await engine.close()
     assert cached == [0, 256]
     assert usage(tmp_path / "kv")[0].blocks > 4
+
+
+def test_a_new_replica_reads_what_another_has_written(opened: Open, tmp_path: Path) -> None:
+    """The first has evicted the prompt, and goes on."""
+    loaded = opened("llama")
+    settings = [
+        replace(config(tmp_path), disk=DiskConfig(str(tmp_path / name), 64 << 20, neighbours=True))
+        for name in ("replica-0", "replica-1")
+    ]
+    first = company(loaded, settings[0])
+    first.run([LONG])
+    first.engine._scheduler.manager.spill_kept()
+    first.run([replace(LATER[-1], id="next")])  # whose plan carries the blocks out
+    assert first.engine._disk is not None
+    assert first.engine._disk.drain(HANG_S)
+    second = company(loaded, settings[1])
+    got = second.run(LATER[:2])
+    names = [request.id for request in LATER[:2]]
+    assert_same(got, expected(loaded, settings[1], LATER[:2]), names)
+    assert min(cached(second, name) for name in names) >= 256
+    first.engine.close()
+    second.engine.close()

@@ -13,6 +13,7 @@ def test_each_replica_has_a_folder_and_takes_over_that_of_one_that_ended(tmp_pat
     first, second = OwnFolder(whole, 4), OwnFolder(whole, 4)
     assert [Path(each.disk.path).name for each in (first, second)] == ["replica-0", "replica-1"]
     assert first.disk.max_bytes == 25
+    assert first.disk.neighbours
     first.close()
     third = OwnFolder(whole, 4)
     assert third.disk.path == first.disk.path

@@ -112,7 +112,7 @@ class DiskStore:
         except Damaged as damage:
             self._rebuild(str(damage))
             return None
-        if isinstance(value, bytes) and digest == _checksum(self._fingerprint, key, value):
+        if isinstance(value, bytes) and digest == checksum(self._fingerprint, key, value):
             self.touch(key, hits=1)
             return value
         self._say("a cached KV block failed its checksum and was removed")
@@ -236,7 +236,7 @@ class DiskStore:
     def _insert(self, batch: dict[bytes, bytes]) -> None:
         first = self._next
         rows = [
-            (id, key, _checksum(self._fingerprint, key, value), value)
+            (id, key, checksum(self._fingerprint, key, value), value)
             for id, (key, value) in enumerate(batch.items(), first)
         ]
         self._file.insert(rows, self._clock())
@@ -271,7 +271,7 @@ class DiskStore:
         self._file.write_uses(uses, self._clock())
 
 
-def _checksum(fingerprint: str, key: bytes, value: bytes) -> bytes:
+def checksum(fingerprint: str, key: bytes, value: bytes) -> bytes:
     """Compute the checksum of a value, its model, its key and the format version."""
     digest = sha256(f"{VERSION}\x00{fingerprint}\x00".encode())
     digest.update(len(key).to_bytes(2, "little") + key)

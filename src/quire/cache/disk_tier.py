@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from quire.cache.disk_file import ROWS_A_COMMIT
+from quire.cache.disk_neighbours import Neighbours
 from quire.cache.disk_sql import StoreBusy, StoreError, StoreFull
 from quire.cache.disk_store import DiskStore
 from quire.cache.host_block import HostBlock, block_bytes_of, pack, unpack
@@ -99,6 +100,8 @@ class DiskTier:
         self._config, self._fingerprint, self._name = config, fingerprint, name
         self._queue_bytes, self._clock = queue_bytes, clock
         self._store: DiskStore | None = None
+        self._neighbours: Neighbours | None = None
+        self._refreshed_at = 0.0
         self._changed = Condition()
         self._writes: deque[tuple[bytes, HostBlock, int]] = deque()
         self._queued: set[bytes] = set()
@@ -119,8 +122,10 @@ class DiskTier:
         """Return whether the block can be read. It may be outdated for a moment; a read then finds
         out.
         """
-        store = self._store
-        return store is not None and key in store
+        store, neighbours = self._store, self._neighbours
+        if store is None:
+            return False
+        return key in store or (neighbours is not None and key in neighbours)
 
     def accepts(self, key: bytes, size: int) -> bool:
         """Return whether a block is worth exporting: it is not stored yet, and would be accepted.
@@ -135,6 +140,8 @@ class DiskTier:
             if key in store:
                 self._touched.append(key)
                 return False
+            if self._neighbours is not None and key in self._neighbours:
+                return False  # a block has one writer
             room = self._waiting_bytes + size <= self._queue_bytes
             if room and self._clock() >= self._paused_until:
                 return True
@@ -245,6 +252,10 @@ class DiskTier:
             )
         if store is None:
             self._say("the file is locked by another process; it is opened later")
+        if store is not None and self._config.neighbours:
+            neighbours = Neighbours(Path(self._config.path), self._fingerprint)
+            neighbours.refresh()
+            self._neighbours = neighbours
         with self._changed:
             self._store, self._opened = store, True
             self._changed.notify_all()
@@ -296,6 +307,10 @@ class DiskTier:
             if self._closing and not (read or batch):
                 return False
         assert self._store is not None
+        neighbours = self._neighbours
+        if neighbours is not None and self._clock() - self._refreshed_at > _IDLE_FLUSH_S:
+            neighbours.refresh()
+            self._refreshed_at = self._clock()
         for key in touched:
             self._store.touch(key)
         if read is not None:
@@ -314,6 +329,8 @@ class DiskTier:
             before = self._clock()
             try:
                 value = store.get(key)
+                if value is None and self._neighbours is not None:
+                    value = self._neighbours.get(key)
             except StoreBusy as error:
                 self._say(f"reading of KV blocks pauses: {error}")
                 with self._changed:

@@ -29,10 +29,13 @@ class DiskConfig:
     Attributes:
         path: a folder; made if missing.
         max_bytes: the most that the folder may hold.
+        neighbours: whether the folders beside this one are those of other engines with the same
+            settings, whose blocks are read as well.
     """
 
     path: str
     max_bytes: int
+    neighbours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Folders of the disk tier for replicas on one machine: each engine owns one folder."""
+"""Folders of the disk tier for replicas on one machine: each writes to one, and reads all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.core.config import DiskConfig
 
 
 class OwnFolder:
-    """A folder within the disk tier that no other replica of this machine uses.
+    """A folder within the disk tier that no other replica of this machine writes to.
 
     A restarted replica takes a free folder, and so finds the blocks of one that ended. The
     process's end or `close` frees the folder.
@@ -33,7 +33,8 @@ class OwnFolder:
                 os.close(lock)
         self._lock = lock
         path = str(whole / f"replica-{number}")
-        self.disk = replace(disk, path=path, max_bytes=disk.max_bytes // max(1, replicas))
+        share = disk.max_bytes // max(1, replicas)
+        self.disk = replace(disk, path=path, max_bytes=share, neighbours=True)
 
     def close(self) -> None:
         """Free the folder for another replica."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,11 +77,17 @@ class _Replica:
     placed: int = 0
 
     def matched(self, keys: Sequence[bytes], now: float) -> int:
-        """Return how many leading blocks of a prompt are cached there."""
-        for number, key in enumerate(keys):
-            if key not in self.reported and self.sent.get(key, 0.0) <= now:
-                return number
-        return len(keys)
+        """Return how many leading blocks of a prompt are cached there, found by bisection: who has
+        a block has those before it.
+        """
+        reported, sent = self.reported, self.sent
+
+        def lacks(key: bytes) -> bool:
+            return key not in reported and sent.get(key, 0.0) <= now
+
+        if not keys or lacks(keys[0]):
+            return 0
+        return bisect_left(keys, True, key=lacks)
 
 
 class PrefixTable:
