@@ -144,14 +144,13 @@ def test_several_pools_fit_together_or_not_at_all() -> None:
 
 
 def test_an_evicted_page_is_offered_to_the_disk_before_its_place_is_used_again() -> None:
-    manager = make(2)
     offered: list[tuple[bytes, int]] = []
 
     def wants(name: bytes, size: int) -> bool:
         offered.append((name, size))
         return name != b"page 1"
 
-    manager.disk_accepts = wants
+    manager = BlockManager(2 * BYTES[KEY], BYTES.__getitem__, wants)
     keep(manager, take(manager, 2))
     manager.take_changes()
     take(manager, 2)

@@ -76,7 +76,8 @@ class Simulation:
     drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
-        self.manager = BlockManager(self.budget, page_bytes)
+        accepts = None if self.disk is None else self.disk.accepts
+        self.manager = BlockManager(self.budget, page_bytes, accepts)
         self.scheduler = Scheduler(
             SchedulerConfig(PAGE, self.max_sequences, self.max_context, snapshot_every=8),
             self.groups,
@@ -89,7 +90,6 @@ class Simulation:
         )
         self._held: dict[bytes, HostBlock] = {}
         if self.disk is not None:
-            self.manager.disk_accepts = self.disk.accepts
             self.scheduler.sharing.prefetch = DiskPrefetch(
                 self.scheduler.sharing.index,
                 self.manager,

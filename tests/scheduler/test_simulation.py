@@ -353,7 +353,7 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
     def starts(
         self: PrefillBudget, generating: int, prompts: int, chunks: int, rows: int, **named: bool
     ) -> None:
-        steps.append((generating, rows, named["recorded"]))
+        steps.append((generating, rows, named["graphed"]))
         start(self, generating, prompts, chunks, rows, **named)
 
     monkeypatch.setattr(PrefillBudget, "start", starts)
@@ -386,7 +386,7 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
     start, execute = PrefillBudget.start, Simulation._execute
 
     def starts(self: PrefillBudget, *counts: int, **named: bool) -> None:
-        recorded.append(named["recorded"])
+        recorded.append(named["graphed"])
         start(self, *counts, **named)
 
     def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:

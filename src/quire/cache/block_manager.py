@@ -26,14 +26,18 @@ class BlockManager:
     Args:
         budget: bytes that all pools together may claim.
         block_bytes: returns the bytes of a block of a pool.
+        disk_accepts: returns whether the disk tier accepts a block of a name; its bytes argument
+            counts those already accepted in the step. None without a disk tier.
     """
 
-    def __init__(self, budget: int, block_bytes: Callable[[PoolKey], int]) -> None:
+    def __init__(
+        self,
+        budget: int,
+        block_bytes: Callable[[PoolKey], int],
+        disk_accepts: Callable[[bytes, int], bool] | None = None,
+    ) -> None:
         self.capacity = Capacity(budget, block_bytes)
-        self.disk_accepts: Callable[[bytes, int], bool] | None = None
-        """Returns whether the disk tier accepts a block of a name; its bytes argument counts those
-        already accepted in the step. None without a disk tier.
-        """
+        self._disk_accepts = disk_accepts
         self.releases = 0
         """Number of blocks that lost their last user. While it stands still, there is no more room
         than before.
@@ -106,8 +110,8 @@ class BlockManager:
         self._changes[first:] = reversed(self._changes[first:])
         for block in kept:  # what the disk has already is told again, in the order of use
             name = block.holder.name(block) if block.holder is not None else None
-            if name is not None and self.disk_accepts is not None:
-                self.disk_accepts(name, 0)
+            if name is not None and self._disk_accepts is not None:
+                self._disk_accepts(name, 0)
 
     def touch(self, block: Block) -> None:
         """Make the block the most recently used."""
@@ -158,17 +162,17 @@ class BlockManager:
 
     def _evict(self, block: Block) -> None:
         assert block.holder is not None, "what nobody holds is free, not kept"
-        for lost in block.holder.lost_with(block) if self.disk_accepts is not None else ():
+        for lost in block.holder.lost_with(block) if self._disk_accepts is not None else ():
             self._spill(lost)
         block.holder.forget(block)
         self.drop(block)
 
     def _spill(self, block: Block) -> None:
         name = block.holder.name(block) if block.holder is not None and block.refs == 0 else None
-        if name is None or self.disk_accepts is None:
+        if name is None or self._disk_accepts is None:
             return
         size = self._spilled + self._pool_of(block).block_bytes
-        if self.disk_accepts(name, size):
+        if self._disk_accepts(name, size):
             self._spilled = size
             self._changes.append(Spill(block.pool, block.id, name))
 

@@ -39,6 +39,7 @@ from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import DraftLengths, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Drafter
+from quire.scheduler.limits import Limits
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
@@ -84,8 +85,6 @@ class Engine:
         self.config = config
         self._loaded = loaded
         self._executor = executor
-        self.prepare = executor.prepare
-        """`Executor.prepare`; call it only while there is no work."""
         self._media = RequestMedia(loaded.model.encoders)
         self._groups = KVLayout.of(loaded.model.layout).groups
         self._drafters = frozenset(each.name for each in drafters)
@@ -97,10 +96,16 @@ class Engine:
         current_device().bound_steps(budget + drafted)
         self._names = _block_names(loaded, config)
         context = wanted_context(config, loaded.context_length)
+        self._offered = offered(config.block_size, config.kv_format.group_size)
+        check_default(config.kv_format, self._offered, config.block_size)
+        check_format(config, self._names.format(None), executor.serves)
+        manager = BlockManager(budget, executor.block_bytes, disk.accepts if disk else None)
+        limits = Limits(self._groups, manager, config.block_size, context)
+        context = check_context(limits.context(self._names.format(None)), context)
         self._scheduler = Scheduler(
             SchedulerConfig(config.block_size, config.max_sequences, context, config.prefix_cache),
             self._groups,
-            BlockManager(budget, executor.block_bytes),
+            manager,
             PrefillBudget(
                 config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
             ),
@@ -108,15 +113,10 @@ class Engine:
             max_graph_rows=executor.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, loaded.model.vocab_size),
         )
-        self.users_of = self._scheduler.users_of
-        self._offered = offered(config.block_size, config.kv_format.group_size)
-        check_default(config.kv_format, self._offered, config.block_size)
-        check_format(config, self._names.format(None), executor.serves)
+        self.prepare, self.users_of = executor.prepare, self._scheduler.users_of
         self._disk = disk
         if disk is not None:
             self._use_disk(disk)
-        limits = self._scheduler.limits
-        limits.max_context = check_context(limits.context(self._names.format(None)), context)
         limited_runs = config.stop_on_loop != 0
         self.constraints = ConstraintFactory(
             loaded.path, loaded.model.vocab_size, loaded.eos_ids, limited=limited_runs
@@ -310,7 +310,6 @@ class Engine:
     def _use_disk(self, disk: DiskTier) -> None:
         """Let blocks that leave memory go to the disk tier and come back from it."""
         scheduler = self._scheduler
-        scheduler.manager.disk_accepts = disk.accepts
         scheduler.sharing.prefetch = DiskPrefetch(
             scheduler.sharing.index,
             scheduler.manager,
