@@ -144,13 +144,23 @@ def test_formulas_are_typeset_and_money_is_not(page: Any, served: Served) -> Non
 
 
 def test_text_runs_as_its_language_does(page: Any, served: Served) -> None:
-    says(served, "שלום עולם\n\n- אחת\n- שתיים\n\nEnglish\n")
+    quote, table = "> ציטוט\n\n", "| אחת | two |\n|---|---|\n| 1 | 2 |\n"
+    says(served, f"שלום עולם\n\n- אחת\n- שתיים\n\nEnglish\n\n{quote}{table}")
     opened(page, served.url)
     ask(page, "مرحبا بالعالم")
     page.wait_for_selector(DONE)
     ways = """(all) => all.map((each) => getComputedStyle(each).direction)"""
     blocks = page.locator(".assistant .text > *")
-    assert blocks.evaluate_all(ways) == ["rtl", "rtl", "ltr"]
+    assert blocks.evaluate_all(ways) == ["rtl", "rtl", "ltr", "rtl", "ltr"]
+    assert page.locator(".assistant table").evaluate_all(ways) == ["rtl"]
+    bar = "(quote) => getComputedStyle(quote).borderRightWidth"
+    assert page.locator(".assistant blockquote").evaluate(bar) == "3px"
+    clear = """() => {
+      const box = (name) => document.querySelector(name).getBoundingClientRect();
+      const padding = getComputedStyle(document.querySelector(".entry")).paddingRight;
+      return box(".entry").right - parseFloat(padding) <= box(".entry-actions").left + 1;
+    }"""
+    assert page.evaluate(clear)  # the buttons cover no word of the title
     named = ".user .text, .entry, .title"
     assert page.locator(named).evaluate_all(ways) == ["rtl", "rtl", "rtl"]
     page.fill(".write textarea", "שלום")

@@ -301,6 +301,16 @@ def test_what_is_written_and_not_sent_stays(page: Any, served: Served) -> None:
     assert page.locator(".write textarea").input_value() == "Nor is this"
     page.click(".entry:has-text('First')")
     assert page.locator(".write textarea").input_value() == "Not sent yet"
+    page.click("[aria-label='Edit and send again']")
+    page.fill(".editing textarea", "First, in other words")
+    page.reload()
+    page.click("[aria-label='Edit and send again']")
+    assert page.locator(".editing textarea").input_value() == "First, in other words"
+    page.press(".editing textarea", "Enter")
+    page.wait_for_selector(".user .turn:text-is('2/2')")
+    page.wait_for_selector(DONE)
+    kept = page.evaluate("Object.values(JSON.parse(localStorage['quire.drafts']))")
+    assert sorted(kept) == ["Nor is this", "Not sent yet"]
 
 
 OLD = """async () => {

@@ -157,6 +157,8 @@ def test_keys_edit_the_last_message_and_show_a_sheet(page: Any, served: Served) 
     opened(page, served.url)
     ask(page, "word " * 600)
     page.wait_for_selector(DONE)
+    title = page.locator(".title").inner_text()
+    assert title.endswith("word…")
     page.click("text=Show all")
     assert page.locator(".user .folded").count() == 0
     page.focus(".write textarea")

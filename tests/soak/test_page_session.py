@@ -22,11 +22,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROUNDS = 150
 FIELD = ".write textarea"
+EDITED = ".editing textarea"
 IDLE = ".composer:has([aria-label=Stop][hidden])"
 STORED = """async () => {
   const { all } = await import("/page/store.js");
-  const messages = (await all()).flatMap((each) => each.messages);
-  return messages.map(({ role, content }) => [role, content]);
+  const conversations = await all();
+  const messages = conversations.flatMap((each) => each.messages);
+  const said = messages.map(({ role, content }) => [role, content]);
+  return [...said, ...conversations.map(({ title }) => ["title", title])];
 }"""
 
 
@@ -54,14 +57,15 @@ class Session:
         self.tabs = tabs
         self.server = server
         self.written: list[str] = []
+        self.titles: set[str] = set()
         self.shown: set[str] = set()
         self.done: list[str] = []
 
     def act(self) -> None:
         tab = self.random.choice(self.tabs)
         acts: list[Callable[[Any], None]] = [self.ask, self.ask_and_leave, self.draft, self.other]
-        weights = [6, 4, 2, 3]
-        act = self.random.choices([*acts, self.again, self.new], [*weights, 2, 2])[0]
+        acts += [self.again, self.new, self.edit, self.stop, self.turn, self.rename]
+        act = self.random.choices(acts, [6, 4, 2, 3, 2, 2, 2, 2, 2, 2])[0]
         self.done.append(act.__name__)
         act(tab)
         self.note(tab)
@@ -104,6 +108,51 @@ class Session:
         buttons = tab.locator("[aria-label='Answer again']")
         if buttons.count():
             buttons.last.click()
+
+    def edit(self, tab: Any) -> None:
+        """Send a question in other words; it may be left and taken up again in between."""
+        tab.wait_for_selector(IDLE, state="attached")
+        buttons = tab.locator("[aria-label='Edit and send again']")
+        if not buttons.count():
+            return
+        text = f"Question {len(self.written)}, in other words: count from 1 to 20."
+        last = buttons.count() - 1
+        buttons.nth(last).click()
+        tab.fill(EDITED, text)
+        if self.random.random() < 0.3:
+            tab.reload()
+            tab.wait_for_selector("html[data-ready]")
+            tab.wait_for_selector(IDLE, state="attached")
+            buttons.nth(last).click()
+            assert tab.input_value(EDITED) == text, self.done
+        tab.press(EDITED, "Enter")
+        tab.wait_for_selector(EDITED, state="detached")
+        self.written.append(text)
+
+    def stop(self, tab: Any) -> None:
+        """Stop an answer somewhere in its middle."""
+        self.send(tab)
+        tab.wait_for_timeout(self.random.choice([30, 100, 300]))
+        self.note(tab)
+        tab.evaluate("document.querySelector('[aria-label=Stop]').click()")
+        tab.wait_for_selector(IDLE, state="attached")
+
+    def turn(self, tab: Any) -> None:
+        """Show another version."""
+        older = tab.locator(".turns:not([hidden]) [aria-label='Older version']:enabled")
+        if count := older.count():
+            older.nth(self.random.randrange(count)).click()
+
+    def rename(self, tab: Any) -> None:
+        current = tab.locator(".entries .current")
+        if not current.count():
+            return
+        title = f"Title {len(self.done)}"
+        current.locator("[aria-label^=Rename]").click(force=True)
+        self.titles.discard(tab.input_value(".rename"))
+        tab.fill(".rename", title)
+        tab.press(".rename", "Enter")
+        self.titles.add(title)
 
     def other(self, tab: Any) -> None:
         """Open another conversation, whatever runs in this one."""
@@ -165,4 +214,5 @@ def test_no_word_of_a_long_session_is_lost(browser: Any, tmp_path: Path) -> None
     answers = [words(content) for role, content in stored if role == "assistant"]
     lost = [each for each in session.shown if not any(words(each) in one for one in answers)]
     assert not lost, session.done
+    assert session.titles <= {content for role, content in stored if role == "title"}
     assert not problems

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from quire.api.shared.mcp_calls import function_name
 from tests.api.conftest import HTTP, NAME, Served, openai_client
 from tests.api.mcp.conftest import calls
 from tests.api.page_helpers import ask, opened, prompt_of
@@ -18,7 +20,7 @@ def call(served: Served, **body: object) -> Any:
 def test_tools_are_listed_and_called(served: Served) -> None:
     (listed,) = HTTP.get(f"{served.url}/mcp/tools").json()["data"]
     assert (listed["server"], listed["problem"]) == ("small", "")
-    assert "add" in [each["name"] for each in listed["tools"]]
+    assert ("add", "small__add") in [(each["name"], each["function"]) for each in listed["tools"]]
     answer = call(served, server="small", tool="add", arguments={"a": 2, "b": 3})
     assert answer.json() == {"object": "mcp.result", "text": "5", "failed": False}
     assert call(served, server="small", tool="fail").json()["failed"]
@@ -124,3 +126,11 @@ def test_what_is_not_there_is_named(served: Served, tool: Any, param: str) -> No
 def test_without_the_option_no_call_is_made(shared: Served) -> None:
     answer = HTTP.post(f"{shared.url}/v1/chat/completions", json={**ASKED, "tools": [SMALL]})
     assert answer.status_code == 400
+
+
+def test_functions_have_names_that_clients_take_and_that_differ() -> None:
+    assert function_name("small", "add") == "small__add"
+    names = [function_name("small", "x" * 80 + end) for end in ("1", "2")]
+    names += [function_name("small", "a.b"), function_name("small", "a_b")]
+    assert len(set(names)) == 4
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", each) for each in names)

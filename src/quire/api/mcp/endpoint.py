@@ -13,8 +13,9 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.context import ServerContext, until_gone
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.schema import Wire, parse
-from quire.serving.mcp import McpServers
+from quire.serving.mcp import McpListing, McpServers
 
 
 class McpCall(Wire):
@@ -35,7 +36,7 @@ class Mcp:
     async def tools(self, request: Request) -> Response:
         """Answer `GET /mcp/tools`. Connects to servers that are not connected."""
         listings = await until_gone(request.receive, self._servers.tools())
-        return JSONResponse({"object": "list", "data": [asdict(each) for each in listings]})
+        return JSONResponse({"object": "list", "data": [_listed(each) for each in listings]})
 
     async def call(self, request: Request) -> Response:
         """Answer `POST /mcp/call`. The call is cancelled when the client leaves."""
@@ -50,3 +51,12 @@ class Mcp:
         call = self._servers.call(fields.server, fields.tool, fields.arguments)
         result = await until_gone(request.receive, call)
         return JSONResponse({"object": "mcp.result", "text": result.text, "failed": result.failed})
+
+
+def _listed(listing: McpListing) -> dict[str, Any]:
+    """Return a listing, each tool with the name of its function in requests."""
+    tools = [
+        {**asdict(each), "function": function_name(listing.server, each.name)}
+        for each in listing.tools
+    ]
+    return {"server": listing.server, "tools": tools, "problem": listing.problem}

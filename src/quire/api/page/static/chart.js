@@ -1,6 +1,7 @@
 // The last two minutes of one figure.
 
 import { h, svg } from "./dom.js";
+import { count } from "./figures.js";
 
 const [WIDTH, HEIGHT] = [119, 40];
 
@@ -22,8 +23,8 @@ export class Chart {
     const points = values.map((each, index) => `${x(index)},${(HEIGHT - 1 - ((HEIGHT - 3) * each) / most).toFixed(2)}`);
     this.line.setAttribute("d", `M${points.join("L")}`);
     this.area.setAttribute("d", `M${x(0)},${HEIGHT}L${points.join("L")}L${WIDTH},${HEIGHT}Z`);
-    this.top.textContent = most;
-    this.now.textContent = values.at(-1);
+    this.top.textContent = count(most);
+    this.now.textContent = count(values.at(-1));
     this.picture.setAttribute("aria-label", `${this.label}: ${values.at(-1)} now, ${Math.max(...values)} at most in the last two minutes`);
   }
 }

@@ -13,9 +13,14 @@ import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
+const LONGEST_TITLE = 60; // characters
 const EXAMPLES = ["What is 27 plus 45?", "Count from 1 to 20.", "What is the capital of France?"];
 
-const titleOf = ({ content, files }) => (content || titled(files)).replace(/\s+/g, " ").slice(0, 60);
+/** A conversation's title: the beginning of its first message, cut between words. */
+function titleOf({ content, files }) {
+  const text = (content || titled(files)).replace(/\s+/g, " ").trim();
+  return text.length <= LONGEST_TITLE ? text : `${text.slice(0, LONGEST_TITLE).replace(/\s\S*$/, "")}…`;
+}
 
 export class Chat {
   constructor(root, side, leaveDrawer, turn) {
@@ -266,7 +271,10 @@ export class Chat {
 
   /** A message in other words: a new version of it, with what follows from there. */
   rewrite(message, text, files) {
-    return this.ask(tree.before(this.current, message), [{ role: "user", content: text, files }]);
+    if (this.busy) return;
+    const written = { id: tree.newId(), role: "user", content: text, files };
+    this.composer.sending(written, message.id);
+    this.ask(tree.before(this.current, message), [written]);
   }
 
   /** Add messages behind another one, and ask for an answer. */

@@ -4,15 +4,10 @@ import { h, iconButton } from "./dom.js";
 import { named, read, refusal, removable, taken } from "./files.js";
 import { Recorder } from "./recorder.js";
 import { prompts } from "./prompts.js";
-import { settings } from "./store.js";
+import { drafts, settings } from "./store.js";
 
 const NEW = "new"; // whose draft belongs to no conversation yet
 
-function keepDraft(id, text) {
-  const { [id]: before, ...drafts } = settings.read("drafts", {});
-  if (text) drafts[id] = text;
-  settings.write("drafts", drafts);
-}
 
 export class Composer {
   /** `last` edits the message that was sent last; `several` asks many models, with what sends to them. */
@@ -56,7 +51,7 @@ export class Composer {
   open(id = NEW) {
     this.conversation = id;
     this.files = [];
-    this.field.value = settings.read("drafts", {})[id] ?? "";
+    this.field.value = drafts.read(id) ?? "";
     this.refresh();
   }
 
@@ -72,13 +67,12 @@ export class Composer {
 
   /** Keeps what is written and not sent. */
   draft() {
-    keepDraft(this.conversation, this.field.value);
+    drafts.write(this.conversation, this.field.value);
   }
 
-  /** What was written goes away as a message, and is a draft until that is kept. */
-  sending(message) {
-    const draft = this.conversation;
-    settings.write("sending", { ...settings.read("sending", {}), [message.id]: { draft, text: settings.read("drafts", {})[draft] } });
+  /** What was written, here or in place of another message, goes away as a message, and is a draft until that is kept. */
+  sending(message, draft = this.conversation) {
+    settings.write("sending", { ...settings.read("sending", {}), [message.id]: { draft, text: drafts.read(draft) } });
   }
 
   /** Messages are kept: one that was being sent is no draft any more; what was written since is. */
@@ -87,7 +81,7 @@ export class Composer {
     const sent = messages.filter(({ id }) => sending[id]);
     for (const { id } of sent) {
       const { draft, text } = sending[id];
-      if (settings.read("drafts", {})[draft] === text) keepDraft(draft, "");
+      if (drafts.read(draft) === text) drafts.write(draft, "");
       delete sending[id];
     }
     if (sent.length) settings.write("sending", sending);

@@ -14,8 +14,6 @@ export function servers(anew = false) {
   return listing;
 }
 
-const nameOf = (server, tool) => `${server}__${tool}`.slice(0, 64);
-
 /** The tools of some servers, as a request has them. Throws an Error for a server that cannot be asked. */
 export async function offered(names) {
   if (!names?.length) return [];
@@ -26,14 +24,14 @@ export async function offered(names) {
       listing = null; // it may be there again
       throw new Error(found?.problem ?? `This server has no MCP server "${name}" any more.`);
     }
-    return found.tools.map(({ name: tool, description, parameters }) => ({ type: "function", function: { name: nameOf(name, tool), description, parameters } }));
+    return found.tools.map(({ function: called, description, parameters }) => ({ type: "function", function: { name: called, description, parameters } }));
   });
 }
 
 /** The server and the tool of a call; null if it is for a tool whose result the user writes. */
 async function target({ name }) {
   for (const { server, tools } of await servers().catch(() => [])) {
-    const tool = tools.find((each) => nameOf(server, each.name) === name);
+    const tool = tools.find((each) => each.function === name);
     if (tool) return { server, tool: tool.name };
   }
   return null;
@@ -111,7 +109,7 @@ function confirmed(part, call, { found, allowed, allow, rounds, keep, take }) {
   const run = async () => {
     const controller = new AbortController();
     const stop = h("button", { type: "button", onclick: () => controller.abort() }, "Stop");
-    part.replaceChildren(h("div", { class: "row" }, h("p", { class: "note", role: "status" }, `${found.tool} of ${found.server} runs…`), stop));
+    part.replaceChildren(h("div", { class: "row" }, h("p", { class: "note", role: "status" }, `Calling ${found.tool} on ${found.server}…`), stop));
     call.begun = true;
     await keep();
     take(await made(found, call, controller.signal).catch((error) => (error.name === "AbortError" ? "The user stopped this call." : `The call failed: ${error.message}`)));
@@ -120,7 +118,7 @@ function confirmed(part, call, { found, allowed, allow, rounds, keep, take }) {
     run();
     return;
   }
-  const question = call.begun ? "This call was begun before, here or in another tab. Make it again?" : `Call ${found.tool} of ${found.server}?`;
+  const question = call.begun ? "This call was begun before, here or in another tab. Make it again?" : `May the model call the tool “${found.tool}” of the MCP server “${found.server}”?`;
   const button = (label, act, more = {}) => h("button", { type: "button", onclick: act, ...more }, label);
   part.replaceChildren(h("p", { class: "note" }, question), h("div", { class: "row" },
     button("Allow once", run, { class: "main" }),

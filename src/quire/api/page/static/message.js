@@ -6,8 +6,9 @@ import { count, loaded, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
 import { callForm } from "./mcp.js";
 import { isEmpty, isUnfinished } from "./run.js";
+import { drafts } from "./store.js";
 
-const LONG = 2500; // characters of a message that is folded
+const LONG = { characters: 2500, lines: 40 }; // of a message that is folded
 
 /** Whose words a message has; an answer is headed by its model's name. */
 export const whose = ({ role, model }) => ({ user: "You", assistant: model ?? "Model", tool: "Tool result" })[role];
@@ -124,7 +125,8 @@ export class MessageView {
 
   /** A long message of the user's, or of a tool, shows its beginning, until one asks for the rest. */
   fold() {
-    if (this.message.role === "assistant" || this.message.content.length < LONG) return;
+    const { role, content } = this.message;
+    if (role === "assistant" || (content.length < LONG.characters && content.split("\n").length < LONG.lines)) return;
     this.text.classList.add("folded");
     const unfold = h("button", { type: "button", class: "quiet", "aria-expanded": "false", onclick: () => {
       const folded = this.text.classList.toggle("folded");
@@ -184,7 +186,8 @@ export class MessageView {
 
   edit() {
     const files = [...(this.message.files ?? [])];
-    const field = h("textarea", { rows: 3, dir: "auto", "aria-label": "Edit message", value: this.message.content });
+    const { id, content } = this.message;
+    const field = h("textarea", { rows: 3, dir: "auto", "aria-label": "Edit message", value: drafts.read(id) ?? content, oninput: () => drafts.write(id, field.value) });
     const thumbs = h("div", { class: "thumbs" });
     const drop = (file) => {
       files.splice(files.indexOf(file), 1);
@@ -193,6 +196,7 @@ export class MessageView {
     };
     const showFiles = () => thumbs.replaceChildren(...removable(files, drop));
     const done = () => {
+      drafts.write(id, "");
       form.replaceWith(this.text);
       this.above.hidden = this.foot.hidden = false;
       this.foot.lastChild.focus(); // the button that began it

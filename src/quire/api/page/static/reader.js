@@ -16,6 +16,7 @@ reader.validateLink = (url) => url.length <= LONGEST_LINK && WEB_ADDRESS.test(ur
 addMath(reader);
 reader.core.ruler.after("inline", "tasks", tasks);
 const { rules } = reader.renderer;
+const RIGHT_TO_LEFT = /^\P{L}*[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
 const SIDES = { "text-align:center": "middle", "text-align:right": "right" };
 rules.fence = (tokens, at) => codeMarkup(tokens[at].content, /^[\w+#.-]*/.exec(tokens[at].info.trim())[0]);
 rules.code_block = (tokens, at) => codeMarkup(tokens[at].content, "");
@@ -24,7 +25,7 @@ rules.image = (tokens, at) => {
   const url = new Map(attrs).get("src");
   return `<a href="${escapeHtml(url)}" title="${escapeHtml(url)}" target="_blank" rel="${REL}">picture: ${escapeHtml(content || url.slice(0, 80))}</a>`;
 };
-rules.table_open = () => '<div class="table" tabindex="0"><table>\n';
+rules.table_open = (tokens, at) => `<div class="table" tabindex="0"><table${RIGHT_TO_LEFT.test(tableText(tokens, at)) ? ' dir="rtl"' : ""}>\n`;
 rules.table_close = () => "</table></div>\n";
 const REL = "noopener noreferrer nofollow";
 rules.link_open = (tokens, at, options, env, self) => {
@@ -34,6 +35,12 @@ rules.link_open = (tokens, at, options, env, self) => {
   token.attrSet("rel", REL);
   return self.renderToken(tokens, at, options);
 };
+
+/** The text of the table that begins at a token: its columns run as its first letter does. */
+function tableText(tokens, at) {
+  const rest = tokens.slice(at);
+  return rest.slice(0, rest.findIndex(({ type }) => type === "table_close")).map(({ content }) => content).join(" ");
+}
 
 /** What begins with `[ ]` or `[x]` in a list becomes a box; headings begin below those of the page; blocks find their direction. */
 function tasks(state) {

@@ -167,6 +167,15 @@ export const opened = {
   write: (id) => sessionStorage.setItem("quire.opened", id),
 };
 
+/** What is written and not sent: by conversation, and by message for one that is edited. */
+export const drafts = {
+  read: (id) => settings.read("drafts", {})[id],
+  write(id, text) {
+    const { [id]: before, ...others } = settings.read("drafts", {});
+    settings.write("drafts", text ? { ...others, [id]: text } : others);
+  },
+};
+
 /** Small settings, by name. */
 export const settings = {
   read(name, otherwise) {
