@@ -8,12 +8,13 @@ import mimetypes
 import os
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 from rich.console import Console
 
 from quire.cli.conversation import Chat, ChatError, Message
-from quire.cli.pictures import picture, shows_pictures
+from quire.cli.pictures import Draw, picture_format, terminal_attributes
 from quire.cli.settings import said
 from quire.core.errors import QuireError
 
@@ -243,8 +244,15 @@ class Terminal:
         self._names[url] = file.name
         self._files.append({"type": part, part: {"url": url}})
         self._note(f"{file.name} goes along with the next message")
-        if kind == "image" and self._console.is_terminal and shows_pictures():
-            print(picture(file.read_bytes()), file=self._console.file)
+        if kind == "image" and self._draw is not None:
+            print(self._draw(file.read_bytes()), file=self._console.file)
+
+    @cached_property
+    def _draw(self) -> Draw | None:
+        """The function that draws pictures; None if the terminal shows none."""
+        if not (self._interactive and self._console.is_terminal):
+            return None
+        return picture_format(os.environ, lambda: terminal_attributes(sys.stdin.fileno()))
 
     def _save(self, path: str) -> None:
         """Write the conversation to a file."""
