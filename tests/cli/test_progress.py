@@ -37,7 +37,7 @@ def test_lines_where_there_is_no_terminal() -> None:
     out = StringIO()
     with shown(Console(file=out, force_terminal=False)) as begin:
         begin("reading texts", 3)()
-    assert out.getvalue() == "reading texts: 3 parts\n"
+    assert out.getvalue() == "reading texts: 3\n"
 
 
 def test_bars_in_a_terminal() -> None:
@@ -67,7 +67,7 @@ def test_the_bench_reports_every_answer() -> None:
 
     async def run() -> None:
         target = Target.parse("http://127.0.0.1:9")
-        await closed_loop(target, "/x", bodies, 2, 5.0, lambda: done.update(["answer"]))
+        await closed_loop(target, "/x", bodies, 2, 5.0, lambda _: done.update(["answer"]))
 
     asyncio.run(run())
     assert done["answer"] == 3

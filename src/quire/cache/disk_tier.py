@@ -273,7 +273,7 @@ class DiskTier:
                 self.counters.bytes = file_bytes
 
     def _fail(self, reason: str) -> None:
-        log.warning("serving without the disk tier: %s", reason)
+        log.warning("the disk tier is unusable: %s", reason)
         store, self._store = self._store, None
         with self._changed:
             self.failure = reason

@@ -179,15 +179,28 @@ async def run_level(
     first: int,
     timeout_s: float,
     done: Callable[[], None] = lambda: None,
+    cut_off: Callable[[Level], None] = lambda level: None,
 ) -> Level:
     """Send `requests` requests, numbered from `first`, with `concurrency` in flight.
 
     Args:
         done: called after each answer.
+        cut_off: called with the answers so far if the level is cancelled.
     """
     bodies = [load.body(first + number) for number in range(requests)]
     cpu = time.process_time()
-    answers = await closed_loop(target, load.route, bodies, concurrency, timeout_s, done)
+    answers: list[Timings] = []
+
+    def answered(answer: Timings) -> None:
+        answers.append(answer)
+        done()
+
+    try:
+        await closed_loop(target, load.route, bodies, concurrency, timeout_s, answered)
+    except asyncio.CancelledError:
+        if answers:
+            cut_off(summarise(answers, concurrency, time.process_time() - cpu))
+        raise
     return summarise(answers, concurrency, time.process_time() - cpu)
 
 
@@ -357,8 +370,7 @@ class BenchCommand(ClientOptions, Command):
             console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
             return 2
         if interrupted:
-            told = f"stopped after {len(levels)} of {len(self.concurrency)} levels"
-            console.print(f"quire bench: {told}", style="yellow", highlight=False)
+            console.print(f"quire bench: {self._stopped(levels)}", style="yellow", highlight=False)
         code = self._report(model, levels, Console()) if levels else 0
         return _INTERRUPTED if interrupted else code
 
@@ -370,7 +382,7 @@ class BenchCommand(ClientOptions, Command):
         console: Console,
         start_stage: StartStage,
     ) -> None:
-        """Measure the levels. Each is added to `levels` when it is done."""
+        """Measure the levels. Each is added to `levels` when it is done, or cancelled."""
         run = partial(run_level, target, await self._load(model, target), timeout_s=self.timeout)
         first = self.warmup
         if first:
@@ -378,14 +390,28 @@ class BenchCommand(ClientOptions, Command):
             if warm.failed:
                 raise LoadError(warm.errors[0][0])
         for concurrency in self.concurrency:
-            requests = self.requests or 4 * concurrency
+            requests = self._requests(concurrency)
             streams = "1 stream" if concurrency == 1 else f"{concurrency} streams"
             done = start_stage(f"requests in {streams}", requests)
-            level = await run(concurrency, requests, first=first, done=done)
+            level = await run(concurrency, requests, first=first, done=done, cut_off=levels.append)
             first += requests
             levels.append(level)
             told = f"{streams}: {level.tokens_per_s:,.1f} tokens/s"
             console.print(told, style="dim")
+
+    def _requests(self, concurrency: int) -> int:
+        """Return how many requests a level has."""
+        return self.requests or 4 * concurrency
+
+    def _stopped(self, levels: Sequence[Level]) -> str:
+        """Say how far a run came that Ctrl-C ended."""
+        whole = sum(each.requests == self._requests(each.concurrency) for each in levels)
+        told = f"stopped after {whole} of {len(self.concurrency)} levels"
+        if whole == len(levels):
+            return told
+        last = levels[-1]
+        asked = self._requests(last.concurrency)
+        return f"{told} and {last.requests} of the next level's {asked} requests"
 
     async def _load(self, model: str, target: Target) -> Load:
         """Return the requests, with prompts of about the wanted number of tokens."""

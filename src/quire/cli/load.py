@@ -344,13 +344,13 @@ async def closed_loop(
     bodies: Sequence[bytes],
     concurrency: int,
     timeout_s: float,
-    done: Callable[[], None] = lambda: None,
+    done: Callable[[Timings], None] = lambda answer: None,
 ) -> list[Timings]:
     """Send all bodies with `concurrency` in flight; each worker sends the next as soon as it is
     free.
 
     Args:
-        done: called after each answer.
+        done: called with each answer.
     """
     waiting = iter(bodies)
     answers: list[Timings] = []
@@ -360,7 +360,7 @@ async def closed_loop(
         try:
             for body in waiting:
                 answers.append(await client.send(route, body, timeout_s))
-                done()
+                done(answers[-1])
         finally:
             client.close()
 

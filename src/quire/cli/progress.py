@@ -57,7 +57,7 @@ def shown(console: Console) -> Iterator[StartStage]:
     if not console.is_terminal:
 
         def say(what: str, parts: int) -> Callable[[], None]:
-            console.print(f"{what}: {parts} parts", highlight=False)
+            console.print(f"{what}: {parts}", highlight=False)
             return lambda: None
 
         yield say
