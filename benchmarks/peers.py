@@ -31,7 +31,8 @@ from report import update_readme
 from servers import SERVERS, Server, StartError, child_environment, running, version
 from tokenizers import Tokenizer
 
-from quire.cli.bench import Level, Load, calibrate, run_async, run_level
+from quire.cli.bench import Load, calibrate, run_async, run_level
+from quire.cli.bench_levels import Level
 from quire.cli.load import LoadError, Target
 
 HERE = Path(__file__).parent

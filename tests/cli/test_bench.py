@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from quire.cli import main
-from quire.cli.bench import Level, Spread, show, summarise
+from quire.cli.bench_levels import Level, Spread, show, summarise
 from quire.cli.load import Timings
 from quire.core.request import Failure, Request
 from tests.api.conftest import Serve
