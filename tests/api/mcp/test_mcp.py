@@ -123,6 +123,12 @@ def test_what_is_not_there_is_named(served: Served, tool: Any, param: str) -> No
     assert answer.json()["error"]["param"] == param
 
 
+def test_completions_with_servers_are_not_stored(served: Served) -> None:
+    body = {**ASKED, "tools": [SMALL], "store": True}
+    answer = HTTP.post(f"{served.url}/v1/chat/completions", json=body)
+    assert answer.json()["error"]["param"] == "store"
+
+
 def test_without_the_option_no_call_is_made(shared: Served) -> None:
     answer = HTTP.post(f"{shared.url}/v1/chat/completions", json={**ASKED, "tools": [SMALL]})
     assert answer.status_code == 400

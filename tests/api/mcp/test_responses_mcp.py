@@ -252,3 +252,24 @@ def test_a_later_round_that_is_refused_ends_the_stream(served: Served) -> None:
     served.engine.script = refuses
     last = list(create(served, stream=True))[-1]
     assert (last.type, last.response.error.message) == ("response.failed", "too long")
+
+
+def test_a_response_joins_its_conversation_once(served: Served) -> None:
+    client = openai_client(served.url)
+    greeting: Any = {"role": "user", "content": "Hello"}
+    talk = client.conversations.create(items=[greeting])
+    calls(served, 1)
+    answer = create(served, conversation=talk.id, store=False)
+    assert kinds(answer) == ["mcp_list_tools", "mcp_call", "message"]
+    assert (answer.conversation.id, answer.to_dict()["store"]) == (talk.id, False)
+    assert HTTP.get(f"{served.url}/v1/responses/{answer.id}").status_code == 404
+    items = client.conversations.items.list(talk.id, order="asc").data
+    said = ["message", "message", "mcp_list_tools", "mcp_call", "message"]
+    assert [each.type for each in items] == said
+    calls(served, 1)
+    asked = create(served, conversation=talk.id, input="And?", tools=[ASKS])
+    assert kinds(asked) == ["message"]
+    items = client.conversations.items.list(talk.id, order="asc").data
+    assert [each.type for each in items] == [*said, "message", "message"]
+    unknown = post(served, conversation="conv_0")
+    assert unknown.json()["error"]["param"] == "conversation"

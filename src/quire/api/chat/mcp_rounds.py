@@ -20,7 +20,7 @@ def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
     """Return the MCP servers of a request.
 
     Raises:
-        RequestError: a field of one is wrong or unknown; several choices are asked for.
+        RequestError: a field of one is wrong or unknown; `n` or `store` is asked for.
     """
     tools = fields.get("tools")
     if not isinstance(tools, list) or not isinstance(fields.get("messages"), list):
@@ -28,6 +28,9 @@ def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
     servers = asked_servers(tools)
     if servers and fields.get("n") not in (None, 1):
         raise RequestError("'n' is 1 where tools are MCP servers.", param="n")
+    if servers and fields.get("store") is True:
+        what = "'store' is not offered where tools are MCP servers; responses are stored."
+        raise RequestError(what, param="store", code="unsupported_parameter")
     return servers
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.responses.store import ResponseStore
+from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.mcp_asked import Target
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.schema import parse
@@ -16,11 +17,33 @@ from quire.api.shared.schema import parse
 _KINDS = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call")
 
 
+def _earlier(fields: Mapping[str, Any], store: ResponseStore) -> Sequence[StoredItem] | None:
+    """Return the stored items that a request continues; None if they are not stored."""
+    previous, named = fields.get("previous_response_id"), _conversation_id(fields)
+    if isinstance(previous, str):
+        return None if named is not None else store.history(previous)  # both are refused
+    return () if named is None else store.conversation(named)
+
+
+def _conversation_id(fields: Mapping[str, Any]) -> str | None:
+    """Return the id of the conversation that a request names, if any."""
+    named = fields.get("conversation")
+    found = named.get("id") if isinstance(named, Mapping) else named
+    return found if isinstance(found, str) else None
+
+
+def _read(item: StoredItem) -> dict[str, Any]:
+    """Return a stored item as a request has it."""
+    return {**json.loads(item.written), "id": item.id}
+
+
 class Approvals:
     """What a response's conversation says about MCP tools.
 
     Attributes:
         items: the request's own items.
+        earlier: ids of the stored items that the request continues.
+        conversation: id of the conversation that the request names.
     """
 
     def __init__(
@@ -31,15 +54,22 @@ class Approvals:
         self.items: list[Any] = given if isinstance(given, list) else []
         self._fields = fields
         self._targets = targets
-        previous = fields.get("previous_response_id")
-        kept = store.conversation(previous) if isinstance(previous, str) else ()
+        kept = _earlier(fields, store)
         self._known = kept is not None
-        earlier = [
-            {**json.loads(each.written), "id": each.id}
-            for each in kept or ()
-            if each.kind in _KINDS
-        ]
-        self._conversation: list[Any] = [*earlier, *self.items]
+        self._earlier = kept or ()
+        self.earlier = {each.id for each in self._earlier}
+        self.conversation = _conversation_id(fields)
+        mcp = [_read(each) for each in self._earlier if each.kind in _KINDS]
+        self._conversation: list[Any] = [*mcp, *self.items]
+
+    def request(self) -> dict[str, Any]:
+        """Return the fields by which the first round is asked. It is always stored, for the whole
+        response to take its place, and joins no conversation, which it reads as input instead.
+        """
+        if self.conversation is None or not self._known:
+            return {"input": self.items, "store": True}
+        items = [*map(_read, self._earlier), *self.items]
+        return {"input": items, "store": True, "conversation": None}
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Send
 
 from quire.api.responses.mcp_approvals import Approvals
-from quire.api.responses.store import ResponseStore
+from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
 from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type
@@ -98,7 +98,7 @@ class ResponsesAnswer(Answer):
         self._store = store
         self._approvals = Approvals(asked.fields, asked.targets, store)
         self._opening = self._approvals.listed()
-        self._next = {**asked.shown, "input": self._approvals.items}
+        self._next = {**asked.shown, **self._approvals.request()}
         self._complete = False
         self._sent = self._made = self._base = 0
         self._output: list[Item] = []
@@ -243,24 +243,47 @@ class ResponsesAnswer(Answer):
         """Return a round's response as the client's, whose request it repeats."""
         own = [each for each in response["tools"] if each.get("name") not in self.targets]
         servers = [each for each in self.fields["tools"] if is_of_type(each, TYPE)]
-        same = {name: self._first[name] for name in ("id", "created_at", "store")}
-        choice = self.fields.get("tool_choice") or "auto"
-        return {**response, **same, "tools": [*servers, *own], "tool_choice": choice, **changed}
+        named = self._approvals.conversation
+        same = {
+            **{name: self._first[name] for name in ("id", "created_at")},
+            "conversation": None if named is None else {"id": named},
+            "store": self._stored,
+            "tools": [*servers, *own],
+            "tool_choice": self.fields.get("tool_choice") or "auto",
+        }
+        return {**response, **same, **changed}
+
+    @property
+    def _stored(self) -> bool:
+        return self.fields.get("store") is not False
 
     async def _end(self) -> None:
         """Send the whole response, and store it in place of the first round's."""
         body = self._merged(self._last, output=self._output, usage=self._usage or None)
-        kept, ids = self._store.get(body["id"]), {each["id"] for each in self._output}
+        kept = self._store.get(body["id"])
         if kept is not None and body["status"] != "failed":
-            said = [each for each in kept.said if each.id not in ids]
-            output = [StoredItem.of_answer(each) for each in self._output]
-            self._store.add(body["id"], [compact(body)], said, output)
-            self._complete = True
+            self._keep(body, kept)
         if not self.streams:
             await self.respond(compact(body))
             return
         await self._send({"type": f"response.{body['status']}", "response": body})
         await self.write(b"", more=False)
+
+    def _keep(self, body: Item, kept: Stored) -> None:
+        """Store the response if the client wants it, and let it join its conversation.
+
+        Args:
+            kept: the first round, whose input holds items that the response opens with.
+        """
+        output = [StoredItem.of_answer(each) for each in self._output]
+        opened = {each.id for each in output}
+        said = [each for each in kept.said if each.id not in opened]
+        if self._stored:
+            self._store.add(body["id"], [compact(body)], said, output)
+            self._complete = True
+        if self._approvals.conversation is not None:
+            new = [each for each in said if each.id not in self._approvals.earlier]
+            self._store.extend(self._approvals.conversation, (*new, *output))
 
     def close(self) -> None:
         if self._first and not self._complete:
