@@ -148,7 +148,7 @@ class Session:
         if not current.count():
             return
         title = f"Title {len(self.done)}"
-        current.locator("[aria-label^=Rename]").click(force=True)
+        current.locator("[aria-label^=Rename]").evaluate("(button) => button.click()")
         self.titles.discard(tab.input_value(".rename"))
         tab.fill(".rename", title)
         tab.press(".rename", "Enter")

@@ -25,7 +25,7 @@ rules.image = (tokens, at) => {
   const url = new Map(attrs).get("src");
   return `<a href="${escapeHtml(url)}" title="${escapeHtml(url)}" target="_blank" rel="${REL}">picture: ${escapeHtml(content || url.slice(0, 80))}</a>`;
 };
-rules.table_open = (tokens, at) => `<div class="table" tabindex="0"><table${RIGHT_TO_LEFT.test(tableText(tokens, at)) ? ' dir="rtl"' : ""}>\n`;
+rules.table_open = (tokens, at) => `<div class="table" tabindex="0"${RIGHT_TO_LEFT.test(tableText(tokens, at)) ? ' dir="rtl"' : ""}><table>\n`;
 rules.table_close = () => "</table></div>\n";
 const REL = "noopener noreferrer nofollow";
 rules.link_open = (tokens, at, options, env, self) => {
