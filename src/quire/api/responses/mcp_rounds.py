@@ -127,7 +127,7 @@ class ResponsesAnswer(Answer):
     def _used_up(self, number: int) -> bool:
         """Return whether no call may follow."""
         most = self.fields.get("max_tool_calls")
-        return number == MOST_ROUNDS or (most is not None and self._made >= most)
+        return number >= MOST_ROUNDS or (most is not None and self._made >= most)
 
     async def event(self, data: Any, written: bytes) -> None:
         """Pass an event on, as one of the whole response."""
@@ -177,11 +177,12 @@ class ResponsesAnswer(Answer):
         complete = self._last["status"] == "completed"
         self._usage = summed(self._usage, self._last["usage"] or {})
         items = [
-            await self._item(index, said, run=complete)
+            await self._item(index, said, run=complete and not self._used_up(number))
             for index, said in enumerate(self._last["output"])
         ]
         self._output += items
-        if not complete or {each["type"] for each in items} - _SAID != {"mcp_call"}:
+        calls_alone = {each["type"] for each in items} - _SAID == {"mcp_call"}
+        if not complete or not calls_alone or number >= MOST_ROUNDS:
             await self._end()
             return False
         self._next = {
@@ -202,7 +203,7 @@ class ResponsesAnswer(Answer):
         item["arguments"] = said["arguments"]
         if run and not target.approved:
             item = _approval_request(item)
-        elif run and not self._used_up(0):
+        elif run:
             self._made += 1
             _finish(item, await self.make_call(target, said["arguments"]))
         else:
