@@ -115,10 +115,10 @@ def test_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert main(["bench", "--url", url, "--timeout", "5"]) == 2
-        said = capsys.readouterr().err
-        assert f"no server answers at {url} (Connection refused): start `quire serve`" in said
+        told = f"no server answers at {url} (Connection refused): start `quire serve`"
+        assert told in capsys.readouterr().err
         assert main(["bench", "--url", url, "--model", "m", "--timeout", "5"]) == 2
-        assert capsys.readouterr().err == said
+        assert told in capsys.readouterr().err
 
 
 def test_a_url_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
