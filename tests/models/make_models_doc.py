@@ -24,6 +24,7 @@ from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
+from tests.support.whispering import CONFIG as WHISPERING
 from tests.text.published import PUBLISHED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
@@ -172,6 +173,7 @@ def rows() -> Iterator[str]:
             CROSSING,
             HUNYUAN,
             HYBRID,
+            WHISPERING,
         )
     }
     held = own | HELD_AGAINST_MLX_LM.keys() | HELD_AGAINST_MLX_VLM | seen

@@ -20,6 +20,7 @@ from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiled import OTHER_DECODERS
 from tests.support.tiny_models import CONFIGS as TINY
 from tests.support.unified import unified_config
+from tests.support.whispering import CONFIG as WHISPERING
 
 
 def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +45,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "lfm2-vl": SIGLIP["lfm2_vl"] | {"model_type": "lfm2-vl"},
     "moondream3": MOONDREAM,
     "mllama": CROSSING,
+    "whisper": WHISPERING,
     "youtu_llm": DESCRIBED["youtu"] | {"model_type": "youtu_llm"},
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},
     "kimi_vl": _around("kimi_vl", DESCRIBED["deepseek_v3"]),

@@ -29,7 +29,7 @@ from quire.core.config import ServerConfig
 from quire.core.errors import Forbidden, RequestError, UnsupportedMediaType
 
 ANY = "*"
-FORMS = frozenset({"/v1/files", "/v1/audio/transcriptions"})
+FORMS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})
 """Routes whose bodies may be forms."""
 _HOST = re.compile(r"[\w.:\[\]-]+")
 

@@ -294,6 +294,15 @@ OPERATIONS: tuple[Operation, ...] = (
         form=True,
     ),
     Operation(
+        lambda e: e.transcriptions.translate,
+        "post",
+        "/v1/audio/translations",
+        "Speech to English text, sent as a form with file",
+        answers=(JSON, TEXT),
+        statuses=(404, 408, 413, 415, 429, 501, 503),
+        form=True,
+    ),
+    Operation(
         lambda e: e.adapters.load,
         "post",
         "/v1/load_lora_adapter",

@@ -39,6 +39,8 @@ class SamplingParams:
         logit_bias: (token id, bias) pairs added to the logits.
         seed: with the position, the row's only source of randomness.
         logprobs: None for none, else how many alternatives to report beside the chosen token.
+        times_from: the first of the tokens at the vocabulary's end that are times. Only these are
+            drawn where they are likelier together than each other token (Whisper). None is off.
     """
 
     temperature: float = 1.0
@@ -59,6 +61,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     logprobs: int | None = None
+    times_from: int | None = None
 
     @property
     def needs_history(self) -> bool:
@@ -134,6 +137,24 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Timestamps:
+    """The rules of transcripts with times (Whisper, arXiv:2212.04356, section 2.4 and its code).
+
+    A transcript begins with a time. Times come in pairs, the end of a segment and the start of the
+    next, or before the token that ends the transcript; none is earlier than those before it.
+
+    Attributes:
+        first: the token of time zero; all tokens from it on are times.
+        end: the token that ends a transcript; tokens below it are text.
+        latest_start: the latest first time, in steps from zero; None leaves it free.
+    """
+
+    first: int
+    end: int
+    latest_start: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRules:
     """Tokens that a request allows or bans.
 
@@ -141,10 +162,14 @@ class TokenRules:
         allowed: the only tokens that may come, those that end an answer included; empty allows all.
         banned: sequences of tokens, the last of which may not follow the others. No sequence is
             empty.
+        not_first: tokens with which an answer may not begin.
+        timestamps: the answer is a transcript with times.
     """
 
     allowed: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
+    not_first: tuple[int, ...] = ()
+    timestamps: Timestamps | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,7 @@ KINDS: dict[str, Kind] = {
         old_file="preprocessor_config.json",
         type_key="feature_extractor_type",
         table=f"{_TABLES}:SOUNDS",
+        table_by_model=f"{_TABLES}:SOUNDS_BY_MODEL",
     ),
     "video": Kind(
         MediaInput(

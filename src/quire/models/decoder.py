@@ -32,6 +32,8 @@ class Decoder(Module):
         super().__init__()
         self._multiplier = whole.embedding_multiplier
         self.embed_tokens = nn.Embedding(whole.vocab_size + whole.marks, whole.hidden_size)
+        if whole.positions:
+            self.embed_positions = nn.Embedding(whole.positions, whole.hidden_size)
         self.layers: list[DecoderLayer] = []
         first = 0
         for layer in whole.layers:
@@ -49,6 +51,8 @@ class Decoder(Module):
     def __call__(self, step: ForwardContext) -> mx.array:
         """Return normalised hidden states `[T, hidden]`."""
         x = self.embedded(step.tokens)
+        if "embed_positions" in self:
+            x = x + embed(self.embed_positions, step.positions, x.dtype)
         if step.media is not None:
             x = step.media.placed(x)
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}

@@ -151,6 +151,7 @@ class Description:
         head_multiplier: factor of the head's input.
         logit_softcap: softcap of the logits, by a hyperbolic tangent.
         tied_head: whether the head is the embedding table.
+        positions: rows of the table of learned positions, which is added to embeddings; 0 means none.
         marks: rows of the embedding table after the vocabulary's, of placeholders that are never
             generated.
         part: the rank whose share this is. The outputs of the ranks' blocks are summed, and each
@@ -170,6 +171,7 @@ class Description:
     logit_softcap: float | None = None
     tied_head: bool = False
     head_bias: bool = False
+    positions: int = 0
     marks: int = 0
     part: Part = WHOLE
     ahead: Layer | None = None

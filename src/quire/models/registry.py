@@ -69,6 +69,7 @@ _MODULES = (
     "tencent",
     "tii",
     "upstage",
+    "whisper",
     "xiaomi",
     "youtu",
     "zhipu",

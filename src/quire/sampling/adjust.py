@@ -1,4 +1,4 @@
-"""Changes logits before sampling: logit bias, penalties, grammar mask.
+"""Changes logits before sampling: logit bias, penalties, grammar mask, times of transcripts.
 
 Each part touches only the rows that ask for it, and costs nothing if none does.
 """
@@ -34,7 +34,24 @@ def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
         where = [i for i, _ in masked]
         part = _masked(logits[mx.array(where)], np.stack([mask for _, mask in masked]))
         logits = _with_rows(logits, where, part)
+    timed = [i for i, row in enumerate(rows) if row.params.times_from is not None]
+    if timed:
+        firsts = [rows[i].params.times_from or 0 for i in timed]
+        logits = _with_rows(logits, timed, _timed(logits[mx.array(timed)], firsts))
     return logits
+
+
+def _timed(logits: mx.array, firsts: Sequence[int]) -> mx.array:
+    """Return logits `[R, V]`, with -inf for text where the times together are likelier than each
+    token of text.
+
+    Args:
+        firsts: each row's first time.
+    """
+    times = mx.arange(logits.shape[1]) >= mx.array([*firsts])[:, None]
+    together = mx.logsumexp(mx.where(times, logits, -math.inf), axis=-1, keepdims=True)
+    text = mx.where(times, -math.inf, logits).max(axis=-1, keepdims=True)
+    return mx.where(~times & (together > text), -math.inf, logits)
 
 
 def _with_rows(logits: mx.array, where: Sequence[int], part: mx.array) -> mx.array:

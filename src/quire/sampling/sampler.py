@@ -1,8 +1,9 @@
 """Draws the next token of every row in one lazy graph.
 
 The order of operations is vLLM's: logit bias, repetition, frequency and presence penalties, DRY,
-the grammar mask, then (for rows that are not greedy) temperature, min_p, top_k, typical_p, top_p,
-XTC. Reported log-probabilities come from the logits as the model gave them, before any of this.
+the grammar mask, times of transcripts, then (for rows that are not greedy) temperature, min_p,
+top_k, typical_p, top_p, XTC. Reported log-probabilities come from the logits as the model gave
+them, before any of this.
 
 A row's result depends on its own logits, parameters and position only. What is computed is either
 elementwise, an exact selection (max, sort, argmax), or a scan over an axis whose length does not

@@ -47,6 +47,13 @@ PLAIN: tuple[Published, ...] = (
         "Assistant:",
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
+    Published(
+        ("whisper",),
+        "openai/whisper-large-v3",
+        "none",
+        ends={"<|endoftext|>": 50257},
+        marks={"<|startoftranscript|>": 50258, "<|notimestamps|>": 50364},
+    ),
     Published(("lfm3", "lfm3_vl"), "LiquidAI/LFM3-1.7B", "none", ends={"<|im_end|>": 124900}),
     Published(
         ("idefics3", "smolvlm"),

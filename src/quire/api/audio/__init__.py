@@ -1,1 +1,1 @@
-"""OpenAI's `/v1/audio/transcriptions`."""
+"""OpenAI's `/v1/audio/transcriptions` and `/v1/audio/translations`."""

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions`: speech to text by a model that hears, asked in a conversation.
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`: speech to text.
 
 The schema is https://platform.openai.com/docs/api-reference/audio/createTranscription.
 """
@@ -6,135 +6,98 @@ The schema is https://platform.openai.com/docs/api-reference/audio/createTranscr
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import Field
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import Message
 
-from quire.api.audio.pieces import RATE, as_url, pieces
-from quire.api.shared.context import Context, ServerContext, decoding
+from quire.api.audio.answers import SpokenText, Transcript, written
+from quire.api.audio.requests import (
+    SpeechRequest,
+    Whispering,
+    read_transcription,
+    read_translation,
+)
+from quire.api.shared.context import Context, Reader, ServerContext
 from quire.api.shared.fold import collect
 from quire.api.shared.limits import form_of
 from quire.api.shared.render import NoLogprobs
-from quire.api.shared.schema import DecodingFields
-from quire.core.errors import NotOffered, RequestError
-from quire.core.folder import read_object
-from quire.media.kinds import limits_of
-from quire.media.sound import decode
-from quire.media.source import MediaSource
-from quire.serving.generation import Generation, NeedsJob, Prepared, Thinking
+from quire.core.errors import RequestError
+from quire.serving.generation import Prepared
 
-Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
-_MOST_TOKENS = 448
-"""Most tokens of one piece's text: about twice what is said in 28 seconds."""
-
-
-class TranscriptionRequest(DecodingFields):
-    """Every field of OpenAI's schema, and those of sampling; the form's fields, and its file."""
-
-    sound: str = Field(description="the file, in base64")
-    prompt: str | None = Field(default=None, max_length=4096)
-    language: str | None = Field(default=None, max_length=64)
-    response_format: Format = "json"
-    stream: Literal[False] | None = Field(default=None, description="answers come whole")
-    timestamp_granularities: list[Literal["segment"]] | None = Field(
-        default=None, description="segments are pieces of up to 28 seconds; words have no times"
-    )
-    include: None = Field(default=None, description="log-probabilities are not given")
-    chunking_strategy: Literal["auto"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of the sound that is transcribed at once; times in seconds."""
-
-    start: float
-    end: float
-    prepared: Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadRequest:
-    pieces: Sequence[_Piece]
-    format: Format
-    language: str
-
-
-async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
-    if context.jobs is not None:
-        raise NeedsJob  # strangers' sound is decoded there
-    fields = context.parse(request, body, TranscriptionRequest)
-    context.check_model(fields.model)
-    if "audio" not in context.service.modalities:
-        raise NotOffered(
-            f"{context.service.name} does not hear: serve a model whose 'modalities' in /v1/models "
-            "hold 'audio'.",
-            code="unsupported_model",
-        )
-    try:
-        data = base64.b64decode(fields.sound, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError("'sound' is no base64.", param="sound") from error
-    limits = limits_of(context.config.media_limits)["audio"].each
-    samples = decode(data, param="file", rate=RATE, limits=limits)
-    asked = _asked(context, fields)
-    common = decoding(context, fields, request.headers)
-    if fields.temperature is None:
-        common["sampling"] = replace(common["sampling"], temperature=0.0)
-    found: list[_Piece] = []
-    for start, end in pieces(samples):
-        source = MediaSource(as_url(samples[start:end]), "file", "file", kind="audio")
-        content = [{"type": "audio", "source": source}, {"type": "text", "text": asked}]
-        spec = Generation(
-            messages=({"role": "user", "content": content},),
-            max_tokens=_MOST_TOKENS,
-            thinking=Thinking(enabled=False),
-            **common,
-        )
-        found.append(_Piece(start / RATE, end / RATE, await context.prepare(spec)))
-    return _ReadRequest(found, fields.response_format, fields.language or "")
-
-
-def _asked(context: Context, fields: TranscriptionRequest) -> str:
-    """Return the question to the model: its own from its folder, else a common one."""
-    file = Path(context.service.info.path) / "generation_config.json"
-    own = read_object(file).get("transcription_prompt")
-    if isinstance(own, str):
-        asked = own
-    else:
-        language = fields.language or "its original language"
-        asked = (
-            f"Transcribe the following speech segment in {language}. "
-            "Only output the transcription, with no newlines."
-        )
-    return f"{fields.prompt}\n{asked}" if fields.prompt else asked
+_FRAMES = 100
+"""Frames of a spectrogram a second, in which OpenAI counts where a segment's window begins."""
 
 
 class Transcriptions:
-    """The endpoint of transcriptions."""
+    """The endpoints of transcripts."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def create(self, request: Request) -> Response:
         """Answer `POST /v1/audio/transcriptions`, a form with `file` and the other fields."""
-        asked_request = await _as_json(request, self._server.config.max_body_bytes)
-        context, asked = await self._server.read(asked_request, _read)
-        texts: list[str] = []
-        for piece in asked.pieces:
-            run = await context.start(asked_request, piece.prepared)
-            slots = self._server.slots
-            (answer,) = await collect(asked_request, run, [NoLogprobs()], slots=slots)
-            texts.append(answer.text.strip())
-        return _WRITERS[asked.format](asked, texts)
+        return await self._answer(request, read_transcription)
+
+    async def translate(self, request: Request) -> Response:
+        """Answer `POST /v1/audio/translations`, likewise: the text is English."""
+        return await self._answer(request, read_translation)
+
+    async def _answer(self, request: Request, reader: Reader[SpeechRequest]) -> Response:
+        as_json = await _as_json(request, self._server.config.max_body_bytes)
+        context, asked = await self._server.read(as_json, reader)
+        if asked.whisper is None:
+            texts, _ = await self._collected(context, as_json, asked.prepared)
+            parts = [
+                SpokenText(start, end, text.strip())
+                for (start, end), text in zip(asked.pieces, texts, strict=True)
+            ]
+            language = asked.language
+        else:
+            language, parts = await self._whispered(context, as_json, asked, asked.whisper)
+        seconds = asked.pieces[-1][1]
+        return written(Transcript(asked.task, language, seconds, parts), asked.format)
+
+    async def _whispered(
+        self, context: Context, request: Request, asked: SpeechRequest, whisper: Whispering
+    ) -> tuple[str, list[SpokenText]]:
+        """Return the language and the segments that Whisper hears."""
+        prepared = context.job_media.complete(asked.prepared)
+        language = whisper.language
+        if language is None:
+            _, ids = await self._collected(context, request, whisper.detecting(prepared))
+            known = {token: code for code, token in whisper.tokens.languages.items()}
+            language = known[ids[0][0]]
+        prepared = whisper.asking(prepared, language)
+        _, ids = await self._collected(context, request, prepared)
+        parts = [
+            SpokenText(
+                round(segment.start, 3),
+                round(segment.end, 3),
+                context.service.tokenizer.decode(list(segment.tokens)).strip(),
+                {
+                    "seek": round(start * _FRAMES),
+                    "tokens": list(segment.tokens),
+                    "temperature": prepared.spec.sampling.temperature,
+                },
+            )
+            for (start, end), own in zip(asked.pieces, ids, strict=True)
+            for segment in whisper.tokens.segments(own, start, end)
+        ]
+        return language, parts
+
+    async def _collected(
+        self, context: Context, request: Request, prepared: Prepared
+    ) -> tuple[list[str], Sequence[list[int]]]:
+        """Return the text and, if requested, the token ids of each prompt's answer."""
+        run = await context.start(request, prepared)
+        silent = [NoLogprobs() for _ in run.choices]
+        answers = await collect(request, run, silent, slots=self._server.slots)
+        return [each.text for each in answers], [each.take_ids() for each in run.choices]
 
 
 async def _as_json(request: Request, limit: int) -> Request:
@@ -182,67 +145,3 @@ async def _as_json(request: Request, limit: int) -> Request:
     scope = request.scope
     scope["headers"] = headers
     return Request(scope, receive)
-
-
-def _segments(asked: _ReadRequest, texts: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {"id": number, "start": piece.start, "end": piece.end, "text": text}
-        for number, (piece, text) in enumerate(zip(asked.pieces, texts, strict=True))
-    ]
-
-
-def _usage(asked: _ReadRequest) -> dict[str, Any]:
-    return {"type": "duration", "seconds": round(asked.pieces[-1].end)}
-
-
-def _json(asked: _ReadRequest, texts: Sequence[str]) -> Response:
-    return JSONResponse({"text": " ".join(texts), "usage": _usage(asked)})
-
-
-def _verbose(asked: _ReadRequest, texts: Sequence[str]) -> Response:
-    return JSONResponse(
-        {
-            "task": "transcribe",
-            "language": asked.language,
-            "duration": asked.pieces[-1].end,
-            "text": " ".join(texts),
-            "segments": _segments(asked, texts),
-            "usage": _usage(asked),
-        }
-    )
-
-
-def _text(asked: _ReadRequest, texts: Sequence[str]) -> Response:
-    return PlainTextResponse(" ".join(texts) + "\n")
-
-
-def _srt(asked: _ReadRequest, texts: Sequence[str]) -> Response:
-    lines = (
-        f"{number}\n{_time(piece.start, ',')} --> {_time(piece.end, ',')}\n{text}\n\n"
-        for number, (piece, text) in enumerate(zip(asked.pieces, texts, strict=True), 1)
-    )
-    return PlainTextResponse("".join(lines))
-
-
-def _vtt(asked: _ReadRequest, texts: Sequence[str]) -> Response:
-    lines = (
-        f"{_time(piece.start, '.')} --> {_time(piece.end, '.')}\n{text}\n\n"
-        for piece, text in zip(asked.pieces, texts, strict=True)
-    )
-    return PlainTextResponse("WEBVTT\n\n" + "".join(lines))
-
-
-def _time(seconds: float, point: str) -> str:
-    milliseconds = round(seconds * 1000)
-    minutes, rest = divmod(milliseconds, 60_000)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{point}{rest % 1000:03}"
-
-
-_WRITERS: dict[Format, Callable[[_ReadRequest, Sequence[str]], Response]] = {
-    "json": _json,
-    "text": _text,
-    "srt": _srt,
-    "verbose_json": _verbose,
-    "vtt": _vtt,
-}

@@ -47,6 +47,7 @@ from quire.media.processors.qwen_omni import open_video, open_video_beside_pictu
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
 from quire.media.processors.siglip import open_siglip2
 from quire.media.processors.tiles import Gemma3ImageProcessor
+from quire.media.processors.whisper import WhisperAudioProcessor
 
 __all__ = ["KINDS", "MediaProcessor", "open_processors"]
 
@@ -137,6 +138,8 @@ SOUNDS: dict[str, Open] = {
     "Gemma4UnifiedAudioFeatureExtractor": Gemma4UnifiedAudioProcessor.open,
     "WhisperFeatureExtractor": QwenAudioProcessor.open,
 }
+# Processors by `model_type`, for models whose `config.json` has no part for an encoder.
+SOUNDS_BY_MODEL: dict[str, Open] = {"whisper": WhisperAudioProcessor.open}
 VIDEOS: dict[str, Open] = {
     "InternVLVideoProcessor": InternVLVideoProcessor.open,
     "LlavaOnevisionVideoProcessor": LlavaOnevisionVideoProcessor.open,

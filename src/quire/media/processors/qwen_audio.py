@@ -7,7 +7,6 @@ padded nor cut.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +14,10 @@ import numpy.typing as npt
 from quire.core.media import MediaItem
 from quire.core.values import Values
 from quire.media.processors.base import AudioProcessor, Placeholders
-from quire.media.processors.mel import MelSpectrogram, slaney_filters
+from quire.media.processors.mel import MelSpectrogram
+from quire.media.processors.whisper import log_mel, open_mel
 from quire.media.sound import Samples
 from quire.media.source import refusal
-
-_FLOOR = 1e-10
-"""Lower bound of a bin before its logarithm."""
-_RANGE = 8.0
-"""Bins are raised to at least this many powers of ten below the largest."""
 
 
 class QwenAudioProcessor(AudioProcessor):
@@ -44,26 +39,13 @@ class QwenAudioProcessor(AudioProcessor):
         Raises:
             ModelError: a value is missing, or asks for different features than this class computes.
         """
-        settings.neutral(_NEUTRAL)
-        rate = settings.integer("sampling_rate", default=16_000)
-        frame, bins = (
-            settings.integer("n_fft", default=400),
-            settings.integer("feature_size", default=128),
-        )
+        mel = open_mel(settings, bins=128)
         encoder = config.nested("audio_config", needed=False)
-        mel = MelSpectrogram(
-            rate=rate,
-            frame=frame,
-            hop=settings.integer("hop_length", default=160),
-            fft=frame,
-            filters=slaney_filters(frame // 2 + 1, bins, 8000.0, rate=rate),
-        )
         # Chat templates write what goes around a sound.
         placeholders = Placeholders(token=config.integer("audio_token_id", minimum=0))
         return cls(placeholders, mel, chunk=2 * encoder.integer("n_window", default=50))
 
     def item(self, samples: Samples, param: str) -> MediaItem:
-        # The first and the last frame extend beyond the ends, where the sound is mirrored.
         minimum = max(self._mel.hop, self._mel.frame // 2 + 1)
         if len(samples) < minimum:
             raise refusal(param, f"it lasts less than {minimum / self.rate:g} s")
@@ -77,14 +59,4 @@ class QwenAudioProcessor(AudioProcessor):
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """Compute log-mel features: `[samples]` -> `[frames, bins]`."""
-        padded = np.pad(samples, self._mel.frame // 2, mode="reflect")
-        frames = self._mel.frames(padded)[: len(samples) // self._mel.hop]
-        bins = np.log10(np.maximum(self._mel.bins_of(frames, power=2), _FLOOR))
-        found: npt.NDArray[np.float32] = (np.maximum(bins, bins.max() - _RANGE) / 4 + 1).astype(
-            np.float32
-        )
-        return found
-
-
-_NEUTRAL: dict[str, Any] = {"dither": 0.0, "do_normalize": False}
-"""Settings that Qwen3-Omni does not use, with the values that turn them off."""
+        return log_mel(self._mel, samples)

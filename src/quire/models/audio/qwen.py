@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -80,10 +81,26 @@ def _eighth(size: int) -> int:
     return -(-size // 8)
 
 
+class BlockKind(Protocol):
+    """What a block of the transformer is made of; see `QwenAudio`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def activation(self) -> str: ...
+
+
 class SelfAttention(Module):
     """Self-attention with biases in all projections."""
 
-    def __init__(self, kind: QwenAudio) -> None:
+    def __init__(self, kind: BlockKind) -> None:
         super().__init__()
         self._heads, hidden = kind.heads, kind.hidden_size
         self.q_proj = nn.Linear(hidden, hidden)
@@ -102,9 +119,9 @@ class SelfAttention(Module):
 
 
 class Block(Module):
-    """A layer: attention and feed-forward, each after a norm."""
+    """A layer: attention and feed-forward, each after a norm, as in Whisper."""
 
-    def __init__(self, kind: QwenAudio) -> None:
+    def __init__(self, kind: BlockKind) -> None:
         super().__init__()
         hidden = kind.hidden_size
         self.self_attn_layer_norm = LayerNorm((hidden,), 1e-5, True)

@@ -20,13 +20,15 @@ class CrossAttention:
     """Cross-attention: rows see all of the media that they attend to, without rotation.
 
     Attributes:
-        norm: norm of queries and keys, per head.
+        norm: norm of queries and keys, per head; None means no norm.
+        bias: whether the projections have biases.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
-    norm: Norm
+    norm: Norm | None
+    bias: bool = False
 
     @property
     def attribute(self) -> str:
@@ -62,23 +64,33 @@ class CrossAttentionBlock(Module):
         super().__init__()
         self._kind, self._layer = kind, layer
         width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
-        self.q_proj = nn.Linear(hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, hidden_size, bias=False)
-        self.q_norm = kind.norm.module(kind.head_dim)
-        self.k_norm = kind.norm.module(kind.head_dim)
+        self.q_proj = nn.Linear(hidden_size, width, bias=kind.bias)
+        self.k_proj = nn.Linear(hidden_size, kv_width, bias=kind.bias)
+        self.v_proj = nn.Linear(hidden_size, kv_width, bias=kind.bias)
+        self.o_proj = nn.Linear(width, hidden_size, bias=kind.bias)
+        if kind.norm is not None:
+            self.q_norm = kind.norm.module(kind.head_dim)
+            self.k_norm = kind.norm.module(kind.head_dim)
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
-        """Map `[T, hidden]` to the same shape; zeros for rows that attend to no media."""
+        """Map `[T, hidden]` to the same shape; rows that attend to no media get the bias alone."""
         kind, rows = self._kind, x.shape[0]
-        q = self.q_norm(self.q_proj(x).reshape(rows, kind.heads, kind.head_dim))
+        if step.cross is None:  # no row looks at anything
+            return self._projected(mx.zeros((rows, kind.heads * kind.head_dim), x.dtype))
+        q = self._normed("q_norm", self.q_proj(x).reshape(rows, kind.heads, kind.head_dim))
         k = v = None
-        if step.cross is not None and step.cross.states is not None:
+        if step.cross.states is not None:
             states = step.cross.states.astype(x.dtype)
             shape = states.shape[0], kind.kv_heads, kind.head_dim
-            k = self.k_norm(self.k_proj(states).reshape(shape))
+            k = self._normed("k_norm", self.k_proj(states).reshape(shape))
             v = self.v_proj(states).reshape(shape)
         out = step.attend(self._layer, q, k, v, scale=kind.head_dim**-0.5)
-        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        return self._projected(out.reshape(rows, -1))
+
+    def _normed(self, name: str, x: mx.array) -> mx.array:
+        y: mx.array = self[name](x) if name in self else x
+        return y
+
+    def _projected(self, x: mx.array) -> mx.array:
+        y: mx.array = self.o_proj(x)
         return y
