@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from quire.api.responses.conversation_name import ConversationName, ConversationParam
 from quire.api.responses.mcp_items import (
     ApprovalRequestItem,
     ApprovalResponseItem,
@@ -350,16 +351,6 @@ Include = Literal[
 """The first two are honoured; the others add to items that no answer here holds."""
 
 
-def _tag_conversation(value: object) -> str:
-    return "@id" if isinstance(value, str) else "@object"
-
-
-class ConversationParam(Wire):
-    """A conversation, named as an object."""
-
-    id: str
-
-
 class PromptFields(Wire):
     """Fields that shape the prompt."""
 
@@ -377,13 +368,7 @@ class PromptFields(Wire):
     )
     truncation: Literal["auto", "disabled"] | None = None
 
-    conversation: (
-        Annotated[
-            Annotated[str, Tag("@id")] | Annotated[ConversationParam, Tag("@object")],
-            Discriminator(_tag_conversation),
-        ]
-        | None
-    ) = Field(
+    conversation: ConversationName | None = Field(
         default=None,
         description="a conversation of /v1/conversations, or its id: its items come first, and "
         "this request's items and the answer join it",
