@@ -69,16 +69,16 @@ def _outputs(
     ordered: bool,
 ) -> mx.array:
     """Compute `[..., 1, hidden]` by experts `[...]`, broadcast together: `[..., 1, hidden]`."""
-    up = _product(operations, x, chosen, experts.up, ordered=ordered)
+    up = product(operations, x, chosen, experts.up, ordered=ordered)
     if isinstance(experts, PlainExperts):
         inner = operations.activate(experts.activation, up)
     else:
-        gate = _product(operations, x, chosen, experts.gate, ordered=ordered)
+        gate = product(operations, x, chosen, experts.gate, ordered=ordered)
         inner = operations.gated(experts.gating, gate, up)
-    return _product(operations, inner, chosen, experts.down, ordered=ordered)
+    return product(operations, inner, chosen, experts.down, ordered=ordered)
 
 
-def _product(
+def product(
     operations: Operations,
     x: mx.array,
     chosen: mx.array,

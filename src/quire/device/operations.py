@@ -123,6 +123,11 @@ class Operations(CacheOperations):
         """
         return mixture.weighted_sum(self, x, chosen, weights, experts)
 
+    def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
+        """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
+        rows = x[:, None, None] if x.ndim == 2 else x[:, :, None]
+        return mixture.product(self, rows, chosen, matrices, ordered=False).squeeze(-2)
+
     def embed(
         self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None
     ) -> mx.array:

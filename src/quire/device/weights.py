@@ -147,6 +147,11 @@ class ExpertMatrices:
     weight: mx.array | PackedWeight
     bias: mx.array | None
 
+    @property
+    def array(self) -> mx.array:
+        """The weights or their codes, whose identity names the matrices."""
+        return self.weight if isinstance(self.weight, mx.array) else self.weight.codes
+
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts:
@@ -157,6 +162,10 @@ class GatedExperts:
     down: ExpertMatrices
     gating: Gating
 
+    @property
+    def matrices(self) -> tuple[ExpertMatrices, ...]:
+        return self.gate, self.up, self.down
+
 
 @dataclass(frozen=True, slots=True)
 class PlainExperts:
@@ -165,3 +174,7 @@ class PlainExperts:
     up: ExpertMatrices
     down: ExpertMatrices
     activation: str
+
+    @property
+    def matrices(self) -> tuple[ExpertMatrices, ...]:
+        return self.up, self.down

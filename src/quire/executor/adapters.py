@@ -16,9 +16,18 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
+from quire.device.mixture import mixed
 from quire.device.operations import Operations
 from quire.device.rotation import Rotate
-from quire.device.weights import GatedMatrices, HeadPart, Matrix, PackedWeight
+from quire.device.weights import (
+    ExpertMatrices,
+    GatedExperts,
+    GatedMatrices,
+    HeadPart,
+    Matrix,
+    PackedWeight,
+    PlainExperts,
+)
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.low_rank import LowRank
 from quire.program.trace import multiplied
@@ -32,10 +41,16 @@ adapter.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stack:
-    """The factors of one matrix: `[adapters, in, rank]` and `[adapters, rank, out]`."""
+    """The factors of one matrix: `[adapters, in, rank]` and `[adapters, rank, out]`.
+
+    Attributes:
+        experts: of a stack of matrices of experts, how many these are; the stack has factors for
+            each adapter and expert then, those of one adapter side by side. 0 for one matrix.
+    """
 
     inner: mx.array
     outer: mx.array
+    experts: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -130,16 +145,18 @@ class Adapters:
     def _stack(self, path: str) -> _Stack:
         found = [each.factors.get(path) for each in self._loaded.values()]
         some = next(factors for factors in found if factors is not None)
-        rank = max(factors[0].shape[1] for factors in found if factors is not None)
-        (inputs, _), (_, outputs), dtype = some[0].shape, some[1].shape, some[0].dtype
-        none = mx.zeros((inputs, rank), dtype), mx.zeros((rank, outputs), dtype)
+        rank = max(factors[0].shape[-1] for factors in found if factors is not None)
+        (*lead, inputs, _), (*_, outputs), dtype = some[0].shape, some[1].shape, some[0].dtype
+        none = mx.zeros((*lead, inputs, rank), dtype), mx.zeros((*lead, rank, outputs), dtype)
         inner, outer = [none[0]], [none[1]]
         for factors in found:
             one, other = factors or none
-            missing = rank - one.shape[1]
-            inner.append(mx.pad(one, [(0, 0), (0, missing)]))
-            outer.append(mx.pad(other, [(0, missing), (0, 0)]))
-        return _Stack(mx.stack(inner), mx.stack(outer))
+            missing, others = (0, rank - one.shape[-1]), [(0, 0)] * (one.ndim - 2)
+            inner.append(mx.pad(one, [*others, (0, 0), missing]))
+            outer.append(mx.pad(other, [*others, missing, (0, 0)]))
+        if not lead:
+            return _Stack(mx.stack(inner), mx.stack(outer))
+        return _Stack(mx.concatenate(inner), mx.concatenate(outer), experts=lead[0])
 
 
 class _Choice:
@@ -165,6 +182,32 @@ class _Choice:
         ]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
+    def repeated(self, times: int) -> _Choice:
+        """Return the choice for rows each of which stands so many times, one after the other."""
+        return _Choice([row for row in self._rows for _ in range(times)])
+
+    def expert_product(self, x: mx.array, chosen: mx.array, stack: _Stack) -> mx.array:
+        """Return the low-rank products by experts.
+
+        Args:
+            x: `[T, in]` or `[T, k, in]`.
+            chosen: `[T, k]`, indices of experts.
+
+        Returns:
+            `[T, k, out]`.
+        """
+        numbers = chosen.astype(mx.uint32) + self._numbers[:, None] * stack.experts
+        rows = (x[:, None, None] if x.ndim == 2 else x[:, :, None]).astype(stack.inner.dtype)
+        inner = _gathered(rows, stack.inner, numbers)
+        return _gathered(inner, stack.outer, numbers).squeeze(-2).astype(x.dtype)
+
+
+def _gathered(x: mx.array, matrices: mx.array, numbers: mx.array) -> mx.array:
+    """Multiply `[T, k or 1, 1, in]` by matrices `[n, in, out]` chosen by `[T, k]`."""
+    if x.dtype in current_device().operations.gather_mm_dtypes:
+        return mx.gather_mm(x, matrices, rhs_indices=numbers)
+    return x @ matrices[numbers]
+
 
 class _AdaptedOperations:
     """The device's operations, with low-rank products added where a matrix has adapters.
@@ -174,7 +217,7 @@ class _AdaptedOperations:
     """
 
     def __init__(
-        self, base: Operations, stacks: Mapping[int, _Stack], choices: Mapping[int, _Choice]
+        self, base: Operations, stacks: Mapping[int, _Stack], choices: dict[int, _Choice]
     ) -> None:
         self._base = base
         self._stacks = stacks
@@ -206,6 +249,31 @@ class _AdaptedOperations:
             return self._base.heads(x, parts, eps, rotate)
         return Operations.heads(cast(Operations, self), x, parts, eps, rotate)
 
+    def experts(
+        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    ) -> mx.array:
+        if not any(id(each.array) in self._stacks for each in experts.matrices):
+            return self._base.experts(x, chosen, weights, experts)
+        up = self.expert_product(x, chosen, experts.up)
+        if isinstance(experts, PlainExperts):
+            inner = self._base.activate(experts.activation, up)
+        else:
+            gate = self.expert_product(x, chosen, experts.gate)
+            inner = self._base.gated(experts.gating, gate, up)
+        return mixed(self.expert_product(inner, chosen, experts.down), weights, x.dtype)
+
+    def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
+        y = self._base.expert_product(x, chosen, matrices)
+        stack = self._stacks.get(id(matrices.array))
+        return y if stack is None else y + self._of(len(x)).expert_product(x, chosen, stack)
+
+    def _of(self, rows: int) -> _Choice:
+        """Return the choice for so many rows; a mixture may take each row several times."""
+        if rows not in self._choices:
+            step = max(each for each in self._choices if rows % each == 0)
+            self._choices[rows] = self._choices[step].repeated(rows // step)
+        return self._choices[rows]
+
     def _adapts(self, matrix: Matrix) -> bool:
         weight = matrix.weight
         return id(weight if isinstance(weight, mx.array) else weight.codes) in self._stacks
@@ -214,4 +282,4 @@ class _AdaptedOperations:
         stack = self._stacks.get(id(weight))
         if stack is None:
             return y
-        return y + self._choices[len(x)].product(x, stack, self._base.gather_mm_dtypes)
+        return y + self._of(len(x)).product(x, stack, self._base.gather_mm_dtypes)

@@ -151,7 +151,7 @@ class Description:
         head_multiplier: factor of the head's input.
         logit_softcap: softcap of the logits, by a hyperbolic tangent.
         tied_head: whether the head is the embedding table.
-        positions: rows of the table of learned positions, which is added to embeddings; 0 means none.
+        positions: rows of the table of learned positions, added to embeddings; 0 means none.
         marks: rows of the embedding table after the vocabulary's, of placeholders that are never
             generated.
         part: the rank whose share this is. The outputs of the ranks' blocks are summed, and each

@@ -74,8 +74,14 @@ def multiplied(model: LanguageModel) -> frozenset[str]:
     weights, how = KnownWeights(named_parameters(model)), Variant()
     with traced_by(operations := TracedOperations(weights)):
         model(TracedStep(operations, model, how, how.fields(_points(how.symbols)[0])))
-    calls = (each for each in operations.calls if each.kind in ("linear", "packed_linear"))
-    return frozenset(call.attributes["weight"].name for call in calls)
+    found: set[str] = set()
+    for call in operations.calls:
+        if call.kind in ("linear", "packed_linear"):
+            found.add(call.attributes["weight"].name)
+        elif call.kind == "experts":
+            experts = call.attributes["experts"].value
+            found |= {weights.weight(each.array).name for each in experts.matrices}
+    return frozenset(found)
 
 
 def _trace(

@@ -11,7 +11,8 @@ import mlx.core as mx
 import pytest
 
 from quire.core.errors import ModelError
-from quire.models.weights.loader import open_model
+from quire.models.base import named_parameters
+from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS
 from tests.support.tiny_models import llama_config, random_weights, write_model
@@ -31,6 +32,16 @@ SHAPE: dict[str, Any] = {
 }
 ATTENTION = ["q_proj", "v_proj"]
 LLAMA = SHAPE | {"model_type": "llama"}
+QWEN_MOE = SHAPE | {
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "usual": (LLAMA, {"target_modules": ATTENTION}),
     "rank-stabilised": (LLAMA, {"target_modules": "all-linear", "use_rslora": True}),
@@ -47,6 +58,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"target_modules": ["embed_tokens", "o_proj"], "modules_to_save": ["lm_head"]},
     ),
     "fused": (SHAPE | {"model_type": "phi3"}, {"target_modules": ["qkv_proj", "gate_up_proj"]}),
+    "experts": (QWEN_MOE, {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
+    "experts, transposed": (
+        CONFIGS["gpt_oss"],
+        {"target_modules": ["q_proj"], "target_parameters": EXPERTS},
+    ),
     "latents": (
         CONFIGS["glm_moe_dsa"],
         {"target_modules": ["q_a_proj", "kv_b_proj", "o_proj", "wq_b"]},
@@ -57,7 +73,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.oracle
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "latents" else ()) for name in VARIANTS],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("latents", "fused") else ())
+        for name in VARIANTS
+    ],
 )
 def test_merged_weights_compute_what_peft_computes(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -84,6 +103,19 @@ def test_merged_weights_compute_what_peft_computes(name: str, tmp_path: Path) ->
     assert mx.max(mx.abs(logits - theirs)).item() < 1e-4 * mx.max(mx.abs(theirs)).item()
     assert mx.max(mx.abs(solo_logits(plain.model, PROMPT) - theirs)).item() > 0.1
     assert ours.fingerprint != plain.fingerprint
+    if "target_parameters" in settings:
+        check_factors(ours, plain, tmp_path / "adapter")
+
+
+def check_factors(merged: LoadedModel, plain: LoadedModel, adapter: Path) -> None:
+    """The factors that requests get are those of what was merged."""
+    found, before = named_parameters(merged.model), named_parameters(plain.model)
+    factors = plain.read_adapter(str(adapter)).factors
+    assert sum(".experts." in path for path in factors) == 3 * len(plain.model.model.layers)
+    for path, (inner, outer) in factors.items():
+        product = (inner @ outer).swapaxes(-1, -2)
+        added = found[f"{path}.weight"] - before[f"{path}.weight"]
+        assert mx.max(mx.abs(product - added)).item() < 1e-4
 
 
 def make_adapter(folder: Path, tensors: dict[str, mx.array] | None = None, **changes: Any) -> str:

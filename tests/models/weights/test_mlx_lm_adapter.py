@@ -80,7 +80,7 @@ def test_settings_that_are_not_computed_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("lora_a", (4, 64, 2)), ("m", (64,)), ("weight", (64, 64))]
+    ("name", "shape"), [("lora_a", (2, 4, 64, 2)), ("m", (64,)), ("weight", (64, 64))]
 )
 def test_tensors_that_are_no_factors_are_refused(
     name: str, shape: tuple[int, ...], base: str, tmp_path: Path

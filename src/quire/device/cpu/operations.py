@@ -79,15 +79,16 @@ class KernelOperations(UnfusedOperations):
     ) -> mx.array:
         if x.dtype != mx.float32:
             return super().experts(x, chosen, weights, experts)
-        up = self._by_expert(x, chosen, experts.up)
+        up = self.expert_product(x, chosen, experts.up)
         if isinstance(experts, PlainExperts):
             inner = self.activate(experts.activation, up)
         else:
-            inner = self.gated(experts.gating, self._by_expert(x, chosen, experts.gate), up)
-        return mixed(self._by_expert(inner, chosen, experts.down), weights, x.dtype)
+            inner = self.gated(experts.gating, self.expert_product(x, chosen, experts.gate), up)
+        return mixed(self.expert_product(inner, chosen, experts.down), weights, x.dtype)
 
-    def _by_expert(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
-        """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
+    def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
+        if x.dtype != mx.float32:
+            return super().expert_product(x, chosen, matrices)
         weight = matrices.weight
         if isinstance(weight, mx.array):
             plain: mx.array = self._ops.expert_product(x, chosen, weight, offsets=matrices.bias)

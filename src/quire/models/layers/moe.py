@@ -49,13 +49,18 @@ class ExpertLinear(Module):
 
 
 class PackedExpertLinear(Module):
-    """A quantised `ExpertLinear`. Created empty: its tensors come from a checkpoint."""
+    """A quantised `ExpertLinear`. Created empty: its tensors come from a checkpoint.
+
+    Attributes:
+        bits: bits of a code.
+    """
 
     def __init__(
         self, experts: int, inputs: int, outputs: int, group_size: int, bits: int, mode: str
     ) -> None:
         super().__init__()
         self._packing: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+        self.bits = bits
         groups = (experts, outputs, inputs // group_size)
         self.weight = mx.zeros((experts, outputs, inputs * bits // 32), dtype=mx.uint32)
         self._affine = mode == "affine"

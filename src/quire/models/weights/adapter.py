@@ -21,9 +21,10 @@ from quire.core.errors import ModelError
 from quire.core.folder import read_object
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights import mlx_lm_adapter
+from quire.models.weights.expert_factors import ExpertFactors, Factors
 from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
-from quire.models.weights.low_rank import Factors, LowRank, Placing
+from quire.models.weights.low_rank import LowRank, Placing
 from quire.models.weights.names import Weights, without_wrapper
 from quire.models.weights.quantization import unpacked
 from quire.models.weights.safetensors import read_header
@@ -47,6 +48,7 @@ _READ = {
     "rank_pattern",
     "alpha_pattern",
     "target_modules",
+    "target_parameters",
     "modules_to_save",
     "init_lora_weights",
 }
@@ -132,8 +134,10 @@ class Adapter:
         """
         factors, whole = self._sorted(self._tensors())
         merging = _Merging(dict(weights), model, dtype, self.file)
+        experts = ExpertFactors(weights, self.file)
         for module, parts in factors.items():
-            merging.add(module, parts, self._scale(module, parts))
+            for name, (first, second) in self._changes(experts, module, parts).items():
+                merging.add(module, name, first, second)
         for name, array in whole.items():
             merging.replace(name, array)
         if merging.unpacked:
@@ -157,17 +161,21 @@ class Adapter:
                 f"{self.file}: {min(whole)!r} is a whole tensor; merge this adapter into the "
                 "weights (--adapter FOLDER)"
             )
-        modules: dict[str, Factors] = {}
+        changes: dict[str, Factors] = {}
+        experts = ExpertFactors(weights, self.file)
         for module, parts in factors.items():
-            scale = self._scale(module, parts)
             if "A" not in parts:
                 raise ModelError(
                     f"{self.file}: {module!r} is a table; merge this adapter into the weights "
                     "(--adapter FOLDER)"
                 )
-            modules[module] = parts["A"], scale * parts["B"].astype(mx.float32)
+            for name, own in self._changes(experts, module, parts).items():
+                place = experts.names.get(without_wrapper(name))
+                if place is None:
+                    raise ModelError(f"{self.file}: the model has no matrix {module!r}")
+                changes[place] = own
         with WeightIdentity([self.file]) as identity:
-            placed = Placing(weights, model, dtype, self.file).placed(modules)
+            placed = Placing(weights, model, dtype, self.file).placed(changes)
             return LowRank(placed, identity.digest(self.identity.encode()))
 
     def _tensors(self) -> Weights:
@@ -197,16 +205,46 @@ class Adapter:
             for module in named if isinstance(named, list) else []:
                 if not any(f".{module}." in f".{each}." for each in found):
                     raise ModelError(f"{self.file}: no tensor for {module!r} of {setting}")
+        named = self.config.get("target_parameters")
+        if named and not any(map(ExpertFactors.is_stack, factors)):
+            raise ModelError(f"{self.file}: no tensor for target_parameters = {named}")
         return factors, whole
 
-    def _scale(self, module: str, parts: Mapping[str, mx.array]) -> float:
-        """Return the factor of the product of a module's matrices."""
+    def _changes(
+        self, experts: ExpertFactors, module: str, parts: Mapping[str, mx.array]
+    ) -> dict[str, Factors]:
+        """Return a module's factors by the names of the tensors that they change.
+
+        Raises:
+            ModelError: they are not two of the rank that the settings name, or are for experts that
+                the checkpoint has not.
+        """
         rank = _by_pattern(self.config.get("rank_pattern"), module, self.config["r"])
         alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
-        first = parts.get("A", parts.get("embedding A"))
-        if first is None or len(parts) != 2 or first.shape[0] != rank:
+        scale = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+        pair = _pair(parts)
+        if pair is None or not _fit(module, *pair, rank=rank):
             raise ModelError(f"{self.file}: {module!r} does not have two factors of rank {rank}")
-        return float(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
+        first, second = pair[0], scale * pair[1].astype(mx.float32)
+        if ExpertFactors.are_in(module, first):
+            return experts.spread(module, first, second, rank)
+        return {f"{module}.weight": (first, second)}
+
+
+def _pair(parts: Mapping[str, mx.array]) -> Factors | None:
+    """Return the two factors of a module; of a table, `[rank, dim]` and `[tokens, rank]`."""
+    if parts.keys() == {"A", "B"}:
+        return parts["A"], parts["B"]
+    if parts.keys() == {"embedding A", "embedding B"}:
+        return parts["embedding B"].T, parts["embedding A"].T
+    return None
+
+
+def _fit(module: str, first: mx.array, second: mx.array, rank: int) -> bool:
+    """Return whether two factors are of a rank, or stack those of experts."""
+    if first.ndim == 2 and ExpertFactors.are_in(module, first):
+        return first.shape[0] == second.shape[1] and first.shape[0] % rank == 0
+    return (first.shape[-2], second.shape[-1]) == (rank, rank)
 
 
 @dataclass
@@ -223,23 +261,22 @@ class _Merging:
         self._names = {without_wrapper(name): name for name in self.weights}
         self._tied = "lm_head.weight" not in named_parameters(self.model)
 
-    def add(self, module: str, parts: Mapping[str, mx.array], scale: float) -> None:
-        """Add the scaled product of two factors to a module's weight."""
-        if "A" in parts:
-            first, second = parts["A"], parts["B"]  # [r, in], [out, r]
-        else:  # of a table, [tokens, dim]
-            first, second = parts["embedding B"].T, parts["embedding A"].T
-        name = self._place(f"{module}.weight")
+    def add(self, module: str, tensor: str, first: mx.array, second: mx.array) -> None:
+        """Add the product of a module's factors to a tensor, `second @ first`."""
+        name = self._place(tensor)
         path = name.removesuffix(".weight")
         self.unpacked += f"{path}.scales" in self.weights
-        base = unpacked(self.weights, path, first.shape[1])
-        if base.shape != (second.shape[0], first.shape[1]):
-            raise ModelError(
-                f"{self.file}: the factors of {module!r} make {second.shape[0]} x "
-                f"{first.shape[1]}, the weight has shape {list(base.shape)}"
-            )
+        if path == name:  # a stack of experts, without codes
+            base = self.weights.pop(name)
+        else:
+            base = unpacked(self.weights, path, first.shape[-1])
         product = second.astype(mx.float32) @ first.astype(mx.float32)
-        self.weights[name] = (base + scale * product).astype(self.dtype or base.dtype)
+        if base.shape != product.shape:
+            raise ModelError(
+                f"{self.file}: the factors of {module!r} make {second.shape[-2]} x "
+                f"{first.shape[-1]}, the weight has shape {list(base.shape)}"
+            )
+        self.weights[name] = (base + product).astype(self.dtype or base.dtype)
 
     def replace(self, name: str, array: mx.array) -> None:
         """Replace the checkpoint's tensor by a whole tensor of the adapter."""
@@ -281,6 +318,7 @@ def _check(path: Path, config: dict[str, Any]) -> None:
         ("rank_pattern", dict),
         ("alpha_pattern", dict),
         ("target_modules", list | str),
+        ("target_parameters", list),
         ("modules_to_save", list),
     ):
         value = config.get(name)

@@ -2,7 +2,7 @@
 
 `adapter_config.json` holds training arguments, of which `fine_tune_type` and `lora_parameters`
 matter. `adapters.safetensors` has `lora_a`, `[in, rank]`, and `lora_b`, `[rank, out]`, for each
-module.
+module; an expert stack's are `[experts, rank, in]` and `[experts, out, rank]`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ def peft_tensors(path: Path, tensors: Weights) -> Weights:
     """Rename and transpose an adapter's tensors as in PEFT.
 
     Raises:
-        ModelError: a tensor is not a factor of a matrix, e.g. an expert's.
+        ModelError: a tensor is not a factor of a matrix.
     """
     ready: Weights = {}
     for name, array in tensors.items():
         module, _, factor = name.rpartition(".")
+        if factor in ("lora_a", "lora_b") and array.ndim == 3:  # of experts, and turned already
+            ready[f"{module}.lora_{factor[-1].upper()}.weight"] = array
+            continue
         if factor not in ("lora_a", "lora_b") or array.ndim != 2:
             raise ModelError(
                 f"{path}: tensor {name!r} of shape {list(array.shape)} is not supported: an "
