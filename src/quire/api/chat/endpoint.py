@@ -335,6 +335,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     fields = context.parse(request, body, ChatRequest)
     context.check_messages(len(fields.messages))
     tools = toolbox(fields.tools, fields.tool_choice)
+    note_ignored(request.scope, tools.left_out)
     return _ReadRequest(
         await context.prepare(fields.generation(context, request, tools)),
         replace(tools, templates=()),

@@ -21,7 +21,7 @@ class Grammar(History):
 
 
 class CustomFormat(History):
-    """The format of a custom tool's text. A grammar is described to the model, not enforced."""
+    """The format of a custom tool's text; see `ToolboxBuilder.add_custom`."""
 
     type: Literal["text", "grammar"]
     grammar: Grammar | None = None
@@ -114,7 +114,7 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
         RequestError: the choice names a tool that is not offered.
     """
     builder = ToolboxBuilder()
-    for tool in tools or ():
+    for index, tool in enumerate(tools or ()):
         if isinstance(tool, Tool):
             function = tool.function
             builder.add_function(
@@ -130,6 +130,7 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
                 ClientTool(custom.name, kind="custom"),
                 custom.description,
                 None if rules is None else (rules.syntax, rules.definition),
+                param=f"tools[{index}].custom.format.grammar.definition",
             )
     return builder.build(_choice(choice))
 

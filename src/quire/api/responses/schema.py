@@ -202,7 +202,7 @@ class FunctionTool(History):
 
 
 class CustomFormat(History):
-    """The format of a custom tool's text. A grammar is described to the model, not enforced."""
+    """The format of a custom tool's text; see `ToolboxBuilder.add_custom`."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None

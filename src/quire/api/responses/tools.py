@@ -101,7 +101,13 @@ def _add_own(
             if syntax is None or syntax.definition is None
             else (str(syntax.syntax), syntax.definition)
         )
-        builder.add_custom(named, tool.description, grammar, unique=once)
+        builder.add_custom(
+            named,
+            tool.description,
+            grammar,
+            param=f"{param}.format.definition",
+            unique=once,
+        )
 
 
 def _choice(choice: RequestedChoice | None) -> Choice:

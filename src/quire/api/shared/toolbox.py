@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.api.shared.content import INPUT, function_tool
+from quire.constraints.regular_lark import NotRegular, regular
 from quire.core.errors import RequestError
 from quire.serving.generation import ToolChoice
 
@@ -40,7 +41,7 @@ class Toolbox:
         named: the client's name of each tool, by the name that the model reads.
         templates: tools shown to the model, in the shape of chat templates.
         strict: names of tools whose calls must meet their schemas.
-        left_out: paths of the tools that nobody runs here.
+        left_out: paths of the tools that nobody runs here, and of grammars that are not enforced.
     """
 
     named: dict[str, ClientTool] = field(default_factory=dict)
@@ -106,19 +107,28 @@ class ToolboxBuilder:
         description: str | None,
         grammar: tuple[str, str] | None,
         *,
+        param: str,
         unique: str = "",
     ) -> None:
         """Add a tool that takes a text. The model sees a function with one argument.
 
         Args:
-            grammar: syntax and definition that the model is told to follow.
+            grammar: syntax and definition, which the model is told and held to. A grammar that is
+                no regular expression is only told; its path is among `Toolbox.left_out`.
+            param: the path of the definition.
             unique: see `add_function`.
         """
         text: dict[str, Any] = {"type": "string"}
+        pattern = None if grammar is None else _pattern(*grammar)
         if grammar is not None:
             text["description"] = f"Follows this {grammar[0]} grammar: {grammar[1]}"
+            if pattern is None:
+                self.leave_out(param)
+            else:
+                text["pattern"] = pattern
         parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
-        self.add_function(tool, description, parameters, unique=unique)
+        strict = pattern is not None
+        self.add_function(tool, description, parameters, strict=strict, unique=unique)
 
     def defer(
         self, tool: ClientTool, param: str, *, strict: bool = False, unique: str = ""
@@ -135,7 +145,7 @@ class ToolboxBuilder:
             self._strict.add(tool.model_name)
 
     def leave_out(self, param: str) -> None:
-        """Record the path of a hosted tool, which nobody runs here."""
+        """Record the path of a hosted tool, which nobody runs here, or of a part without effect."""
         self._left_out.append(param)
 
     def _put(self, tool: ClientTool, unique: str) -> None:
@@ -188,6 +198,16 @@ class ToolboxBuilder:
                 code="invalid_value",
             )
         return tool.model_name
+
+
+def _pattern(syntax: str, definition: str) -> str | None:
+    """Return the expression that a custom tool's text must match; None if there is none."""
+    if syntax == "regex":
+        return f"^(?:{definition})$"
+    try:
+        return f"^(?:{regular(definition)})$"
+    except NotRegular:
+        return None
 
 
 def model_name(name: str, namespace: str | None) -> str:
