@@ -15,8 +15,8 @@ from quire.api.ollama.schema import EmbedRequest, GenerateRequest, ShowRequest
 from quire.api.operations import EVENTS, JSON, LINES, TEXT, Operation
 from quire.api.rerank.endpoint import RerankRequest, ScoreRequest
 from quire.api.responses.listing import ItemsQuery
+from quire.api.responses.schema import CompactRequest, ResponsesRequest
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
-from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.kept_streams import StreamQuery
 from quire.api.stored_routes import STORED
 from quire.api.utilities import DetokenizeRequest, ModelRequest, TemplateRequest, TokenizeRequest
@@ -89,8 +89,9 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda e: e.responses.compaction,
         "post",
         "/v1/responses/compact",
-        summary="Not offered",
-        listed=False,
+        summary="The user's messages of a conversation, and a summary of it",
+        body=CompactRequest,
+        statuses=_GENERATING,
     ),
     Operation(
         lambda e: e.responses.retrieve,

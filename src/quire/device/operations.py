@@ -9,25 +9,23 @@ from functools import cache, partial
 
 import mlx.core as mx
 
-from quire.device import activations, mixture, recurrence, rotation
+from quire.device import activations, recurrence, rotation
 from quire.device.activations import Gating
-from quire.device.cache_operations import CacheOperations
+from quire.device.expert_operations import ExpertOperations
 from quire.device.mixture import Router
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import (
     ExpertMatrices,
-    GatedExperts,
     GatedMatrices,
     HeadPart,
     Matrix,
     PackedWeight,
     Packing,
-    PlainExperts,
 )
 
 
-class Operations(CacheOperations):
+class Operations(ExpertOperations):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 
     gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
@@ -107,26 +105,6 @@ class Operations(CacheOperations):
         if isinstance(weight, mx.array):
             return (rows @ weight.swapaxes(-1, -2)).swapaxes(0, 1)
         return _by_codes(rows, weight).swapaxes(0, 1)
-
-    def experts(
-        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
-    ) -> mx.array:
-        """Return the weighted sum of each row's chosen experts, in the dtype of `x`.
-
-        Args:
-            x: `[T, hidden]`.
-            chosen: `[T, k]`, indices of experts.
-            weights: `[T, k]`.
-
-        Returns:
-            `[T, hidden]`.
-        """
-        return mixture.weighted_sum(self, x, chosen, weights, experts)
-
-    def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
-        """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
-        rows = x[:, None, None] if x.ndim == 2 else x[:, :, None]
-        return mixture.product(self, rows, chosen, matrices, ordered=False).squeeze(-2)
 
     def embed(
         self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None

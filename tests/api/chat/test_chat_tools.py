@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from tests.api.conftest import Serve, Served, openai_client
+from quire.constraints.grammar import GrammarCompiler
+from quire.constraints.masks import allows
+from tests.api.conftest import HTTP, Serve, Served, openai_client
+from tests.support.backend import backend_of
 
 ASK: Any = [{"role": "user", "content": "Patch it."}]
 PATCH = '<|tool_call>call:apply_patch{input:<|"|>*** Begin\n+x<|"|>}<tool_call|>'
@@ -103,3 +106,63 @@ def test_a_choice_of_none_of_the_tools_is_refused(serve: Serve) -> None:
     for choice in (other, allowed):
         with pytest.raises(BadRequestError, match="'other', which is not among 'tools'"):
             create(serve(), tool_choice=choice)
+
+
+def accepts(served: Served, call: str) -> bool:
+    """Whether the grammar of the last request allows an answer."""
+    grammar, tokenizer = served.engine.requests[-1].grammar, served.tokenizer
+    assert grammar is not None
+    compiler = GrammarCompiler(backend_of(tokenizer), tokenizer.vocab_size, tokenizer.eos_ids)
+    state = compiler.compile(grammar)
+    for token in served.ids(call):
+        mask = state.mask()
+        if mask is not None and not allows(mask, token):
+            return False
+        state.accept(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [
+        ("regex", r"(SELECT|DROP) [a-z]+\n"),
+        (
+            "lark",
+            'start: verb " " NAME LF\nverb: "SELECT" | "DROP"\nNAME: /[a-z]+/\n%import common.LF',
+        ),
+    ],
+)
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_custom_tools_text_is_held_to_its_grammar(
+    serve: Serve, syntax: str, definition: str, forced: bool
+) -> None:
+    served = serve("Fine.")
+    rules = {"syntax": syntax, "definition": definition}
+    chat: Any = {"name": "sql", "format": {"type": "grammar", "grammar": rules}}
+    flat: Any = {"type": "custom", "name": "sql", "format": {"type": "grammar", **rules}}
+    choice: Any = "required" if forced else "auto"
+    client = openai_client(served.url)
+    for protocol in ("chat", "responses"):
+        if protocol == "chat":
+            tool = {"type": "custom", "custom": chat}
+            answer = client.chat.completions.with_raw_response.create(
+                model="quire-demo", messages=ASK, tools=[tool], tool_choice=choice
+            )
+        else:
+            answer = client.responses.with_raw_response.create(
+                model="quire-demo", input=ASK, tools=[flat], tool_choice=choice
+            )
+        assert "x-quire-ignored-fields" not in answer.headers
+        called = '<|tool_call>call:sql{input:<|"|>%s<|"|>}<tool_call|>'
+        assert accepts(served, called % "DROP users\n")
+        assert not accepts(served, called % "UPDATE users\n")
+        assert not accepts(served, called % "DROP users;\n")
+
+
+def test_a_recursive_grammar_is_told_to_the_model_and_named(serve: Serve) -> None:
+    rules = {"syntax": "lark", "definition": 'start: "(" start? ")"'}
+    chat: Any = {"name": "nest", "format": {"type": "grammar", "grammar": rules}}
+    body = {"messages": ASK, "tools": [{"type": "custom", "custom": chat}]}
+    answer = HTTP.post(f"{serve('Fine.').url}/v1/chat/completions", json=body)
+    named = answer.headers["x-quire-ignored-fields"]
+    assert named == "tools[0].custom.format.grammar.definition"

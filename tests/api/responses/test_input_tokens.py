@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from openai import BadRequestError, InternalServerError, NotFoundError
+from openai import BadRequestError, NotFoundError
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 
 from quire.api.responses.schema import CountRequest
@@ -84,9 +84,3 @@ def test_what_is_wrong_is_told(serve: Serve) -> None:
     assert styled.headers["x-quire-ignored-fields"] == "personality"
     assert json.loads(styled.content)["input_tokens"] > 0
     assert not served.engine.requests
-
-
-def test_compaction_is_not_offered(serve: Serve) -> None:
-    with pytest.raises(InternalServerError, match="'truncation': 'auto'") as refused:
-        openai_client(serve().url).responses.compact(model="quire-demo", input="Hi.")
-    assert (refused.value.status_code, refused.value.code) == (501, "not_implemented")

@@ -52,7 +52,11 @@ CODEX: dict[str, Any] = {
             "type": "custom",
             "name": "apply_patch",
             "description": "Edits files.",
-            "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE+"},
+            "format": {
+                "type": "grammar",
+                "syntax": "lark",
+                "definition": "start: LINE+\n%import common.LF -> LINE",
+            },
         },
         {
             "type": "namespace",
@@ -183,7 +187,7 @@ def test_custom_tools_are_called_with_a_text(serve: Serve) -> None:
     prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
     assert 'call:apply_patch{input:<|"|>*** Begin\n+x<|"|>}' in prompt
     assert 'response:apply_patch{value:<|"|>Done.<|"|>}' in prompt
-    assert "Follows this lark grammar: start: LINE+" in prompt
+    assert 'Follows this lark grammar: start: "a"+' in prompt
 
 
 def test_tools_in_a_namespace_keep_it(serve: Serve) -> None:

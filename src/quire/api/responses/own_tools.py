@@ -173,9 +173,17 @@ class HostedCallItem(History):
     status: str | None = None
 
 
+class CompactionItem(History):
+    """A packed summary of an earlier conversation; see `compaction`."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: str | None = None
+
+
 _HOSTED = ("web_search", "image_generation", "code_interpreter", "file_search", "mcp", "computer")
 _HOSTED_ITEMS = frozenset(
-    {"computer_call_output", "compaction", "compaction_trigger", "program", "program_output"}
+    {"computer_call_output", "compaction_trigger", "program", "program_output"}
     | {f"{tool}_call" for tool in _HOSTED if tool != "mcp"}
 )
 

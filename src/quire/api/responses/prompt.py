@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.api.responses.mcp_items import McpConversation, McpItem
-from quire.api.responses.own_tools import HostedCallItem, OwnCallItem, OwnOutputItem
+from quire.api.responses.own_tools import CompactionItem, HostedCallItem, OwnCallItem, OwnOutputItem
 from quire.api.responses.schema import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -97,6 +97,8 @@ class Translator:
                 if not reasoning:
                     return None
                 return {"role": "assistant", "content": "", "reasoning_content": reasoning}
+            case CompactionItem():
+                return self._summary(item, param)
             case FunctionCallItem():
                 arguments = read_arguments(item.arguments)
                 return self._call(item.call_id, model_name(item.name, item.namespace), arguments)
@@ -139,6 +141,14 @@ class Translator:
                 code="invalid_value",
             )
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
+
+    def _summary(self, item: CompactionItem, param: str) -> TemplateMessage | None:
+        """Return a summary as a message of the user; None if it was not packed here."""
+        opened = self._signer.open(item.encrypted_content)
+        if opened is None:
+            self.left_out.append(param)
+            return None
+        return {"role": "user", "content": f"[Summary of our conversation so far]\n{opened}"}
 
     def _reasoning(self, item: ReasoningItem, param: str) -> str:
         """Return the text of earlier reasoning; empty if it cannot be read."""

@@ -15,6 +15,7 @@ from quire.api.responses.mcp_items import (
 )
 from quire.api.responses.own_tools import (
     ClientRunTool,
+    CompactionItem,
     HostedCallItem,
     HostedTool,
     OwnCallItem,
@@ -295,6 +296,7 @@ Item = Annotated[
     | Annotated[SearchOutputItem, Tag("@tool_search_output")]
     | Annotated[AdditionalToolsItem, Tag("@additional_tools")]
     | Annotated[ReasoningItem, Tag("@reasoning")]
+    | Annotated[CompactionItem, Tag("@compaction")]
     | Annotated[OwnCallItem, Tag("@local_shell_call")]
     | Annotated[OwnCallItem, Tag("@shell_call")]
     | Annotated[OwnCallItem, Tag("@apply_patch_call")]
@@ -391,6 +393,12 @@ class CountRequest(PromptFields):
     """The body of a request that counts the tokens of a prompt."""
 
     personality: str | None = Field(default=None, max_length=64, description="no effect")
+
+
+class CompactRequest(PromptFields):
+    """A conversation that becomes shorter."""
+
+    prompt_cache_key: str | None = None
 
 
 class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):

@@ -27,6 +27,7 @@ _ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
+    "compaction": "cmp",
     "function_call": "fc",
     "function_call_output": "fco",
     "custom_tool_call": "ctc",

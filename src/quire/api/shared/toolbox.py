@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.api.shared.content import INPUT, function_tool
-from quire.constraints.regular_lark import NotRegular, regular
 from quire.core.errors import RequestError
 from quire.serving.generation import ToolChoice
+from quire.serving.regular_lark import NotRegular, regular
 
 SEARCH = "tool_search"
 """Name of the function that represents a search for tools."""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from quire.constraints.regular_lark import NotRegular, regular
+from quire.serving.regular_lark import NotRegular, regular
 
 PATCH = """
 start: begin_patch hunk+ end_patch
