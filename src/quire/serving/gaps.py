@@ -18,7 +18,12 @@ _MARKS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    ("<PRE>", "<SUF>", "<MID>"),  # Code Llama, in GGUF files of other converters
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),
 )
+"""Spellings that llama.cpp looks for in a vocabulary (`src/llama-vocab.cpp`); Code Llama's stand
+in transformers' `tokenization_code_llama.py`, too.
+"""
 _FILES = ("<|file_sep|>", "<file_sep>")
 _ENDS = (
     *_FILES,

@@ -55,7 +55,7 @@ CODEX: dict[str, Any] = {
             "format": {
                 "type": "grammar",
                 "syntax": "lark",
-                "definition": "start: LINE+\n%import common.LF -> LINE",
+                "definition": "start: /a/+",
             },
         },
         {
@@ -187,7 +187,7 @@ def test_custom_tools_are_called_with_a_text(serve: Serve) -> None:
     prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
     assert 'call:apply_patch{input:<|"|>*** Begin\n+x<|"|>}' in prompt
     assert 'response:apply_patch{value:<|"|>Done.<|"|>}' in prompt
-    assert 'Follows this lark grammar: start: "a"+' in prompt
+    assert "Follows this lark grammar: start: /a/+" in prompt
 
 
 def test_tools_in_a_namespace_keep_it(serve: Serve) -> None:
