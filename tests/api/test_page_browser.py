@@ -369,6 +369,10 @@ def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     page.wait_for_selector(".assistant .text:has-text('goes on')")
     page.click("nav >> text=Live")
     page.wait_for_selector(".streams td:has-text('writing')")
+    shown = page.locator("[aria-label='Guessed tokens']").inner_text()
+    guessed = [line for line in shown.split("\n") if line]
+    assert guessed[:2] == ["Guessed tokens", "60%"]
+    assert guessed[-4:] == ["The text so far", "30 of 40", "A head of the model", "0 of 10"]
     page.click("nav >> text=Chat")
     page.click("[aria-label=Stop]")
     page.click("nav >> text=Live")

@@ -141,6 +141,8 @@ class ScriptedEngine:
             memory=(("free", 3_000_000_000),),
             reuse_misses=(("evicted", 2),),
             disk=(("bytes", 8192), ("hits", 3)),
+            drafts=(("ngram", 40), ("mtp", 10)),
+            accepted_drafts=(("ngram", 30),),
             running=sum(not ticket.over for ticket in self.tickets),
         )
 

@@ -18,6 +18,13 @@ const MISSES = {
   "snapshot missing": "Cached, but no state was kept at that place",
   off: "The prefix cache is off",
 };
+const DRAFTERS = {
+  prediction: "the request's expected answer",
+  cached: "earlier requests",
+  ngram: "the text so far",
+  mtp: "a head of the model",
+  draft: "the draft model",
+};
 const ENDS = { stop: "done", length: "limit of tokens", loop: "repeated itself", abort: "stopped", error: "failed" };
 
 export class Live {
@@ -33,6 +40,7 @@ export class Live {
     this.blocks = new Blocks();
     this.prefix = h("div");
     this.memory = h("div");
+    this.drafts = h("div");
     this.served = new Served();
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     const card = (title, ...nodes) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), nodes);
@@ -44,7 +52,8 @@ export class Live {
       card("Last requests", this.ended),
       this.refusedCard = card("Refused requests", this.refused),
       card("KV cache", this.blocks.node),
-      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory)));
+      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory)),
+      this.draftsCard = card("Guessed tokens", this.drafts));
     root.append(this.inner);
   }
 
@@ -93,6 +102,7 @@ export class Live {
     this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"), samples.loaded());
     this.showPrefix(samples);
     this.showMemory(samples);
+    this.showDrafts(samples);
     this.served.tick();
     return this.showStates(samples, streams);
   }
@@ -198,6 +208,22 @@ export class Live {
       h("p", { class: "hint", hidden: !misses.length }, "How requests' prompts began:"),
       h("ul", { class: "bars" }, misses.map(([reason, value]) => h("li", {},
         h("span", { class: "bar-name" }, MISSES[reason] ?? reason), meter(value / most), h("span", { class: "bar-value" }, count(value))))));
+  }
+
+  /** Of the tokens that steps verified, how many were right, by what guessed them. */
+  showDrafts(samples) {
+    const drafted = samples.map("quire_drafted_tokens_total", "drafter");
+    const accepted = samples.map("quire_accepted_draft_tokens_total", "drafter");
+    this.draftsCard.hidden = !drafted.size;
+    const all = samples.one("quire_drafted_tokens_total");
+    const right = samples.one("quire_accepted_draft_tokens_total");
+    this.drafts.replaceChildren(
+      h("p", { class: "big" }, share(right, all)),
+      h("p", { class: "hint" }, `${count(right)} of ${count(all)} guessed tokens were right, since the models were loaded. Each saved a step.`),
+      h("ul", { class: "bars" }, [...drafted].sort((a, b) => b[1] - a[1]).map(([drafter, value]) => h("li", {},
+        h("span", { class: "bar-name" }, DRAFTERS[drafter] ?? drafter),
+        meter((accepted.get(drafter) ?? 0) / Math.max(1, value)),
+        h("span", { class: "bar-value" }, `${count(accepted.get(drafter) ?? 0)} of ${count(value)}`)))));
   }
 
   showMemory(samples) {
