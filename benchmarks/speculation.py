@@ -38,7 +38,7 @@ def _items(skill: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in lines]
 
 
-def _loads() -> dict[str, list[Request]]:
+def loads() -> dict[str, list[Request]]:
     """Requests of each load, without ids."""
     tokenizer = Tokenizer.open(MODEL_DIR)
     template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
@@ -148,7 +148,7 @@ def main() -> None:
     options = parser.parse_args()
     threads = 1 if options.cpu_time else 0
     engine = open_engine(EngineConfig(str(MODEL_DIR), max_context=2048, threads=threads))
-    for name, requests in _loads().items():
+    for name, requests in loads().items():
         if options.loads and name not in options.loads:
             continue
         print(name)
