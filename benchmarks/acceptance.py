@@ -22,8 +22,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
-
 from benchmarks.speculation import loads
+
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR

@@ -10,13 +10,17 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
+from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.demo.skills import load
 from quire.executor.guessing import HeadGuesser
 from quire.models.draft_head import FILE, DraftHead, TokenGuesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
+from quire.scheduler.drafting import Drafting
+from quire.scheduler.plan import StepPlan, StepResult
+from quire.scheduler.sequence import Sequence, SequenceParts
 from quire.speculation.drafters import allowed
 from quire.speculation.heads import HeadDrafter
 from quire.text.template import ChatTemplate
@@ -89,3 +93,20 @@ def test_a_head_that_is_not_there_cannot_be_asked_for() -> None:
     assert allowed(request, "off", frozenset({"mtp", "ngram"})) == {"mtp", "ngram"}
     with pytest.raises(RequestError, match="no head"):
         allowed(request, "auto", frozenset({"ngram"}))
+
+
+def test_a_drafter_that_seemed_expensive_is_tried_again() -> None:
+    """A single slow guess, such as the first, does not end drafting for ever."""
+    drafter = HeadDrafter()
+    drafting = Drafting((drafter,), WorthwhileDrafts(lambda rows: 1.0 + 0.01 * rows), 100)
+    parts = SequenceParts(drafters=frozenset({"mtp"}))
+    sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
+    assert drafting.worth_guessing(drafter, [sequence]) > 0
+    result = StepResult(guesses={0: (5,)}, seconds=11.0)
+    drafter.observe(StepPlan(guess=1), result, 1.0)
+    assert drafter.token_s(1) == 10.0
+    steps = 0
+    while not drafting.worth_guessing(drafter, [sequence]):
+        steps += 1
+        assert steps < 5000
+    assert steps > 100

@@ -21,6 +21,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.core.speculation import DRAFT
 from quire.executor.factory import open_executor
+from quire.executor.segments.runner import StepSegments
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.rows import RowSampling
 from quire.scheduler.block_tables import BlockTables
@@ -87,6 +88,7 @@ class ModelDrafter:
         loaded: the draft model.
         budget: bytes for its KV blocks.
         read_s: seconds that it may read of prompts beside one step of the engine.
+        segments: see `executor.factory.open_executor`.
         clock: returns seconds.
     """
 
@@ -99,12 +101,13 @@ class ModelDrafter:
         budget: int,
         block_size: int,
         read_s: float,
+        segments: StepSegments | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.kv_budget = budget
         self._model = loaded.model
         config = EngineConfig(str(loaded.path), block_size=block_size)
-        self._executor = open_executor(loaded, config)
+        self._executor = open_executor(loaded, config, segments=segments)
         groups = KVLayout.of(loaded.model.layout).groups
         self._manager = BlockManager(budget, self._executor.block_bytes)
         self._tables = BlockTables(groups, self._manager, block_size)

@@ -12,6 +12,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.dtypes import DTYPES
 from quire.engine.draft_model import ModelDrafter
 from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
+from quire.executor.segments.runner import open_segments
 from quire.models.tokenizers.vocabulary import vocabulary_difference
 from quire.models.weights.loader import LoadedModel, open_model
 
@@ -54,7 +55,8 @@ def open_draft_model(
         "draft model %s: %s of weights, KV budget %s",
         *(name, size(draft.parameter_bytes), size(share)),
     )
-    drafter = ModelDrafter(draft, share, config.block_size, config.step_ms / 1e3)
+    segments = open_segments(draft.model)
+    drafter = ModelDrafter(draft, share, config.block_size, config.step_ms / 1e3, segments)
     return replace(config, kv_memory=budget - share), drafter
 
 

@@ -280,7 +280,7 @@ class Engine:
         _observe_duration(self._scheduler, plan, result)
         outputs = self._scheduler.update(plan, result)
         if self._head is not None:
-            self._head.observe(plan, result)
+            self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
         self._faults = 0
         return outputs
 
@@ -396,14 +396,21 @@ class Engine:
 def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) -> None:
     """Record a finished step's duration in the tables used for planning."""
     budget, seconds = scheduler.prefill_budget, result.seconds
-    shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
-    if plan.guess and not any(each.sampled > 1 for each in plan.sequences):
-        return  # it guessed for drafts to come, and does not show what a step takes without them
+    if result.guesses:
+        return  # the head's time is no part of what a step takes without it
     if plan.encoding:
-        rest = budget.known_seconds(*shape)
+        rest = _known_seconds(scheduler, plan)
         scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))
     elif plan.sequences:
+        shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
         budget.observe(*shape, seconds, graphed=result.graphed)
+
+
+def _known_seconds(scheduler: Scheduler, plan: StepPlan) -> float:
+    """Return the expected time of a step without encoders and guesses."""
+    return scheduler.prefill_budget.known_seconds(
+        plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+    )
 
 
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:

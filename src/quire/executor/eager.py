@@ -283,7 +283,8 @@ class EagerExecutor:
         if own.hidden is not None:
             places = inputs.wanted_rows
             rows = rows if places is None else [places[row] for row in rows]
-            states = FinalStates(inputs, hidden, rows, own.hidden)
+            counts = [each.sampled for each in sampling]
+            states = FinalStates(inputs, hidden, rows, counts, own.hidden)
         return self._sample(done, own, states, before, plan)
 
     def _sample(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from quire.device.dtypes import int32
 from quire.executor.inputs import StepInputs
@@ -21,13 +22,35 @@ class FinalStates(NamedTuple):
         hidden: `[T, hidden]`, normalised, of all rows; None where the model computed its last
             layers for some rows only.
         rows: indices of the sampled rows among them.
+        counts: number of sampled rows of each of the N sequences that sample, in order.
         sampled: `[R, hidden]`, of the sampled rows.
     """
 
     inputs: StepInputs
     hidden: mx.array | None
     rows: Sequence[int]
+    counts: Sequence[int]
     sampled: mx.array
+
+    def last_kept(self, tokens: mx.array) -> mx.array | None:
+        """Return which sampled row of each sequence the answer goes on from, int32 `[N]`.
+
+        That is the one after its right drafts. None if no sequence has drafts.
+
+        Args:
+            tokens: int32 `[R]`, the sampled ones.
+        """
+        most = max(self.counts) - 1
+        if not most:
+            return None
+        firsts = np.cumsum([0, *self.counts[:-1]])
+        ahead = np.arange(most)
+        drafted = ahead[None] < np.array(self.counts)[:, None] - 1  # [N, most]
+        places = np.where(drafted, firsts[:, None] + ahead[None], 0)
+        drafts = np.array(self.rows)[np.where(drafted, places + 1, 0)]
+        right = tokens[int32(places)] == self.inputs.tokens[int32(drafts)]
+        right = mx.logical_and(right, mx.array(drafted)).astype(mx.int32)
+        return int32(firsts) + mx.cumprod(right, axis=1).sum(axis=1)
 
 
 class Guesser(Protocol):
@@ -39,9 +62,12 @@ class Guesser(Protocol):
         ...
 
     def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
-        """Return tokens that may follow the sampled `tokens`, int32 `[R, count]`.
+        """Return tokens that may follow the last kept one of each sequence, int32 `[N, count]`.
 
         None if `count` is 0. Every step that samples calls it.
+
+        Args:
+            tokens: int32 `[R]`, the sampled ones.
         """
         ...
 
@@ -59,7 +85,12 @@ class HeadGuesser:
         self._guesser = guesser
 
     def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
-        return self._guesser(states.sampled, tokens, count) if count else None
+        if not count:
+            return None
+        kept = states.last_kept(tokens)
+        if kept is None:
+            return self._guesser(states.sampled, tokens, count)
+        return self._guesser(states.sampled[kept], tokens[kept], count)
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         pass
@@ -89,6 +120,8 @@ class LayerGuesser:
             return None
         if len(rows) < hidden.shape[0]:
             ahead = ahead[int32(rows)]
+        if (kept := states.last_kept(tokens)) is not None:
+            ahead = ahead[kept]
         return mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32)[:, None]
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:

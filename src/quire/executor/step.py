@@ -66,7 +66,8 @@ class Drawn:
     """Tokens sampled on the device.
 
     Attributes:
-        guesses: the draft head's tokens, int32 `[R, count]`, if any are wanted.
+        guesses: the draft head's tokens after each sequence's last kept one, int32 `[N, count]`,
+            if any are wanted.
     """
 
     sampled: Sampled
@@ -193,13 +194,10 @@ def _tokens(rows: StepRows, sampled: Sampled) -> dict[int, SampledTokens]:
     return result
 
 
-def _guesses(rows: StepRows) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Return the draft head's tokens after each sampled one, by sequence number."""
+def _guesses(rows: StepRows) -> dict[int, tuple[int, ...]]:
+    """Return the draft head's tokens after each sequence's last kept one, by sequence number."""
     if rows.drawn is None or rows.drawn.guesses is None:
         return {}
-    guesses = [tuple(each) for each in np.array(rows.drawn.guesses).tolist()]
-    firsts = rows.row_of
-    return {
-        each.number: tuple(guesses[firsts[each.number] : firsts[each.number] + each.sampled])
-        for each in rows.sampling
-    }
+    guesses = np.array(rows.drawn.guesses).tolist()
+    pairs = zip(rows.sampling, guesses, strict=True)
+    return {each.number: tuple(guessed) for each, guessed in pairs}

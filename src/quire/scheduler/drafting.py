@@ -66,6 +66,9 @@ class Drafting:
         self._lengths = lengths
         self._vocab_size = vocab_size
         self._rates: dict[Grade, float] = {}
+        self._trusted: dict[str, float] = {}
+        """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
+        """
         self.drafted: Counter[str] = Counter()
         """Number of drafted tokens that steps verified, by drafter."""
         self.accepted: Counter[str] = Counter()
@@ -97,8 +100,13 @@ class Drafting:
             for each in running
             if (state := each.drafting) is not None and drafter.name in state.drafters
         ]
-        candidates = [Candidate(rate, drafter.most) for rate in rates]
-        return max(self._lengths.choose(candidates, len(running)), default=0) if rates else 0
+        if not rates:
+            return 0
+        token_s = self._token_s(drafter, len(rates))
+        candidates = [Candidate(rate, drafter.most, token_s) for rate in rates]
+        length = max(self._lengths.choose(candidates, len(running)))
+        self._trust(drafter, asked=length > 0)
+        return length
 
     def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int) -> dict[int, Draft]:
         """Return the drafts that the next step should verify, by sequence number.
@@ -165,7 +173,7 @@ class Drafting:
             if not drafter.looks_ahead:
                 own = self._worth_asking(drafter, own, best, rows)
             if ahead and not drafter.looks_ahead:
-                token_s = drafter.token_s(len(own))
+                token_s = self._token_s(drafter, len(own))
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
                     best[each.query.number] = _Found(rate, each.query.limit + 1, token_s)
@@ -193,7 +201,7 @@ class Drafting:
         """
         leading = []
         candidates = []
-        token_s = drafter.token_s(len(asked))
+        token_s = self._token_s(drafter, len(asked))
         for each in asked:
             grade = drafter.name, 0
             rate, known = self._rate(each.state, grade), best.get(each.query.number)
@@ -201,6 +209,8 @@ class Drafting:
                 leading.append(each)
                 candidates.append(Candidate(rate, each.query.limit, token_s))
         lengths = self._lengths.choose(candidates, rows)
+        if token_s:
+            self._trust(drafter, asked=any(lengths))
         chosen = []
         for each, length in zip(leading, lengths, strict=True):
             if length:
@@ -208,6 +218,15 @@ class Drafting:
             else:
                 self._reconsider(each.state, (drafter.name, 0))
         return chosen
+
+    def _token_s(self, drafter: Drafter, sequences: int) -> float:
+        """Return the expected seconds of drafting one more token for so many sequences."""
+        return drafter.token_s(sequences) * self._trusted.get(drafter.name, 1.0)
+
+    def _trust(self, drafter: Drafter, *, asked: bool) -> None:
+        """Note whether a drafter is asked, so that one that seemed expensive is tried again."""
+        before = self._trusted.get(drafter.name, 1.0)
+        self._trusted[drafter.name] = 1.0 if asked else before * (1 - _REGAINED)
 
     def _reconsider(self, state: DraftState, grade: Grade) -> None:
         """Raise the estimated acceptance of a drafter that is not asked, so that it is

@@ -236,7 +236,7 @@ class StepResult:
     Attributes:
         vectors: results of sequences whose task is a vector.
         features: bytes of the completed features, by item.
-        guesses: for each sampled row, the tokens that the draft head guessed to follow.
+        guesses: the tokens that the draft head guessed to follow the last kept one.
         seconds: how long the step ran.
         graphed: whether its layers ran as a CUDA graph.
     """
@@ -244,6 +244,6 @@ class StepResult:
     tokens: Mapping[int, SampledTokens] = field(default_factory=dict)
     vectors: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     features: Mapping[MediaKey, int] = field(default_factory=dict)
-    guesses: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    guesses: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
     graphed: bool = field(default=False, compare=False)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.core.speculation import HEAD
 from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.plan import StepPlan, StepResult
+from quire.scheduler.step_times import StepTimes
 
 MOST = 4
 """Tokens that a head guesses in a row; further ones are seldom right."""
 
 
 class HeadDrafter:
-    """Drafts the tokens that the draft head guessed after each sampled token.
+    """Drafts the tokens that the draft head guessed after each sequence's last token.
 
     Args:
         most: the most tokens that the head guesses in a row.
@@ -24,15 +25,23 @@ class HeadDrafter:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._guesses: dict[int, tuple[int, tuple[tuple[int, ...], ...]]] = {}
+        self._guesses: Mapping[int, tuple[int, ...]] = {}
+        self._times = StepTimes()
+        """Seconds of a guess, by the number of sequences."""
 
-    def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Store the guesses of a finished step."""
-        firsts = {each.number: each.end - each.sampled + 1 for each in plan.sequences}
-        self._guesses = {n: (firsts[n], guesses) for n, guesses in result.guesses.items()}
+    def observe(self, plan: StepPlan, result: StepResult, known_s: float) -> None:
+        """Store the guesses of a finished step, and what they cost.
+
+        Args:
+            known_s: seconds of such a step without guesses; 0 if unknown.
+        """
+        self._guesses = result.guesses
+        if result.guesses and known_s:
+            seconds = max(0.0, result.seconds - known_s) / plan.guess
+            self._times.observe(len(result.guesses), seconds)
 
     def token_s(self, sequences: int) -> float:
-        return 0.0
+        return self._times.seconds(max(1, sequences)) or 0.0
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
@@ -41,8 +50,5 @@ class HeadDrafter:
         pass
 
     def _draft(self, query: DraftQuery) -> Draft | None:
-        if query.number not in self._guesses:
-            return None
-        position, guesses = self._guesses[query.number]
-        guessed = guesses[len(query.tokens) - 1 - position]
-        return Draft(guessed[: query.limit], self.name)
+        guessed = self._guesses.get(query.number)
+        return None if guessed is None else Draft(guessed[: query.limit], self.name)
