@@ -59,15 +59,15 @@ def with_head(folder: Path) -> Path:
 class Recording(HeadDrafter):
     """Keeps what it drafted, by request and position."""
 
-    def __init__(self) -> None:
-        super().__init__(most=1)
-        self.drafted: dict[tuple[str, int], int] = {}
+    def __init__(self, most: int = 1, name: str = "mtp") -> None:
+        super().__init__(most, name)
+        self.drafted: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         drafts = super().propose(queries)
         for query, draft in zip(queries, drafts, strict=True):
             if draft is not None:
-                self.drafted[query.request.id, len(query.tokens)] = draft.tokens[0]
+                self.drafted[query.request.id, len(query.tokens)] = draft.tokens
         return drafts
 
 
@@ -125,7 +125,7 @@ def test_guesses_are_the_head_s_however_rows_are_computed(
         guesses = expected(headed, tokens)
         own = {at: token for (name, at), token in drafter.drafted.items() if name == request.id}
         assert len(own) > 8
-        assert own == {at: guesses[at - 2] for at in own}
+        assert own == {at: (guesses[at - 2],) for at in own}
 
 
 def test_a_head_that_is_right_saves_steps(tmp_path: Path) -> None:

@@ -1,28 +1,118 @@
-"""Opens a draft model, and divides the KV budget between it and the model that it drafts for."""
+"""Opens the drafters of a model: its own head, or another model that drafts for it."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.figures import size
 from quire.core.kv_format import KVFormat
+from quire.core.speculation import DRAFT, HEAD
 from quire.device.dtypes import DTYPES
 from quire.engine.draft_model import ModelDrafter
 from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
+from quire.executor.guessing import AssistantGuesser, Guesser, HeadGuesser, LayerGuesser
 from quire.executor.segments.runner import open_segments
+from quire.models.base import named_parameters
+from quire.models.draft_head import TokenGuesser, open_draft_head
+from quire.models.families.gemma4 import Gemma4
+from quire.models.families.gemma4_assistant import TYPES, build_assistant, named
 from quire.models.tokenizers.vocabulary import vocabulary_difference
-from quire.models.weights.loader import LoadedModel, open_model
+from quire.models.weights.hub import find_folder
+from quire.models.weights.loader import LoadedModel, checked_config, load_drafter, open_model
+from quire.scheduler.drafts import Drafter
+from quire.speculation.drafters import lookup_drafters
+from quire.speculation.heads import MOST, HeadDrafter
 
 log = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """The drafters of an engine.
+
+    Attributes:
+        config: the engine's settings, with the memory that drafters leave.
+        guesser: the head that a `HeadDrafter` among them stands for.
+    """
+
+    config: EngineConfig
+    drafters: tuple[Drafter, ...]
+    guesser: Guesser | None = None
+
+
+def open_drafters(loaded: LoadedModel, config: EngineConfig) -> Drafters:
+    """Open the drafters that a model and its settings have.
+
+    Raises:
+        ModelError: a draft model cannot be opened or does not fit, or a head is missing.
+    """
+    config, drafters, guesser = _open_named(loaded, config)
+    if guesser is None:
+        # The ranks of a split model have no head.
+        guesser, most = _open_head(loaded) if config.ranks == 1 else (None, 0)
+        if guesser is not None:
+            drafters = (HeadDrafter(most), *drafters)
+        elif config.speculate == HEAD:
+            raise ModelError(
+                "speculate: the model has no head for 'mtp'; choose auto, ngram or off"
+            )
+    return Drafters(config, (*lookup_drafters(), *drafters), guesser)
+
+
+def _open_named(
+    loaded: LoadedModel, config: EngineConfig
+) -> tuple[EngineConfig, tuple[Drafter, ...], Guesser | None]:
+    """Open the model that `--speculate draft=MODEL` names, if any."""
+    if config.draft_model is None:
+        return config, (), None
+    folder = find_folder(config.draft_model)
+    described = checked_config(folder)
+    if described["model_type"] in TYPES:
+        guesser, nbytes = _open_assistant(folder, described, loaded)
+        return _without(config, nbytes), (HeadDrafter(name=DRAFT),), guesser
+    config, drafter = open_draft_model(config, config.draft_model, loaded)
+    return config, (drafter,), None
+
+
+def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
+    """Return the guesser of the model's own head, and how many tokens it guesses at most."""
+    if loaded.model.layout != loaded.model.own_layout:
+        return LayerGuesser(loaded.model), 1
+    head = open_draft_head(loaded.path, loaded.model)
+    return None if head is None else HeadGuesser(TokenGuesser(loaded.model, head)), MOST
+
+
+def _open_assistant(
+    folder: Path, config: dict[str, Any], loaded: LoadedModel
+) -> tuple[AssistantGuesser, int]:
+    """Open an assistant; return it with the bytes of its weights."""
+    if not isinstance(loaded.model, Gemma4):
+        raise ModelError(
+            f"speculate: {folder} is an assistant for Gemma 4; {loaded.path} is another model"
+        )
+    assistant = build_assistant(config, loaded.model, folder)
+    load_drafter(assistant, folder, config, DTYPES[loaded.dtype], named)
+    nbytes = sum(array.nbytes for array in named_parameters(assistant).values())
+    log.info("assistant %s: %s of weights", folder, size(nbytes))
+    return AssistantGuesser(loaded.model, assistant), nbytes
+
+
+def _without(config: EngineConfig, nbytes: int) -> EngineConfig:
+    """Return the settings with so much less memory."""
+    if config.memory is None:
+        return config
+    return replace(config, memory=config.memory - nbytes)
 
 
 def open_draft_model(
     config: EngineConfig, name: str, loaded: LoadedModel
 ) -> tuple[EngineConfig, ModelDrafter]:
-    """Open the draft model of an engine.
+    """Open a draft model, and divide the KV budget between it and the model it drafts for.
 
     Args:
         config: the engine's settings.
@@ -42,8 +132,7 @@ def open_draft_model(
         name, dtype=config.dtype, max_context=config.max_context, check_room=room.check
     )
     check_vocabulary(draft, loaded)
-    if config.memory is not None:
-        config = replace(config, memory=config.memory - draft.parameter_bytes)
+    config = _without(config, draft.parameter_bytes)
     budget = kv_budget(config, loaded.parameter_bytes)
     tokens = config.max_context or loaded.context_length
     own, theirs = (

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ModelError
 from quire.core.figures import size
 from quire.core.messages import Progress
 from quire.core.speculation import HEAD
@@ -15,17 +14,13 @@ from quire.device.device import current_device, open_device
 from quire.device.ranks import WHOLE
 from quire.engine import ranks
 from quire.engine.assembly import OpenExecutor, assemble
-from quire.engine.draft_opening import open_draft_model
+from quire.engine.draft_opening import open_drafters
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.executor.factory import open_executor
-from quire.executor.guessing import Guesser, HeadGuesser, LayerGuesser
 from quire.executor.segments.runner import open_segments
-from quire.models.draft_head import TokenGuesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.speculation.drafters import lookup_drafters
-from quire.speculation.heads import HeadDrafter
 
 log = logging.getLogger("quire.engine")
 
@@ -91,27 +86,15 @@ def _measured(
 
     if current_device().compiles:
         warm_up(loaded, config, warmed, open_executor)
-    drafters = lookup_drafters()
-    guesser: Guesser | None = None
-    whole = config.ranks == 1  # the ranks of a split model have no draft head, and no segments
-    if loaded.model.layout != loaded.model.own_layout:
-        drafters.append(HeadDrafter(most=1))
-        guesser = LayerGuesser(loaded.model)
-    elif whole and (head := open_draft_head(loaded.path, loaded.model)) is not None:
-        drafters.append(HeadDrafter())
-        guesser = HeadGuesser(TokenGuesser(loaded.model, head))
-    elif config.speculate == HEAD:
-        raise ModelError("speculate: the model has no head for 'mtp'; choose auto, ngram or off")
-    if config.draft_model is not None:
-        config, drafter = open_draft_model(config, config.draft_model, loaded)
-        drafters.append(drafter)
-    if whole:
+    opened = open_drafters(loaded, config)
+    config = opened.config
+    if config.ranks == 1:  # the ranks of a split model have no segments
         open_executor = partial(open_executor, segments=open_segments(loaded.model))
     return assemble(
         loaded,
         config,
-        drafters=drafters,
+        drafters=opened.drafters,
         step_times=measure_steps(loaded, config, open_executor),
-        guesser=guesser,
+        guesser=opened.guesser,
         open_executor=open_executor,
     )

@@ -12,6 +12,8 @@ from quire.device.dtypes import int32
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.draft_head import TokenGuesser
+from quire.models.families.gemma4 import Gemma4
+from quire.models.families.gemma4_assistant import Assistant
 
 
 class FinalStates(NamedTuple):
@@ -126,6 +128,37 @@ class LayerGuesser:
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         self._model.look_ahead(hidden, _known_next(inputs), inputs)
+
+
+class AssistantGuesser:
+    """Guesses by an assistant of Gemma 4, which reads the model's keys and writes none.
+
+    Args:
+        model: the model, which shares its keys with the assistant.
+    """
+
+    layers = range(0)
+
+    def __init__(self, model: Gemma4, assistant: Assistant) -> None:
+        self._model = model
+        self._assistant = assistant
+
+    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+        if not count:
+            return None
+        step = states.inputs.sampled_only(states.rows)
+        hidden, kept = states.sampled, states.last_kept(tokens)
+        guesses: list[mx.array] = []
+        for _ in range(count):
+            embedding = self._model.model.embedded(tokens)
+            logits, hidden = self._assistant(hidden, embedding, step, step.positions + 1)
+            tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+            guesses.append(tokens)
+        whole = mx.stack(guesses, axis=1)
+        return whole if kept is None else whole[kept]
+
+    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
+        pass
 
 
 def _known_next(inputs: StepInputs) -> mx.array:

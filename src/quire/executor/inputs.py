@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 
@@ -146,15 +146,23 @@ class StepInputs(_Rows):
         if not self.ending:
             return None
         self.narrowed = True
+        return self._one_by_one(self.ending, self.wanted), self.wanted
+
+    def sampled_only(self, rows: Sequence[int]) -> ForwardContext:
+        """Return a step of the sampled rows, whose indices are `rows`."""
+        return self._one_by_one([each for each in self.ending if each.sampled], int32(rows))
+
+    def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
+        """Return a step of the wanted rows of some sequences, each as if it were alone."""
         ends = [
             replace(each, start=row, count=1)
-            for each in self.ending
+            for each in sequences
             for row in range(each.end - each.wanted, each.end)
         ]
         rows = _Rows(ends, self._attention)
-        rows.tokens = self.tokens[self.wanted]
-        rows.positions = mx.take(self.positions, self.wanted, axis=-1)
-        return rows, self.wanted
+        rows.tokens = self.tokens[index]
+        rows.positions = mx.take(self.positions, index, axis=-1)
+        return rows
 
     def known_next(self) -> dict[int, int]:
         """Return the token after each chunk that samples nothing, by the chunk's last row."""

@@ -18,13 +18,13 @@ class HeadDrafter:
 
     Args:
         most: the most tokens that the head guesses in a row.
+        name: as metrics and requests call it.
     """
 
-    name = HEAD
     looks_ahead = False
 
-    def __init__(self, most: int = MOST) -> None:
-        self.most = most
+    def __init__(self, most: int = MOST, name: str = HEAD) -> None:
+        self.most, self.name = most, name
         self._guesses: Mapping[int, tuple[int, ...]] = {}
         self._times = StepTimes()
         """Seconds of a guess, by the number of sequences."""

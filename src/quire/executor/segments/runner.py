@@ -46,7 +46,7 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         return None
     layout = KVLayout.of(model.layout)
     refused = _inexact(kernels.ops) | ({"embed"} if not _embeds_exactly(kernels.ops) else set())
-    narrows = any(spec.kept is None for spec in model.layout)
+    narrows = any(spec.kept is None for spec in model.own_layout)
 
     def divide(attention: Attends) -> Stages:
         own = refused | ({"attend"} if attention is Attends.OUTSIDE else set())

@@ -278,8 +278,8 @@ class Gemma3nDecoder(Decoder):
         """Use an encoder's embeddings for the encoder's own tokens."""
         self._own_tokens.append(OwnTokens(embedder))
 
-    def _embedded(self, tokens: mx.array) -> mx.array:
-        x = super()._embedded(tokens)
+    def embedded(self, tokens: mx.array) -> mx.array:
+        x = super().embedded(tokens)
         for own in self._own_tokens:
             x = own.placed(x, tokens)
         return x

@@ -16,7 +16,7 @@ from typing import Any, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.cache.specs import LayerSpec
+from quire.cache.specs import LayerSpec, SharedKV
 from quire.device.activations import Gating
 from quire.device.device import current_device
 from quire.device.ranks import gathered, summed
@@ -47,12 +47,17 @@ _AUDIO = ("audio_tower.", "embed_audio.")
 
 
 class Attention(Module):
-    """Attention with queries, keys and values normalised per head, so the logits need no scale."""
+    """Attention with queries, keys and values normalised per head, so the logits need no scale.
 
-    def __init__(self, args: Gemma4Arguments, layer: int) -> None:
+    Args:
+        layer: index into `args.layer_types`.
+        before: number of layers before these in the layout, which are another model's.
+    """
+
+    def __init__(self, args: Gemma4Arguments, layer: int, before: int = 0) -> None:
         super().__init__()
         full = args.layer_types[layer] == FULL
-        bias, self._eps, self._layer = args.attention_bias, args.rms_norm_eps, layer
+        bias, self._eps, self._layer = args.attention_bias, args.rms_norm_eps, before + layer
         self._heads = args.num_attention_heads
         self._kv_heads = args.num_global_key_value_heads if full else args.num_key_value_heads
         self._head_dim = args.global_head_dim if full else args.head_dim
@@ -130,13 +135,16 @@ class Router(Module):
 class DecoderLayer(Module):
     """A layer: attention and feed-forward with norms before and after, then the layer's own
     embedding.
+
+    Args:
+        before: see `Attention`.
     """
 
-    def __init__(self, args: Gemma4Arguments, index: int) -> None:
+    def __init__(self, args: Gemma4Arguments, index: int, before: int = 0) -> None:
         super().__init__()
         hidden, eps = args.hidden_size, args.rms_norm_eps
         self._part = args.split.part
-        self.self_attn = Attention(args, index)
+        self.self_attn = Attention(args, index, before)
         width, _ = args.mlp_width(index)
         self.mlp = GatedMLP(hidden, width, args.hidden_activation)
         self.input_layernorm = RMSNorm(hidden, eps=eps)
@@ -210,7 +218,7 @@ class Decoder(Module):
         """Return normalised hidden states `[T, hidden]`."""
         args = self._args
         tokens = self._looked_up(step)
-        x = self._embedded(tokens)
+        x = self.embedded(tokens)
         if step.media is not None:
             x = step.media.placed(x)
         rotations = self._rotations(step)
@@ -230,7 +238,7 @@ class Decoder(Module):
     def _layer(self, args: Gemma4Arguments, index: int) -> Module:
         return DecoderLayer(args, index)
 
-    def _embedded(self, tokens: mx.array) -> mx.array:
+    def embedded(self, tokens: mx.array) -> mx.array:
         """Return scaled token embeddings: `[T]` -> `[T, hidden]`."""
         dtype = self.norm.weight.dtype
         x = embed(self.embed_tokens, tokens, dtype)
@@ -305,6 +313,7 @@ class Gemma4(LanguageModel):
                 audio.output_proj_dims, args.hidden_size, audio.rms_norm_eps
             )
         self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
+        self._shared: tuple[SharedKV, ...] = ()
 
     def _decoder(self, args: Gemma4Arguments) -> Decoder:
         """Return the model without its head."""
@@ -330,7 +339,15 @@ class Gemma4(LanguageModel):
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:
+        return self._layout + self._shared
+
+    @property
+    def own_layout(self) -> tuple[LayerSpec, ...]:
         return self._layout
+
+    def share(self, layers: tuple[SharedKV, ...]) -> None:
+        """Let layers of an assistant read this model's keys and values, from behind its layers."""
+        self._shared = layers
 
     @property
     def vocab_size(self) -> int:

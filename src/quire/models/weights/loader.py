@@ -20,16 +20,10 @@ from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.device.ranks import WHOLE, Part
-from quire.device.weights import TILE, Packing, in_tiles
-from quire.models.base import LanguageModel, named_layers, named_parameters
+from quire.models.base import LanguageModel, named_parameters
 from quire.models.layers.linear import (
-    Embedding,
-    Linear,
-    PackedEmbedding,
-    PackedLinear,
     use_device_products,
 )
-from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
 from quire.models.registry import FAMILIES, build
 from quire.models.settings import Settings
 from quire.models.split import split_model
@@ -40,6 +34,7 @@ from quire.models.weights.files import WeightFiles, find_weights
 from quire.models.weights.foreign_packing import unsupported_method
 from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
+from quire.models.weights.layouts import store_for_device
 from quire.models.weights.low_rank import LowRank
 
 _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
@@ -148,6 +143,28 @@ def open_model(
     )
 
 
+def load_drafter(
+    module: nn.Module,
+    folder: Path,
+    config: dict[str, Any],
+    dtype: mx.Dtype,
+    named: Callable[[dict[str, mx.array]], dict[str, mx.array]],
+) -> None:
+    """Give a module that drafts for a loaded model the weights of its own folder.
+
+    Args:
+        dtype: type of the model's activations.
+        named: returns the checkpoint's tensors by the module's names.
+
+    Raises:
+        ModelError: the files do not fit the module.
+    """
+    weights = named(_cast(find_weights(folder).read(config, dtype), dtype))
+    _attach(module, weights, folder)
+    module.eval()
+    _evaluate(module, lambda done, total: None)
+
+
 def _beside(
     model: LanguageModel,
     files: WeightFiles,
@@ -240,7 +257,7 @@ def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx
     return {name: cast(name, array) for name, array in weights.items()}
 
 
-def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) -> None:
+def _attach(model: nn.Module, weights: dict[str, mx.array], folder: Path) -> None:
     """Load the tensors into the model, which is quantised like the checkpoint.
 
     Raises:
@@ -268,12 +285,7 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
                 f"{folder}: tensor {name!r} holds {_kind(array)}, "
                 f"where {_kind(places[name])} belongs"
             )
-    if current_device().weights_by_columns:
-        _store_by_columns(model, weights)
-    if current_device().kernels is not None:
-        _store_as_bfloat16(model, weights)
-        _store_scales_narrow(model, weights)
-        _store_in_tiles(model, weights)
+    store_for_device(model, weights)
     model.load_weights(list(weights.items()))
 
 
@@ -291,77 +303,6 @@ def _kind(array: mx.array) -> str:
     if mx.issubdtype(array.dtype, mx.floating):
         return "floating point"
     return str(array.dtype).removeprefix("mlx.core.")
-
-
-def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store matrices in column-major order.
-
-    A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast if
-    that is row-major, with the same bits as result.
-    """
-    tied = "lm_head.weight" not in weights
-    for path, module in named_layers(model).items():
-        head = tied and path == "model.embed_tokens" and isinstance(module, nn.Embedding)
-        if head or isinstance(module, nn.Linear):
-            name = f"{path}.weight"
-            weights[name] = mx.contiguous(weights[name].T).T
-
-
-def _store_as_bfloat16(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store float32 matrices as bfloat16 if that loses nothing.
-
-    The kernels read bfloat16 and multiply in float32, so results are equal to the bit, and
-    decoding, which is bound by memory, takes half as long.
-    """
-    for path, module in named_layers(model).items():
-        name = f"{path}.weight"
-        if type(module) not in (Linear, Embedding, ExpertLinear):
-            continue
-        narrow = weights[name].astype(mx.bfloat16)
-        if mx.array_equal(narrow.astype(mx.float32), weights[name]).item():
-            weights[name] = narrow
-
-
-def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store scales and biases of affine codes in 16 bits if that loses nothing.
-
-    Checkpoints have them in 16 bits. This saves a tenth of what decoding reads, for 4 bits in
-    groups of 64.
-    """
-    for path, module in named_layers(model).items():
-        names = (f"{path}.scales", f"{path}.biases")
-        if type(module) not in (PackedLinear, PackedEmbedding, PackedExpertLinear) or any(
-            name not in weights or weights[name].dtype != mx.float32 for name in names
-        ):
-            continue
-        wide = [weights[name] for name in names]
-        for dtype in (mx.bfloat16, mx.float16):
-            narrow = [array.astype(dtype) for array in wide]
-            pairs = zip(narrow, wide, strict=True)
-            if all(mx.array_equal(a.astype(mx.float32), b).item() for a, b in pairs):
-                weights.update(zip(names, narrow, strict=True))
-                if isinstance(module, PackedEmbedding):
-                    module.row_type = mx.float32
-                break
-
-
-def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
-    """Store codes in the order in which the kernels read them, if they have their own.
-
-    This includes an embedding table that is also the head.
-    """
-    operations = current_device().operations
-    tied = not any(name.startswith("lm_head.") for name in weights)
-    for path, module in named_layers(model).items():
-        head = tied and path == "model.embed_tokens" and isinstance(module, PackedEmbedding)
-        if not (isinstance(module, PackedLinear) or head):
-            continue
-        codes = weights[f"{path}.weight"]
-        packing = Packing(module.group_size, module.bits, module.mode)
-        if codes.shape[0] % TILE == 0 and operations.reads_tiles(packing):
-            module.tiled = True
-            names = [f"{path}.{name}" for name in ("weight", "scales", "biases")]
-            weights.update({name: in_tiles(weights[name]) for name in names if name in weights})
 
 
 def _stays_bfloat16(arrays: Iterable[mx.array]) -> bool:

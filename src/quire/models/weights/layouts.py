@@ -1,0 +1,93 @@
+"""Lays weights out as the device reads them fastest. Their numbers stay the same."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.device.device import current_device
+from quire.device.weights import TILE, Packing, in_tiles
+from quire.models.base import named_layers
+from quire.models.layers.linear import Embedding, Linear, PackedEmbedding, PackedLinear
+from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
+
+
+def store_for_device(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Replace tensors, which have their places in `model`, by the device's layouts of them."""
+    if current_device().weights_by_columns:
+        _store_by_columns(model, weights)
+    if current_device().kernels is not None:
+        _store_as_bfloat16(model, weights)
+        _store_scales_narrow(model, weights)
+        _store_in_tiles(model, weights)
+
+
+def _store_by_columns(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Store matrices in column-major order.
+
+    A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast if
+    that is row-major, with the same bits as result.
+    """
+    tied = "lm_head.weight" not in weights
+    for path, module in named_layers(model).items():
+        head = tied and path == "model.embed_tokens" and isinstance(module, nn.Embedding)
+        if head or isinstance(module, nn.Linear):
+            name = f"{path}.weight"
+            weights[name] = mx.contiguous(weights[name].T).T
+
+
+def _store_as_bfloat16(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Store float32 matrices as bfloat16 if that loses nothing.
+
+    The kernels read bfloat16 and multiply in float32, so results are equal to the bit, and
+    decoding, which is bound by memory, takes half as long.
+    """
+    for path, module in named_layers(model).items():
+        name = f"{path}.weight"
+        if type(module) not in (Linear, Embedding, ExpertLinear):
+            continue
+        narrow = weights[name].astype(mx.bfloat16)
+        if mx.array_equal(narrow.astype(mx.float32), weights[name]).item():
+            weights[name] = narrow
+
+
+def _store_scales_narrow(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Store scales and biases of affine codes in 16 bits if that loses nothing.
+
+    Checkpoints have them in 16 bits. This saves a tenth of what decoding reads, for 4 bits in
+    groups of 64.
+    """
+    for path, module in named_layers(model).items():
+        names = (f"{path}.scales", f"{path}.biases")
+        if type(module) not in (PackedLinear, PackedEmbedding, PackedExpertLinear) or any(
+            name not in weights or weights[name].dtype != mx.float32 for name in names
+        ):
+            continue
+        wide = [weights[name] for name in names]
+        for dtype in (mx.bfloat16, mx.float16):
+            narrow = [array.astype(dtype) for array in wide]
+            pairs = zip(narrow, wide, strict=True)
+            if all(mx.array_equal(a.astype(mx.float32), b).item() for a, b in pairs):
+                weights.update(zip(names, narrow, strict=True))
+                if isinstance(module, PackedEmbedding):
+                    module.row_type = mx.float32
+                break
+
+
+def _store_in_tiles(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Store codes in the order in which the kernels read them, if they have their own.
+
+    This includes an embedding table that is also the head.
+    """
+    operations = current_device().operations
+    tied = not any(name.startswith("lm_head.") for name in weights)
+    for path, module in named_layers(model).items():
+        head = tied and path == "model.embed_tokens" and isinstance(module, PackedEmbedding)
+        if not (isinstance(module, PackedLinear) or head):
+            continue
+        codes = weights[f"{path}.weight"]
+        packing = Packing(module.group_size, module.bits, module.mode)
+        if codes.shape[0] % TILE == 0 and operations.reads_tiles(packing):
+            module.tiled = True
+            names = [f"{path}.{name}" for name in ("weight", "scales", "biases")]
+            weights.update({name: in_tiles(weights[name]) for name in names if name in weights})
