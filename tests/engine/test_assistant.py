@@ -50,7 +50,7 @@ def write_assistant(folder: Path, loaded: LoadedModel) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     places = named_parameters(build_assistant(config, loaded.model, folder))
-    loaded.model.share(())
+    loaded.model.lend_keys(())
     weights = {}
     for number, (name, place) in enumerate(sorted(places.items())):
         noise = mx.random.normal(place.shape, key=mx.random.key(number))

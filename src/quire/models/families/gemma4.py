@@ -313,7 +313,7 @@ class Gemma4(LanguageModel):
                 audio.output_proj_dims, args.hidden_size, audio.rms_norm_eps
             )
         self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
-        self._shared: tuple[SharedKV, ...] = ()
+        self._lent: tuple[SharedKV, ...] = ()
 
     def _decoder(self, args: Gemma4Arguments) -> Decoder:
         """Return the model without its head."""
@@ -339,15 +339,15 @@ class Gemma4(LanguageModel):
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:
-        return self._layout + self._shared
+        return self._layout + self._lent
 
     @property
     def own_layout(self) -> tuple[LayerSpec, ...]:
         return self._layout
 
-    def share(self, layers: tuple[SharedKV, ...]) -> None:
+    def lend_keys(self, layers: tuple[SharedKV, ...]) -> None:
         """Let layers of an assistant read this model's keys and values, from behind its layers."""
-        self._shared = layers
+        self._lent = layers
 
     @property
     def vocab_size(self) -> int:

@@ -138,7 +138,7 @@ def build_assistant(config: Mapping[str, Any], model: Gemma4, folder: Path) -> A
     last = {kind: len(writing) - 1 - writing[::-1].index(kind) for kind in set(writing)}
     before = len(model.layout)
     assistant = Assistant(s, args, before, width)
-    model.share(tuple(SharedKV(last[kind]) for kind in args.layer_types))
+    model.lend_keys(tuple(SharedKV(last[kind]) for kind in args.layer_types))
     return assistant
 
 
