@@ -28,6 +28,8 @@ from quire.scheduler.plan import StepPlan, StepResult
 class OtherProcess(Contents):
     """Implements `Executor` by calls to one in a process of its own. `contents` is itself."""
 
+    work_seconds: tuple[float, ...] = ()
+
     def __init__(self, loaded: LoadedModel, config: EngineConfig, **_: Any) -> None:
         super().__init__()
         self.adapters = Adapters(loaded.model)
