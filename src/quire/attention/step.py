@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -206,10 +206,10 @@ class StepAttention:
         (part,) = self._parts(group)
         return part.metadata
 
-    def store(self, layer: int) -> LayerStore:
-        """Return the blocks that a layer reads, where all rows have one format."""
-        (part,) = self._parts(self._layout.group[layer])
-        return part.pool.layers[self._layout.owner[layer]]
+    def stores(self, layers: Iterable[int]) -> list[LayerStore]:
+        """Return the blocks that layers read, where all rows have one format."""
+        group, owner = self._layout.group, self._layout.owner
+        return [self._parts(group[each])[0].pool.layers[owner[each]] for each in layers]
 
     def _parts(self, group: int) -> list[_FormatRows]:
         """Return the step's rows in a group, by format."""

@@ -6,13 +6,6 @@
 namespace quire {
 namespace {
 
-// Memory of an operation's task, `[floats]`; it lives as long as whoever holds the array.
-array room(int64_t floats) {
-    array memory({(int)floats}, mlx::core::float32, nullptr, {});
-    memory.set_data(mlx::core::allocator::malloc(memory.nbytes()));
-    return memory;
-}
-
 // down(act(gate(x)) * up(x))
 array gated_mlp(const array& x, const Matrix& gate, const Matrix& up, const Matrix& down,
                 const std::string& activation) {

@@ -40,11 +40,25 @@ void bind_recurrent(nb::module_& m);
 void bind_layers(nb::module_& m);
 void bind_segments(nb::module_& m);
 
-// Room for so many floats, where a cache line begins: vectors that lie across two take twice as long.
+constexpr int64_t kLine = 16;  // floats of a cache line
+
+// Where the first cache line begins: vectors that lie across two take twice as long.
+inline float* aligned_to_line(float* from) {
+    constexpr uintptr_t kBytes = kLine * 4;
+    return (float*)(((uintptr_t)from + kBytes - 1) / kBytes * kBytes);
+}
+
+// Room for so many floats, where a cache line begins.
 inline float* in_line(std::vector<float>& kept, int64_t floats) {
-    constexpr size_t kLine = 64;
-    if ((int64_t)kept.size() < floats + (int64_t)(kLine / 4)) kept.resize(floats + kLine / 4);
-    return (float*)(((uintptr_t)kept.data() + kLine - 1) / kLine * kLine);
+    if ((int64_t)kept.size() < floats + kLine) kept.resize(floats + kLine);
+    return aligned_to_line(kept.data());
+}
+
+// Memory of a task, `[floats]`; it lives as long as whoever holds the array.
+inline array room(int64_t floats) {
+    array memory({(int)floats}, mlx::core::float32, nullptr, {});
+    memory.set_data(mlx::core::allocator::malloc(memory.nbytes()));
+    return memory;
 }
 
 // Memory that a kernel needs while it runs, kept by its thread for the next one.

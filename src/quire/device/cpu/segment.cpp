@@ -74,8 +74,7 @@ private:
     int64_t most_ = 0;
 };
 
-constexpr int64_t kLine = 16;  // floats; each value begins where a cache line does
-
+// Each value begins where a cache line does.
 int64_t lines(int64_t width) { return (width + kLine - 1) / kLine * kLine; }
 
 }  // namespace
@@ -110,8 +109,13 @@ void SegmentBody::finish() {
 }
 
 void SegmentBody::run(Frame& frame) const {
+    // Steps of few rows come by the hundred a second; the memory of others goes back to MLX.
+    constexpr int64_t kKept = 1 << 20;
     thread_local std::vector<float> kept;
-    float* memory = in_line(kept, floats_ * frame.rows);
+    const int64_t floats = floats_ * frame.rows;
+    std::optional<array> lent;
+    if (floats > kKept) lent = room(floats + kLine);
+    float* memory = lent ? aligned_to_line(lent->data<float>()) : in_line(kept, floats);
     for (size_t value = 0; value < widths_.size(); value++) {
         frame.strides[value] = kinds_[value] == Kind::constant ? 0 : widths_[value];
         if (places_[value] >= 0) frame.values[value] = memory + places_[value] * frame.rows;

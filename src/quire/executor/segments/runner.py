@@ -146,7 +146,7 @@ class StepSegments:
             [each.tables for each in rows],
             [each.rows for each in rows],
             [each.offsets for each in rows],
-            [array for layer in segment.layers for array in attention.store(layer).arrays()],
+            [array for store in attention.stores(segment.layers) for array in store.arrays()],
         )
         return found
 
