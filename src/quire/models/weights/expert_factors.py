@@ -122,10 +122,9 @@ class ExpertFactors:
                 continue
             gate, up, down = (each or [] for each in found)
             pairs = list(zip(first, second, strict=True))
-            shapes = {len(self.read[each[0]]): each for each in (down, gate)}
             if self._fits(down[0], *pairs[0]):
                 return dict(zip(down, pairs, strict=True))
-            if shapes.get(width) is gate and self._fits(gate[0], first[0], second[0, :width]):
+            if self._fits(gate[0], first[0], second[0, :width]):
                 halves = [(one, other[:width]) for one, other in pairs]
                 others = [(one, other[width:]) for one, other in pairs]
                 return dict(zip((*gate, *up), (*halves, *others), strict=True))
