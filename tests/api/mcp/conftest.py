@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from quire.core.config import ServerConfig
+from quire.core.errors import RequestError
 from quire.core.mcp import McpServer
 from quire.core.request import Request
 from quire.text.tokenizer import Tokenizer
@@ -38,3 +39,16 @@ def calls(served: Served, *numbers: int, function: str = "add") -> None:
         return Script(served.ids(called))
 
     served.engine.reset(script)
+
+
+def refuses_the_second_round(served: Served) -> None:
+    """Let a model call a tool, and refuse the prompt with its result."""
+    calls(served, 1)
+    made = served.engine.script
+
+    def script(request: Request) -> Script:
+        if len(served.engine.requests) == 2:
+            raise RequestError("too long", code="context_length_exceeded")
+        return made(request)
+
+    served.engine.script = script

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import openai
 import pytest
 
 from quire.api.shared.mcp_calls import function_name
 from tests.api.conftest import HTTP, NAME, Served, openai_client
-from tests.api.mcp.conftest import calls
+from tests.api.mcp.conftest import calls, refuses_the_second_round
 from tests.api.page_helpers import ask, opened, prompt_of
 
 
@@ -121,6 +122,14 @@ def test_what_is_not_there_is_named(served: Served, tool: Any, param: str) -> No
     body = {**ASKED, "tools": [tool]}
     answer = HTTP.post(f"{served.url}/v1/chat/completions", json=body)
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_later_round_that_is_refused_is_an_error(served: Served, stream: bool) -> None:
+    refuses_the_second_round(served)
+    client: Any = openai_client(served.url).chat.completions
+    with pytest.raises(openai.APIError, match="too long"):
+        list(client.create(model=NAME, **ASKED, tools=[SMALL], stream=stream))
 
 
 def test_completions_with_servers_are_not_stored(served: Served) -> None:

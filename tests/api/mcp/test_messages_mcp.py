@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from tests.api.conftest import HTTP, NAME, Served
-from tests.api.mcp.conftest import calls
+from tests.api.mcp.conftest import calls, refuses_the_second_round
 from tests.api.page_helpers import prompt_of
 
 TOOLSET: Any = {"type": "mcp_toolset", "mcp_server_name": "small"}
@@ -155,3 +155,10 @@ def test_calls_without_end_pause_the_turn(served: Served) -> None:
     calls(served, *range(made))
     more = messages(served).create(**fields(messages=[ASK, said]))
     assert kinds(more) == ["text"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_later_round_that_is_refused_is_an_error(served: Served, stream: bool) -> None:
+    refuses_the_second_round(served)
+    with pytest.raises(anthropic.APIStatusError, match="too long"):
+        list(messages(served).create(**fields(stream=stream)))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from quire.core.errors import RequestError
 from quire.core.request import Failure, Request
 from tests.api.conftest import HTTP, NAME, Served, openai_client
-from tests.api.mcp.conftest import calls
+from tests.api.mcp.conftest import calls, refuses_the_second_round
 from tests.api.page_helpers import prompt_of
 from tests.support.scripted_engine import Script
 
@@ -241,15 +240,7 @@ def test_an_error_of_a_later_round_ends_the_response(served: Served) -> None:
 
 
 def test_a_later_round_that_is_refused_ends_the_stream(served: Served) -> None:
-    calls(served, 1)
-    made = served.engine.script
-
-    def refuses(request: Request) -> Script:
-        if len(served.engine.requests) == 2:
-            raise RequestError("too long", code="context_length_exceeded")
-        return made(request)
-
-    served.engine.script = refuses
+    refuses_the_second_round(served)
     last = list(create(served, stream=True))[-1]
     assert (last.type, last.response.error.message) == ("response.failed", "too long")
 
