@@ -17,6 +17,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.device import current_device, open_device
 from quire.device.weights import Packing
 from quire.executor.factory import open_executor
+from quire.executor.segments import runner
 from quire.executor.segments.builder import Segment
 from quire.executor.segments.executor import SegmentExecutor
 from quire.executor.segments.runner import Attends, StepSegments, open_segments
@@ -149,3 +150,14 @@ def test_pools_are_written_where_they_lie(tmp_path: Path) -> None:
         company.step()
     assert places() == before
     assert segments.steps > steps
+
+
+def test_a_model_that_cannot_be_traced_is_served_by_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: object) -> None:
+        raise ValueError("no trace")
+
+    loaded = opened("llama", tmp_path)
+    monkeypatch.setattr(runner, "trace", fail)
+    assert open_segments(loaded.model) is None

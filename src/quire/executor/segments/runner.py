@@ -41,8 +41,9 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         return None
     try:
         program = simplified(trace(model).body)
-    except NotLinear as error:
-        log.info("steps go operation by operation: %s", error)
+    except Exception as error:  # whatever a model's code does while it is traced, it can be run
+        known = isinstance(error, NotLinear)
+        log.warning("steps go operation by operation: %s", error, exc_info=not known)
         return None
     layout = KVLayout.of(model.layout)
     refused = _inexact(kernels.ops) | ({"embed"} if not _embeds_exactly(kernels.ops) else set())
