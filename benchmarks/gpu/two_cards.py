@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.device.cards import count_cards, see_one_card
+from quire.device.private import use_private_cache
 
 _FORMS = {"gemma-4-31b": "unpacked"}
 """Shapes that are run in bfloat16; the others in 4 bits."""
@@ -31,6 +32,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     ranks = asked.ranks[0]
     os.environ.setdefault("MLX_ENABLE_TF32", "0")  # as `quire serve` sets for its engine
     os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+    use_private_cache()
     if ranks > 1:
         see_one_card(0)
     # MLX looks for cards when it is imported.

@@ -263,3 +263,20 @@ def test_replicas_are_a_number_or_auto_and_need_ray_and_one_model(
     monkeypatch.setattr("quire.cli.serve.find_spec", lambda name: None)
     with pytest.raises(QuireError, match=r"pip install 'quire-serve\[ray\]'"):
         ServeCommand(models=[folder], replicas=2).run()
+
+
+def test_a_model_is_split_by_a_number_by_cards_or_by_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cli.model_options.count_cards", lambda: 4)
+    parsed = parse(["serve", "m", "--tensor-parallel", "2"])
+    assert isinstance(parsed, ModelOptions)
+    assert parsed.engine_config("m").ranks == 2
+    assert ModelOptions(tensor_parallel="auto").engine_config("m").ranks == 4
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
+    config = ModelOptions(hosts=str(hosts)).engine_config("m")
+    assert config.ranks == 2
+    assert config.hosts is not None
+    with pytest.raises(QuireError, match="the hosts file has 2 hosts"):
+        ModelOptions(hosts=str(hosts), tensor_parallel=3).engine_config("m")

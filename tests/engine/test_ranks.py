@@ -188,3 +188,11 @@ def test_settings_that_do_not_go_with_a_split_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match=why):
         check_split(replace(EngineConfig("", ranks=2), **changes))
+
+
+def test_more_processes_than_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.ranks.chosen_backend", lambda asked: "nccl")
+    monkeypatch.setattr("quire.engine.ranks.count_cards", lambda: 2)
+    with pytest.raises(ModelError, match="3 processes on this machine need a card each; it has 2"):
+        check_split(EngineConfig("", ranks=3))
+    check_split(EngineConfig("", ranks=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from quire.core.errors import ModelError
 from quire.device.ranks import Part
 from quire.models.base import named_parameters
 from quire.models.shares import Split, inputs, rows
+from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.loader import open_model
 from tests.support.families import CONFIGS
 from tests.support.tiny_models import write_model
@@ -104,3 +106,20 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, name: str, size: int, w
     folder = write_model(tmp_path, CONFIGS[name])
     with pytest.raises(ModelError, match=why):
         open_model(str(folder), part=Part(0, size))
+
+
+def test_the_first_part_alone_hashes_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path, CONFIGS["llama"])
+    hashed: list[int] = []
+
+    class Counted(WeightIdentity):
+        def __init__(self, files: Sequence[Path]) -> None:
+            hashed.append(len(files))
+            super().__init__(files)
+
+    monkeypatch.setattr("quire.models.weights.loader.WeightIdentity", Counted)
+    for part in HALVES:
+        open_model(str(folder), part=part)
+    assert hashed == [1, 0]

@@ -96,8 +96,9 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a `Literal`; empty for other types."""
-        for part in (self.field.annotation, *get_args(self.field.annotation)):
+        """The values of a `Literal`; empty for other types, and where numbers are possible too."""
+        parts = get_args(self.field.annotation)
+        for part in (self.field.annotation, *(() if int in parts else parts)):
             if get_origin(part) is Literal:
                 return tuple(map(str, get_args(part)))
         return ()

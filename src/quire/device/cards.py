@@ -14,18 +14,18 @@ _LISTED = os.environ.get(_VISIBLE)
 
 def count_cards() -> int:
     """Return the number of cards that this process was started with."""
-    return len(_numbers())
+    return len(_cards())
 
 
 def card_of(place: int) -> dict[str, str]:
     """Return the environment of a process that sees one card: NCCL starts in no other.
 
     Args:
-        place: number of the process among those of this machine. Without so many cards it sees
-            none.
+        place: number of the process among those of this machine. If the cards are known and are
+            fewer, it sees none.
     """
-    numbers = _numbers()
-    return {_VISIBLE: numbers[place] if place < len(numbers) else ""}
+    cards = _cards() or [str(number) for number in range(place + 1)]
+    return {_VISIBLE: cards[place] if place < len(cards) else ""}
 
 
 def see_one_card(place: int) -> None:
@@ -33,7 +33,8 @@ def see_one_card(place: int) -> None:
     os.environ.update(card_of(place))
 
 
-def _numbers() -> list[str]:
+def _cards() -> list[str]:
+    """Return the cards by CUDA's names, which count from 0 whatever their devices are called."""
     if _LISTED is not None:
         return [each.strip() for each in _LISTED.split(",") if each.strip()]
-    return [each.name.removeprefix("nvidia") for each in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]

@@ -26,6 +26,7 @@ from quire.core.frames import encode
 from quire.core.hosts import LOCAL, Hosts
 from quire.core.media import MediaKey
 from quire.core.speculation import HEAD
+from quire.device.cards import count_cards
 from quire.device.device import current_device
 from quire.device.ranks import Part, chosen_backend, join
 from quire.engine.follower_process import FollowerProcess
@@ -197,6 +198,12 @@ class LeadingExecutor(SplitExecutor):
 
 def check_split(config: EngineConfig) -> None:
     """Raise `ModelError` if a setting does not go with a split model."""
+    hosts = config.hosts or Hosts.local(config.ranks)
+    cards, here = count_cards(), hosts.beside(0)
+    if chosen_backend(hosts.backend) == "nccl" and 0 < cards < here:
+        raise ModelError(
+            f"--tensor-parallel: {here} processes on this machine need a card each; it has {cards}"
+        )
     if config.adapters:
         raise ModelError("--tensor-parallel: split models have no adapters for requests yet")
     if config.speculate == HEAD:

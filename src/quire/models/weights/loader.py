@@ -61,7 +61,7 @@ class LoadedModel:
         path: the folder that holds weights, tokenizer and template.
         eos_ids: ids of all tokens that end an answer, from config, generation config and tokenizer.
         fingerprint: a hash of every byte of weights and adapter, of the configuration, and of the
-            dtype.
+            dtype. Of a split model only the first rank hashes the weights.
         parameter_bytes: bytes of the weights in memory.
         context_length: the most tokens of prompt and answer together.
         trained_length: context length of training, see `trained_length`.
@@ -116,7 +116,7 @@ def open_model(
     model = build(config)
     files = find_weights(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
-    with WeightIdentity([*files.paths, *([added.file] if added else [])]) as identity:
+    with WeightIdentity(_hashed(files, added, part)) as identity:
         model = _load_weights(
             *(model, part, files, config, folder, target, added, check_room), with_head=with_head
         )
@@ -141,6 +141,11 @@ def open_model(
         dtype=resolved,
         read_adapter=partial(_beside, model, files, config, DTYPES[resolved]),
     )
+
+
+def _hashed(files: WeightFiles, added: Adapter | None, part: Part) -> list[Path]:
+    """Return the files that this rank hashes."""
+    return [] if part.rank else [*files.paths, *([added.file] if added else [])]
 
 
 def load_drafter(
