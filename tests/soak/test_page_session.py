@@ -148,7 +148,7 @@ class Session:
         if not current.count():
             return
         title = f"Title {len(self.done)}"
-        current.locator("[aria-label^=Rename]").evaluate("(button) => button.click()")
+        tab.evaluate("document.querySelector('.entries .current [aria-label^=Rename]').click()")
         self.titles.discard(tab.input_value(".rename"))
         tab.fill(".rename", title)
         tab.press(".rename", "Enter")
