@@ -110,3 +110,15 @@ def test_a_drafter_that_seemed_expensive_is_tried_again() -> None:
         steps += 1
         assert steps < 5000
     assert steps > 100
+
+
+def test_the_time_of_drafters_that_compute_is_told_apart() -> None:
+    """The engine takes it from the wait for a plan, in which a draft model reads whole prompts."""
+    now = iter(range(100))
+    drafter = HeadDrafter()
+    drafting = Drafting((drafter,), EveryDraft(), 100, clock=lambda: float(next(now)))
+    parts = SequenceParts(drafters=frozenset({"mtp"}))
+    sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
+    drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5, 6)}), 1.0)
+    assert drafting.drafts([(sequence, 4)], 1)[0].tokens == (5, 6)
+    assert drafting.computing_s == 1.0

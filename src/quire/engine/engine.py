@@ -242,14 +242,17 @@ class Engine:
         for request, make in self._grammars.take():
             self._admit(request, make)
         read_at = self._read_early()
-        plan, drafting = self._scheduler.schedule(), self._scheduler.drafting
+        drafting = self._scheduler.drafting
+        drafting.computing_s = 0.0
+        plan = self._scheduler.schedule()
         if plan is not None and self._head is not None:
             guess = drafting.worth_guessing(self._head, self._scheduler.running)
             plan = replace(plan, guess=guess)
         before, self._running = self._running, plan
         started_at = self._executor.launch(plan)
         if read_at is not None and plan is not None:
-            self._worthwhile.observe_wait(started_at - read_at)
+            # What drafters compute is known to `Drafting` as their time for a token.
+            self._worthwhile.observe_wait(started_at - read_at - drafting.computing_s)
         if before is None:
             self._wait_for_others()
             return self._scheduler.take_outputs()

@@ -8,8 +8,9 @@ in a step follows from each sequence's acceptance rate and from measured step ti
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -59,12 +60,22 @@ class Drafting:
             taken.
         lengths: decides how many drafts of each sequence are worth their rows.
         vocab_size: drafts end before a token that the model does not have.
+        clock: returns seconds.
     """
 
-    def __init__(self, drafters: Seq[Drafter], lengths: DraftLengths, vocab_size: int) -> None:
+    def __init__(
+        self,
+        drafters: Seq[Drafter],
+        lengths: DraftLengths,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._drafters = drafters
         self._lengths = lengths
         self._vocab_size = vocab_size
+        self._clock = clock
+        self.computing_s = 0.0
+        """Seconds that drafters which compute took, since the engine last set it to 0."""
         self._rates: dict[Grade, float] = {}
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
@@ -178,7 +189,10 @@ class Drafting:
                     rate = self._rate(each.state, (drafter.name, 0))
                     best[each.query.number] = _Found(rate, each.query.limit + 1, token_s)
                 continue
+            started = self._clock()
             drafts = drafter.propose([each.query for each in own]) if own else ()
+            if not drafter.looks_ahead:
+                self.computing_s += self._clock() - started
             for each, draft in zip(own, drafts, strict=True):
                 found = None if draft is None else self._found(each, draft)
                 if found is not None:
