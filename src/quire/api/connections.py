@@ -1,7 +1,7 @@
 """Time limits for connections from clients that may be slow, silent or many.
 
-A head has to arrive within a time, a body at a rate, and responses have to be read. One address may
-have only so many connections without a complete request; one more closes the oldest of them.
+A head has to arrive within a time, a body at a rate, and responses have to be read. The number of
+an address's connections without a complete request is limited; beyond it, the oldest one is closed.
 """
 
 from __future__ import annotations

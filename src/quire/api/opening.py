@@ -37,7 +37,7 @@ async def open_service(
 
     Args:
         client: client of an engine whose model is open. The result owns it.
-        broken: set when the engine cannot continue; None if the client never gives up.
+        broken: event to set when the engine cannot continue; None if that cannot happen.
         tokenizer_apart: open the tokenizer in a process of its own, and call this with the reason
             if that process ends; None opens it in this process.
 

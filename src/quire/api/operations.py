@@ -99,5 +99,5 @@ class Operation:
 
     @property
     def template(self) -> str:
-        """The path without convertors, as OpenAPI has it."""
+        """The path in OpenAPI's form, without convertors."""
         return re.sub(r":\w+\}", "}", self.path)

@@ -1,4 +1,4 @@
-"""The operations of what is stored beside responses: conversations and chat completions."""
+"""Routes of stored conversations and chat completions."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ async def _named(context: Context, request: Request, body: bytes) -> None:
 
 
 def _llama_cpp_status(model: Model) -> dict[str, Any]:
-    """Return the state in llama.cpp's words, by which Open WebUI shows loaded models."""
+    """Return the state in llama.cpp's terms, which Open WebUI shows."""
     words = {"loaded": "loaded", "unloading": "loaded", "loading": "loading"}
     return {"value": words.get(model.state, "unloaded"), "failed": model.state == "failed"}
 

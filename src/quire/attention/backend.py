@@ -52,8 +52,8 @@ class Scoring(NamedTuple):
 
     Attributes:
         scale: multiplies the logits.
-        softcap: then caps them: `softcap * tanh(logits / softcap)` (Gemma 2).
-        sinks: `[heads]`, extra logits that take weight and give nothing; they are not capped.
+        softcap: caps the scaled logits: `softcap * tanh(logits / softcap)` (Gemma 2).
+        sinks: `[heads]`, extra logits, which take weight but have no value; they are not capped.
         chosen: `[T, K]` int32, the keys that each row sees of those in its range: in ascending
             order, and then -1 where there are fewer. None lets it see all.
     """

@@ -182,8 +182,8 @@ def build_metadata(
     """Return the metadata of sequences that have one format, in their order.
 
     Args:
-        group: the KV group's index, and what its layers keep.
-        rows: one entry a sequence.
+        group: the KV group's index and spec.
+        rows: one entry per sequence.
     """
     # Most steps are one row for each of a few sequences, where calls of numpy are what it costs.
     count, size = len(rows), block_size

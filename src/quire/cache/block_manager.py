@@ -143,7 +143,9 @@ class BlockManager:
         block.stamp = self._clock
 
     def _make_room(self, pool: Pool, wanted: int) -> bool:
-        """Bring a pool's free blocks to `wanted`. Return False, without changes, if impossible."""
+        """Bring a pool's number of free blocks to `wanted`. Return False, without changes, if
+        impossible.
+        """
         if not self.capacity.has_room({pool.key: wanted}):
             return False
         first = 1 if pool.key.tail else _FIRST_BLOCKS  # a sequence has one tail, many others

@@ -50,7 +50,7 @@ class Tier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WantedPrefix:
-    """The prompt whose beginning is wanted.
+    """The prompt whose cached prefix is requested.
 
     Attributes:
         keys: chained hashes of the full blocks that may be reused.
@@ -64,7 +64,7 @@ class WantedPrefix:
 
 @dataclass(slots=True, weakref_slot=True)
 class PrefetchedPart:
-    """A part of a prompt's beginning that is being read. Sequences with that beginning share it.
+    """A part of a prefix that is being read. Sequences with the same prefix share it.
 
     Attributes:
         end: block number up to which missing blocks are read.

@@ -32,7 +32,7 @@ class StoreBusy(StoreError):
 
 
 class Damaged(Exception):
-    """Raised if SQLite found the file malformed. Never leaves the store."""
+    """Raised if SQLite found the file malformed. The store handles it."""
 
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}

@@ -9,7 +9,7 @@ from quire.cache.blocks import Block
 
 
 class MissKind(StrEnum):
-    """The reason why reuse ends, in the words of metrics and response headers."""
+    """The reason why reuse ends, as in metrics and response headers."""
 
     NEW = "new"  # nothing that is kept begins as the prompt does
     DIFFERENCE = "first difference"
@@ -26,7 +26,7 @@ class ReuseMiss:
     """The reason why no more is reused.
 
     Attributes:
-        token: position; None if the kind says it all.
+        token: position; None if the kind needs none.
     """
 
     kind: MissKind

@@ -38,7 +38,7 @@ class Finding:
     """One result of a check.
 
     Attributes:
-        state: "note" for what works but could be better; "wrong" for what does not work.
+        state: "ok", "note" if it works but could be better, or "wrong" if it does not work.
     """
 
     what: str

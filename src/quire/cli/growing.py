@@ -36,7 +36,7 @@ class View(Protocol):
     ) -> None: ...
 
     def wait(self, words: str) -> None:
-        """Show what is waited for, unless a part of the answer was shown."""
+        """Show the reason for waiting, unless a part of the answer was shown."""
         ...
 
     def think(self, piece: str) -> None:

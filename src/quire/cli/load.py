@@ -88,7 +88,7 @@ def unreachable(where: str, error: Exception) -> str:
 
 
 def _number(error: BaseException | None) -> int | None:
-    """Return the errno behind an error, if there is one."""
+    """Return the errno of an error's cause, if there is one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno and error.errno > 0:
             return error.errno

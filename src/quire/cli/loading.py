@@ -28,7 +28,7 @@ def loading(log_format: str) -> OnProgress:
 
 
 def described(progress: messages.Progress) -> str:
-    """Return the progress in per cent, and of what."""
+    """Return the percentage done, and the name of the stage."""
     share = 100 * progress.done // max(1, progress.total)
     if progress.stage == "weights":
         return f"{share}% of {size(progress.total)} of weights"

@@ -1,6 +1,6 @@
 """Settings code that all commands share.
 
-An option is a field of a class, and stands nowhere else.
+An option is a field of a class, and is defined nowhere else.
 
 The field `max_context` is the flag `--max-context`, the variable `QUIRE_MAX_CONTEXT` and the key
 `max-context` of a TOML file. Its type, limits, default and description make the parser, the help,

@@ -1,4 +1,4 @@
-"""Short names of models, such as `gemma4:26b`, and what they stand for."""
+"""Short names of models, such as `gemma4:26b`, and their repositories."""
 
 from __future__ import annotations
 

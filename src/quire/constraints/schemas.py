@@ -101,9 +101,9 @@ def prepare(
 def closed(schema: Any) -> Any:
     """Return the schema with `additionalProperties` false for objects that list properties.
 
-    A schema that is silent allows any, and models lose themselves in them. `additionalProperties`
-    is kept where it is given. A schema that joins objects stays as it is: what closes one of them
-    would forbid the others' properties.
+    A schema without the keyword allows any properties, and models then write too many. A given
+    `additionalProperties` is kept. A schema that joins objects stays as it is: what closes one of
+    them would forbid the others' properties.
     """
     return schema if any(map(_joins, _schemas(schema))) else _closed(schema)
 
@@ -172,7 +172,7 @@ def change_within(change: Callable[[Any], Any], key: str, value: Any) -> Any:
 
 
 def refused_schema(param: str, reason: str) -> RequestError:
-    """Return the refusal of a schema that no grammar can be made of."""
+    """Return the refusal of a schema that cannot be compiled to a grammar."""
     return RequestError(
         f"'{param}' cannot be compiled: {reason}.", param=param, code="invalid_schema"
     )

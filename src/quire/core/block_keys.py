@@ -55,7 +55,7 @@ def chains(parent: bytes, tokens: Seq[int], block_size: int) -> Iterator[bytes]:
 
 
 def _packed(tokens: Seq[int]) -> bytes:
-    """Return tokens as bytes: 32 bits each, or 64 if some stand for media (`media_tokens`)."""
+    """Return tokens as bytes: 32 bits each, or 64 if some represent media (`media_tokens`)."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens.tobytes()
     try:
@@ -65,7 +65,7 @@ def _packed(tokens: Seq[int]) -> bytes:
 
 
 def media_tokens(digest: bytes, count: int) -> array[int]:
-    """Return the `count` numbers that stand for an item's soft tokens in the prefix index.
+    """Return the `count` numbers that represent an item's soft tokens in the prefix index.
 
     They are derived from the item's digest and lie outside 32 bits, so no text token equals them.
     62 bits tell media apart.

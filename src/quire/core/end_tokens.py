@@ -14,7 +14,7 @@ from quire.core.token_ids import TokenFiles
 def end_token_ids(folder: Path) -> frozenset[int]:
     """Return the union over `config.json`, `generation_config.json` and `tokenizer_config.json`.
 
-    Gemma 4's tokenizer names only `<eos>`; the ends of its turns stand in the generation config.
+    Gemma 4's tokenizer names only `<eos>`; its generation config has the tokens that end turns.
 
     Raises:
         ModelError: a file or its `eos_token_id` cannot be read; names the file.

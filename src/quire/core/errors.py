@@ -141,7 +141,9 @@ class NoRoom(ModelError):
 
 
 class EngineFailure(QuireError):
-    """The engine cannot go on: what is in flight fails, /health says so, the process exits."""
+    """The engine cannot continue: requests in flight fail, `/health` reports it, the
+    process exits.
+    """
 
 
 class LoadingStopped(EngineFailure):

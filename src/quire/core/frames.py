@@ -23,7 +23,7 @@ def encode(value: object) -> bytes:
 
 
 class Readable(Protocol):
-    """What frames are read from, like a socket."""
+    """A source of frames with a socket's interface."""
 
     def recv(self, count: int, /) -> bytes:
         """Return up to `count` bytes; none once the other end has closed."""

@@ -34,10 +34,10 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """One line a record, then its traceback.
+    """Formats one line per record, then its traceback.
 
-    Characters that do not print are escaped: what a client sent cannot start a line of its own, nor
-    reach the terminal as a control sequence.
+    Unprintable characters are escaped, so that a client's text cannot start a line or send control
+    sequences to the terminal.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of MCP servers that the operator names: what each is and how it is reached."""
+"""Settings of the MCP servers that the operator names."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class NeedsRoom:
-    """From the engine before it reads weights: the model does not fit in memory.
+    """Sent by the engine before it reads weights: the model does not fit in memory.
 
     Attributes:
         message: what does not fit; names both sizes.

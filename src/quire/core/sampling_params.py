@@ -77,7 +77,7 @@ def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
 
 
 def allowed(name: str) -> str:
-    """Return the allowed values of a parameter, in words."""
+    """Return a description of a parameter's allowed values."""
     kind = "an integer" if name in _INTEGERS else "a number"
     return f"{kind} from {LIMITS[name]['ge']:g} to {LIMITS[name]['le']:.10g}"
 

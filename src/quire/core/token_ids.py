@@ -37,7 +37,7 @@ class TokenFiles:
             ordinary: whether to search the vocabulary itself, too.
 
         Raises:
-            ModelError: a file holds no such table; names the file.
+            ModelError: a file's table is malformed; names the file.
         """
         listed = self._listed().get(text)
         if listed is None:

@@ -107,7 +107,7 @@ class Values:
         return values
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return a list of words; empty if absent."""
+        """Return a list of strings; empty if absent."""
         return tuple(self._elements(name, str))
 
     def only(self, name: str, *known: Any) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products on a Linux CPU: OpenBLAS in the place of the BLAS that MLX's wheel carries.
+"""Matrix products on a Linux CPU: replaces the BLAS in MLX's wheel with OpenBLAS.
 
 The wheel multiplies by netlib's reference BLAS, one element after the other: 6 GFLOP/s a core where
 OpenBLAS does 70 to 150 (benchmarks/README.md). MLX has no setting for it, and NumPy's build of
@@ -57,11 +57,11 @@ class OpenBLASOperations(UnfusedOperations):
 
 
 def choose_blas(name: str, threads: int = 0) -> bool:
-    """Says what does MLX's products in this process.
+    """Choose the library that computes MLX's products in this process.
 
     Args:
-        name: "openblas" where that can be, "mlx" for what MLX carries.
-        threads: of OpenBLAS; 0 is half of the cores.
+        name: "openblas", if it can be loaded, or "mlx" for MLX's own.
+        threads: number of OpenBLAS's threads; 0 means half of the cores.
 
     Returns:
         Whether OpenBLAS multiplies.

@@ -82,6 +82,6 @@ class CacheOperations:
             codings: of a channel of a block's keys, and of a token's values.
 
         Returns:
-            None where there is no kernel that does so.
+            None if the device has no kernel for it.
         """
         return None

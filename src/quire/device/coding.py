@@ -28,9 +28,9 @@ class VectorRotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorCoding:
-    """How a vector becomes codes and scales: affine ones, or a direction by a codebook.
+    """Describes how a vector becomes codes and scales: affine, or a direction by a codebook.
 
-    Made once a codec, and a key of what kernels make of it.
+    Made once per codec; kernels use it as a key of what they prepare.
 
     Attributes:
         size: elements that are coded; shorter vectors are padded with zeros.
@@ -132,10 +132,10 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class CodedChunks:
-    """Chunks in blocks, which begin with the former tail.
+    """Chunks arranged in blocks. The first block begins with the former tail.
 
     Attributes:
-        written: keys and values, `[n, heads, block_size, dim]` each; zeros behind a chunk's last
+        written: keys and values, `[n, heads, block_size, dim]` each; zeros after a chunk's last
             token.
         codes: of the full blocks, codes, scales and biases of keys `[full * heads, key_dim, -]`,
             then of values `[full * heads, block_size, -]`.

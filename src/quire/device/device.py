@@ -39,7 +39,7 @@ _MALLOC = {-3: 32 << 20, -1: 64 << 20}
 
 
 class Device(ABC):
-    """The strengths and the memory of MLX's default device.
+    """Properties and memory of MLX's default device.
 
     Attributes:
         name: name and architecture, for people.
@@ -323,7 +323,7 @@ def _default_device() -> Device:
 
 
 def fused(function: Callable[P, T]) -> Callable[P, T]:
-    """`Device.fused` for what is defined in a module: the device is asked at the first call."""
+    """Return `Device.fused` for functions of a module: the device is asked at the first call."""
 
     @cache
     def by(device: Device) -> Callable[P, T]:

@@ -1,4 +1,4 @@
-"""Kernels of a GPU: their sources, and what MLX compiles from them at first use."""
+"""Kernels of a GPU: sources, compiled by MLX at first use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def problem_of(check: Callable[[], str | None]) -> str | None:
 
 
 def in_device_memory(array: mx.array) -> mx.array:
-    """Its elements, and 16 bytes of zeros behind them, `[n]`.
+    """Return the array's elements in device memory, followed by 16 bytes of zeros: `[n]`.
 
-    On CUDA, MLX 0.32.4 keeps what the host wrote in memory that both share, and arrays of up to 8
-    bytes always. A kernel's thread blocks that read such a pair of numbers waited 8 to 10 us on an
-    H200. What a kernel writes is the device's own.
+    On CUDA, MLX 0.32.4 keeps arrays written by the host, and all arrays of up to 8 bytes, in memory
+    shared with the host. A kernel's thread blocks that read two such numbers waited 8 to 10 us on
+    an H200. A kernel's outputs are in device memory.
     """
     return mx.concatenate([array.reshape(-1), mx.zeros((16 // array.itemsize,), array.dtype)])
 

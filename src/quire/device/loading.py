@@ -1,4 +1,4 @@
-"""Loads MLX, or says how to get it."""
+"""Loads MLX, or reports how to install it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ def device_number(name: str) -> int:
     """Return a device property such as "memory_size" in bytes.
 
     Raises:
-        ModelError: MLX does not say.
+        ModelError: MLX does not report it.
     """
     info = mx.device_info()
     if not isinstance(value := info.get(name), int):

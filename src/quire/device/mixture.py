@@ -1,4 +1,4 @@
-"""Mixtures of experts in MLX's operations: what devices without kernels of their own compute."""
+"""Mixtures of experts in MLX's operations, for devices without kernels for them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Operations(ExpertOperations):
         """Look up rows of a table: `[T]` -> `[T, dim]`.
 
         Args:
-            dtype: of the rows of a packed table with affine codes; None is that of its scales.
+            dtype: dtype of rows of a packed table with affine codes; None means that of its scales.
         """
         if isinstance(table, mx.array):
             return table[tokens]

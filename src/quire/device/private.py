@@ -19,12 +19,11 @@ log = logging.getLogger("quire.device")
 
 
 def use_private_cache(folder: Path | None = None) -> Path:
-    """Has MLX compile into a folder that nobody else can write to. Call it before MLX compiles.
+    """Make MLX compile into a folder that nobody else can write to. Call it before MLX compiles.
 
     Args:
-        folder: made if missing; by default `quire/compiled` in the user's cache directory. One that
-            is not private, or cannot be made, gives way to a new one that lives as long as this
-            process.
+        folder: made if missing; by default `quire/compiled` in the user's cache directory. If it is
+            not private, or cannot be made, a temporary folder is used.
     """
     if folder is None:
         folder = user_cache() / "quire" / "compiled"

@@ -49,7 +49,7 @@ Addresses = Sequence[Sequence[str]]
 
 
 class Collectives(Protocol):
-    """What all ranks do together, in the same order on each."""
+    """Collective operations: all ranks call them in the same order."""
 
     def summed(self, x: mx.array) -> mx.array:
         """Return the sum of all ranks' arrays, the same bits on each."""
@@ -101,7 +101,9 @@ def gathered(x: mx.array, part: Part) -> mx.array:
 
 
 def chosen_backend(asked: str = "") -> str:
-    """Return the name of MLX's backend of collectives: what is asked for, else the device's."""
+    """Return the name of MLX's backend of collectives: the configured one, or the device's
+    default.
+    """
     on_cuda = mx.default_device() == mx.gpu and mx.cuda.is_available()
     return asked or ("nccl" if on_cuda else "ring")
 

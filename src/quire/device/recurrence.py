@@ -1,4 +1,4 @@
-"""Recurrent operations in MLX's own operations: what devices without kernels of their own compute.
+"""Recurrent operations in MLX's operations, for devices without kernels for them.
 
 Tokens of a sequence are advanced in order, `n` sequences of `t` tokens at a time.
 """
@@ -19,7 +19,7 @@ _SCAN_CHUNK = 32  # tokens that `selective_scan` scans at once
 
 @dataclass(frozen=True, slots=True)
 class DeltaGates:
-    """How a gated delta net forgets and takes in.
+    """How a gated delta net forgets and updates its state.
 
     With `x = steps + step_biases` a state keeps `exp(-exp(log_rates) * softplus(x))` of itself, or
     `exp(most_forgotten * sigmoid(exp(log_rates) * x))`. It takes in
@@ -210,12 +210,13 @@ def selective_scan(
     rates: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """For each token and channel: forget, add the value at the key, read at the query.
+    """Advance the states: for each token and channel, decay the state, add the value at the key,
+    and read at the query.
 
     Args:
         values: `[n, t, channels]`.
         keys, queries: `[n, t, state_dim]`, B and C in the paper.
-        steps: `[n, t, channels]`, at least 0; with `rates` they say how much is forgotten.
+        steps: `[n, t, channels]`, at least 0; together with `rates`, they determine the decay.
         rates: `[channels, state_dim]`, below 0.
         state: `[n, channels, state_dim]`. All are float32.
 

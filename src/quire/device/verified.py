@@ -34,7 +34,7 @@ class Check(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A check, and the kernels that it was made of.
+    """A check, and the description of the checked kernels.
 
     Attributes:
         subject: frozen dataclasses, tuples, dtypes and JSON's plain values.

@@ -48,11 +48,12 @@ def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Codes `[..., out, in * bits / 32]` with their scales, and biases where the mode is affine.
+    """A packed matrix: codes `[..., out, in * bits / 32]`, scales, and biases if the mode is
+    affine.
 
     Attributes:
-        tiled: each array's memory is in the order of `[out / TILE, -, TILE]`: what belongs to
-            `TILE` neighbouring outputs lies together, as some kernels read it.
+        tiled: each array's memory is in the order of `[out / TILE, -, TILE]`: the data of `TILE`
+            neighbouring outputs are contiguous, as some kernels need.
     """
 
     codes: mx.array

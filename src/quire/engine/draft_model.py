@@ -251,7 +251,9 @@ class ModelDrafter:
     # -- steps ---------------------------------------------------------------------------------
 
     def _draft(self, jobs: list[_Job]) -> None:
-        """Read what is known, then guess token by token. Tokens stay on the device meanwhile."""
+        """Process the known tokens, then draft token by token. Tokens stay on the device
+        meanwhile.
+        """
         started = self._clock()
         reads = [_reading(job, job.followed.own.blocks.spares.values()) for job in jobs]
         self._launch(StepPlan(tuple(reads), self._manager.take_changes()))
@@ -293,7 +295,7 @@ class ModelDrafter:
 
 
 def _reading(job: _Job, spares: Iterable[Block]) -> ScheduledSequence:
-    """Return the rows that read what is known, and sample the first guess."""
+    """Return the rows that process the known tokens and sample the first draft."""
     own, end = job.followed.own, job.start + job.rows
     sampling = (_sampling(job, end),) if job.guesses else ()
     return ScheduledSequence(

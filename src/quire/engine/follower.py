@@ -34,7 +34,7 @@ its own first.
 
 
 class _Output:
-    """Standard output, kept for messages: whatever else is printed goes to standard error."""
+    """Standard output, reserved for messages: other output is redirected to standard error."""
 
     def __init__(self) -> None:
         self._descriptor = os.dup(1)

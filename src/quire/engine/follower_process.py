@@ -31,7 +31,7 @@ _SSH = (
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A follower's word that it is about to join."""
+    """Message of a follower that is about to join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class FollowerProcess:
 
 
 def _environment(hosts: Hosts, rank: int) -> dict[str, str]:
-    """Return what differs from this process's environment."""
+    """Return the environment variables that differ from this process's."""
     named = dict(each.split("=", 1) for each in hosts.envs)
     return card_of(hosts.place(rank)) | named
 

@@ -50,7 +50,7 @@ class RequestMedia:
         return replace(request, media=tuple(media))
 
     def _named(self, item: MediaItem) -> MediaItem:
-        """Return the one object for equal items, without features."""
+        """Return the shared object for equal items, without features."""
         return self._items.setdefault(item.key, replace(item, features=b""))
 
     def pieces(self, request: Request) -> dict[MediaKey, Pieces]:

@@ -48,7 +48,7 @@ _ADJUSTED = SamplingParams(
 
 
 class _Round(NamedTuple):
-    """Requests served together: all at once, and one more when these generate."""
+    """Requests served together: all at once, and one more while these generate."""
 
     requests: list[Request]
     late: Request | None = None

@@ -122,7 +122,8 @@ class Adapters:
 
         Args:
             sequences: in the order of the step's rows.
-            wanted: rows that the model may go on with alone; None is all.
+            wanted: indices of the rows that are sampled, with which the model may continue alone;
+                None means all.
         """
         if not any(each.adapter for each in sequences):
             return None

@@ -255,7 +255,7 @@ class EagerExecutor:
         """Run each task's last stage.
 
         Args:
-            computed: the wanted rows, in order.
+            computed: rows for the last stage, in order.
             hidden: see `FinalStates`.
         """
         rows: list[int] = []

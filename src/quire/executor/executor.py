@@ -1,4 +1,4 @@
-"""The interface between the engine, which decides, and what computes its steps."""
+"""The interface between the engine, which plans steps, and the executor, which computes them."""
 
 from __future__ import annotations
 

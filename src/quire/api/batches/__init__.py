@@ -1,1 +1,1 @@
-"""Files and batches: requests answered in the background, behind live ones."""
+"""Files and batches: requests answered in the background, at the lowest priority."""

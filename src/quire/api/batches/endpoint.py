@@ -69,7 +69,7 @@ class BatchRequestFields(Wire):
 
 
 class Offered:
-    """The files and batches of a server, or the error that it has none."""
+    """The files and batches of a server, or the error to raise if it offers none."""
 
     def __init__(self, store: FileStore | None, runner: BatchRunner | None) -> None:
         self._store = store

@@ -37,7 +37,7 @@ class BatchedMessage(History):
 
 
 class MessageBatchRequest(Wire):
-    """Every field of Anthropic's schema."""
+    """The body of a new message batch. Each field of Anthropic's schema is accepted."""
 
     requests: list[BatchedMessage] = Field(min_length=1, max_length=MOST_REQUESTS)
 

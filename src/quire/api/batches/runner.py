@@ -1,4 +1,4 @@
-"""Answers batches in the background, by calling the application itself, behind live requests."""
+"""Answers batches in the background, by calling the application itself at the lowest priority."""
 
 from __future__ import annotations
 

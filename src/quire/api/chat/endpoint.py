@@ -1,7 +1,7 @@
 """OpenAI's `/v1/chat/completions`: its schema, its chunks, its whole answers.
 
-The schema is https://platform.openai.com/docs/api-reference/chat; what other servers added to it in
-common use (`top_k`, `chat_template_kwargs`, ...) is accepted beside.
+The schema is https://platform.openai.com/docs/api-reference/chat; common extensions of other
+servers (`top_k`, `chat_template_kwargs`, ...) are accepted, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat completions with MCP tools: calls that were made stand in `mcp_calls`."""
+"""Chat completions with MCP tools. The field `mcp_calls` holds the calls that were made."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ class _StoredMessage:
 
 
 def stored_messages(messages: Sequence[Message]) -> tuple[bytes, ...]:
-    """Return the JSON of messages as OpenAI's API lists them: parts stand beside the text."""
+    """Return the JSON of messages as OpenAI's API lists them, with content parts in a separate
+    field.
+    """
     return tuple(compact(_listed_message(each)) for each in messages)
 
 

@@ -28,7 +28,7 @@ class CustomFormat(History):
 
 
 class Custom(History):
-    """A custom tool's name, and what it is for."""
+    """The name and description of a custom tool."""
 
     name: FunctionName
     description: str | None = None

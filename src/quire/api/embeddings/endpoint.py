@@ -27,7 +27,7 @@ from quire.serving.vectors import embed_task, shortened
 
 
 class EmbeddingRequest(VectorFields):
-    """Every field of OpenAI's schema, and what vLLM and sentence-transformers add."""
+    """The body: OpenAI's fields, and those of vLLM and sentence-transformers."""
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None

@@ -35,7 +35,7 @@ class ContextFile(History):
 
 
 class InfillRequest(GenerationFields):
-    """The texts around a gap. What stands in `prompt` begins the answer."""
+    """The texts around a gap. `prompt` is the beginning of the answer."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -82,7 +82,7 @@ class InfillChunks:
             yield b"data: " + compact(body) + b"\n\n"
 
     def end(self) -> bytes:
-        """Nothing follows the chunk that says `stop`."""
+        """Return nothing: the chunk with `stop` is the last one."""
         return b""
 
 

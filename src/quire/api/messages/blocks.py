@@ -72,7 +72,7 @@ class MediaBlock(ContentBlock):
     transformations: ImageTransformations | None = None
 
     def to_template(self, param: str) -> dict[str, Any]:
-        """Return the block as the service takes it; `param` is its path."""
+        """Return the block in the form that templates read; `param` is its path in the request."""
         kind, url = BLOCKS.kinds()[self.type], self.source.location
         return media_part(kind, url, f"{param}.source", named=self.type, options=self)
 
@@ -137,7 +137,9 @@ class NoCitations(History):
 
 
 class DocumentBlock(ContentBlock):
-    """A document: text, PDF or content blocks. Others may stand in a conversation's history."""
+    """A document: text, PDF or content blocks. Other formats are accepted in a conversation's
+    history.
+    """
 
     type: Literal["document"]
     source: Annotated[
@@ -163,7 +165,7 @@ class SearchResultBlock(ContentBlock):
 
 
 class ToolReferenceBlock(ContentBlock):
-    """A tool that a search found, so that the model is told of it; see `Tool.defer_loading`."""
+    """A tool that a search found. The model sees it from then on; see `Tool.defer_loading`."""
 
     type: Literal["tool_reference"]
     tool_name: str

@@ -28,7 +28,7 @@ class ToolConfig(Wire):
 
 
 class ToolConfiguration(Wire):
-    """The tools of a server in the older form, which stands in `mcp_servers`."""
+    """The tools of a server in the older form, within `mcp_servers`."""
 
     enabled: bool | None = None
     allowed_tools: list[str] | None = None
@@ -53,7 +53,7 @@ class McpToolset(Wire):
     cache_control: CacheControl | None = None
 
     def offers(self, tool: McpTool) -> bool:
-        """Return whether the model is told of a tool."""
+        """Return whether the model sees a tool."""
         for config in ((self.configs or {}).get(tool.name), self.default_config):
             if config is not None and config.enabled is not None:
                 return config.enabled
@@ -167,7 +167,7 @@ class MessagesAnswer(Answer):
             await self._send({**data, "index": self._base + data["index"]})
 
     def _as_mcp(self, block: Block) -> Block:
-        """Return a block of the client's answer; a call of an MCP tool says so."""
+        """Return a block of the client's answer, in which calls of MCP tools are marked as such."""
         target = self.targets.get(block["name"]) if block["type"] == "tool_use" else None
         if target is None:
             return block

@@ -13,8 +13,8 @@ _FAILED = "The call failed: "
 
 
 def turns(blocks: Sequence[AssistantBlock]) -> Iterator[tuple[int, Sequence[AssistantBlock]]]:
-    """Split an answer behind each group of results, where the model was asked again. Yield the
-    index of each turn's first block, and the turn.
+    """Split an answer after each group of results, where the model continued. Yield the index of
+    each turn's first block, and the turn.
     """
     start = 0
     for index in range(1, len(blocks)):

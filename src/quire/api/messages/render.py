@@ -91,7 +91,7 @@ def usage_body(usage: Usage) -> WireEvent:
 
 
 def stop_reason(end: Finished, max_tokens: int) -> str:
-    """Return Anthropic's word for why an answer ended.
+    """Return Anthropic's stop reason.
 
     An answer cut short for a loop or a malformed call counts as cut off by `max_tokens`, so that no
     client runs its last call.

@@ -122,7 +122,7 @@ class OutputFormat(Wire):
 
 
 class OutputConfig(Wire):
-    """How much to think, and in what form to answer."""
+    """The reasoning effort, and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
@@ -217,7 +217,7 @@ class Metadata(History):
 class CountRequest(Wire):
     """Fields that shape the prompt; the body of `count_tokens`.
 
-    A `thread` stands for the start of a conversation.
+    A `thread` names the start of a conversation.
     """
 
     model: str | None = None

@@ -22,7 +22,7 @@ _POINT: dict[str, Any] = {"type": "array", "items": _NUMBER, "minItems": 2, "max
 class ClientTool(ContentBlock):
     """Fields that every tool run by the client may carry.
 
-    The model is told of a tool with `defer_loading` once a `tool_reference` names it.
+    The model sees a tool with `defer_loading` only after a `tool_reference` names it.
     """
 
     name: FunctionName
@@ -62,7 +62,7 @@ class BashTool(ClientTool):
     type: str = Field(pattern=r"^bash_\d{8}$")
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """Return a command to run, or a restart."""
+        """Return the function, with a command to run, or a restart."""
         restart = {"type": "boolean", "description": "Restart the shell instead of a command."}
         command = {**_TEXT, "description": "The command to run."}
         return (
@@ -78,7 +78,7 @@ class EditorTool(ClientTool):
     max_characters: Integer | None = Field(default=None, ge=1)
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """Return a command, the file that it is for, and what the command needs."""
+        """Return the function, with a command, the file and the command's arguments."""
         undo = ("undo_edit",) if self.type < "text_editor_20250429" else ()
         written = "new_str" if undo else "insert_text"
         return (
@@ -109,7 +109,7 @@ class MemoryTool(ClientTool):
     type: str = Field(pattern=r"^memory_\d{8}$")
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """Return a command, and what it needs."""
+        """Return the function, with a command and its arguments."""
         texts = ("path", "file_text", "old_str", "new_str", "insert_text", "old_path", "new_path")
         commands = ("view", "create", "str_replace", "insert", "delete", "rename")
         return (
@@ -137,7 +137,7 @@ class ComputerTool(ClientTool):
     enable_zoom: bool | None = None
 
     def function(self) -> tuple[str | None, dict[str, Any]]:
-        """Return an action, and what it needs."""
+        """Return the function, with an action and its arguments."""
         actions = ["key", "type", "mouse_move", "left_click", "left_click_drag", "right_click"]
         actions += ["middle_click", "double_click", "screenshot", "cursor_position"]
         more: dict[str, Any] = {}
@@ -167,7 +167,7 @@ class ComputerTool(ClientTool):
 class HostedTool(ContentBlock):
     """A tool that Anthropic's servers run, or a set of their tools.
 
-    The model is not told of it; the client is told of it as of fields without effect.
+    The model does not see it, and the client is told that it has no effect.
     """
 
     type: str = Field(pattern=r"^[a-z0-9_]+$")

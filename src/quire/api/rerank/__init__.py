@@ -1,1 +1,1 @@
-"""`/v1/rerank` as Cohere and Jina have it, and `/v1/score` as vLLM has it."""
+"""`/v1/rerank` in the form of Cohere and Jina, and `/v1/score` in the form of vLLM."""

@@ -28,7 +28,7 @@ class BackgroundResponse:
 
     Attributes:
         said: the conversation that it answers.
-        addition: what joins the request's conversation, if it has one.
+        addition: the items to add to the request's conversation, if it has one.
     """
 
     id: str

@@ -38,7 +38,7 @@ def _read(item: StoredItem) -> dict[str, Any]:
 
 
 class Approvals:
-    """What a response's conversation says about MCP tools.
+    """Approvals of MCP calls, and other MCP items, in a response's conversation.
 
     Attributes:
         items: the request's own items.

@@ -1,4 +1,4 @@
-"""Items of MCP tools in a response's conversation, and the messages that stand for them."""
+"""Items of MCP tools in a response's conversation, and their translation to messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ McpItem = McpCallItem | McpListItem | ApprovalRequestItem | ApprovalResponseItem
 
 
 class McpConversation:
-    """The MCP items of one conversation. A call stands where the model asked for it."""
+    """The MCP items of one conversation. A call keeps the position at which the model made it."""
 
     def __init__(self, items: Sequence[object]) -> None:
         self._requests = {

@@ -341,6 +341,6 @@ def _finish(item: Item, made: MadeCall) -> None:
 
 
 def _of_call(state: str, item: Item, place: int) -> Item:
-    """Return the event that says how far a call, or a listing, is."""
+    """Return a progress event of a call or of a listing of tools."""
     kind = f"response.{item['type']}.{state}"
     return {"type": kind, "item_id": item["id"], "output_index": place}

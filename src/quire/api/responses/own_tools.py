@@ -98,8 +98,8 @@ class ClientRunTool(History):
 class HostedTool(History):
     """A tool that OpenAI's servers run and that Codex offers unasked.
 
-    The model is not told of it, as none is run here; the answer's `tools` leave it out, and the
-    client is told of it as of fields without effect.
+    It is not run here, so the model does not see it, the answer's `tools` leave it out, and the
+    client is told that it has no effect.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -114,7 +114,7 @@ class OwnChoice(Wire):
 
 
 class OwnCallItem(History):
-    """A call of a tool that the client runs; its action is what the model wrote."""
+    """A call of a tool that the client runs. The model wrote its action."""
 
     type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
     call_id: str
@@ -162,8 +162,8 @@ class OwnOutputItem(History):
 class HostedCallItem(History):
     """A call of a tool that OpenAI hosts, from a conversation that started there.
 
-    The model is not told of it: what was found stands in the answer behind it. The client is told
-    of it as of fields without effect.
+    The model does not see it: the following answer states what was found. The client is told that
+    it has no effect.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -188,7 +188,7 @@ class ReferenceItem(History):
 class FunctionTool(History):
     """A function that the client runs.
 
-    The model is told of a tool with `defer_loading` once a `tool_search_output` holds it.
+    The model sees a tool with `defer_loading` only after a `tool_search_output` holds it.
     """
 
     type: Literal["function"]

@@ -196,7 +196,7 @@ def _is_polled(route: str, scope: Scope) -> bool:
 def readable(line: Mapping[str, Any]) -> str:
     """Return a request's line for people: `GET /v1/models 200 1 ms`, then the rest as `name=value`.
 
-    What is unknown or empty is left out. The formatter for machines takes the fields themselves.
+    Unknown and empty values are left out. The formatter for machines takes the fields themselves.
     """
     path = _word(line["path"])  # a client may put anything there
     head = f"{line['method']} {path} {line['status']} {duration(line['ms'] / 1000)}"

@@ -1,4 +1,4 @@
-"""OpenAI's messages, content parts and tools, and their translation to what templates read.
+"""OpenAI's messages, content parts and tools, and their translation for chat templates.
 
 Templates read the shape that Hugging Face's chat templates agreed on: content is a string, or a
 list of typed parts; a tool call's arguments are an object, not JSON text.
@@ -58,7 +58,7 @@ class AudioPart(History):
     input_audio: InputAudio
 
     def to_template(self, param: str) -> dict[str, Any]:
-        """Return the part as the service takes it; `param` is its path."""
+        """Return the part in the form that templates read; `param` is its path in the request."""
         return media_part(
             "audio", self.input_audio.url, f"{param}.input_audio.data", named=self.type
         )
@@ -340,7 +340,7 @@ def pdf_url(data: str | None) -> str:
 
 
 def document_parts(url: str, param: str, named: str, *about: str | None) -> list[dict[str, Any]]:
-    """Return a document as the service takes it, after its title and context.
+    """Return a document in the form that templates read, after its title and context.
 
     Args:
         url: empty for a document that cannot be read, such as an uploaded file's id. It is refused,

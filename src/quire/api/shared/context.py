@@ -279,7 +279,7 @@ class Context:
             raise unknown_model(name, [served, *config.adapters])
 
     def adapter(self, name: str | None) -> str:
-        """Return the LoRA adapter that a model name stands for; empty for none."""
+        """Return the LoRA adapter that a model name refers to; empty for none."""
         return name if name is not None and name in self.config.adapters else ""
 
     def answering(self, prepared: Prepared) -> str:

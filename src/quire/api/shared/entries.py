@@ -1,4 +1,4 @@
-"""What a server stores for one API key: the most recently used entries, bounded together."""
+"""Stored entries of one API key: the most recently used ones, bounded together."""
 
 from __future__ import annotations
 

@@ -120,10 +120,10 @@ def error_response(
 ) -> Response:
     """Return a whole response for a request that failed before its answer began.
 
-    The log line says why. A header tells SDKs not to retry requests that ran into a deadline, whose
-    model's loading was stopped, or that ask for something not offered: a retry would only add load.
-    It is set for wrong keys as well, because Claude Code 2.1.330 would silently retry one for three
-    minutes.
+    The log line holds the reason. A header tells SDKs not to retry requests that ran into a
+    deadline, whose model's loading was stopped, or that ask for something not offered: a retry
+    would only add load. It is set for wrong keys as well, because Claude Code 2.1.330 would
+    silently retry one for three minutes.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})

@@ -1,4 +1,4 @@
-"""Errors that name the field at fault and say what to do."""
+"""Errors that name the field at fault and the remedy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def binding_field(path: str) -> RequestError:
 
 
 def _of_generating(generating: Generating, name: str) -> RequestError | None:
-    """Return the refusal of a field that the generating endpoint has; None if it has none such."""
+    """Return the refusal of a field that only the generating endpoint has; None for other
+    fields.
+    """
     fields = generating.schema.model_fields
     own = next(iter(foreign.renamed({name: True}, fields)), name)
     if own not in fields:

@@ -1,5 +1,4 @@
-"""Request fields of other servers: the name under which they are honoured here, or that they are
-not.
+"""Request fields of other servers: which are aliases, which have no effect, and which are refused.
 
 Clients send one body to many servers. A field that is another name of one of ours is read as ours.
 A field that another server honours and this one cannot passes, and the client is told its name; but

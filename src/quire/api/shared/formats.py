@@ -1,4 +1,4 @@
-"""Fields by which clients of OpenAI's protocols say what an answer has to meet."""
+"""Fields by which clients of OpenAI's protocols constrain an answer's format."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ class Resumed(Response):
 class KeepsStream:
     """Route middleware that stores the answers of requests that name a stream.
 
-    The application behind it sees its client leave only when the stream is stopped.
+    To the inner application, the client leaves only when the stream is stopped.
     """
 
     def __init__(self, app: ASGIApp, streams: CallerStreams) -> None:

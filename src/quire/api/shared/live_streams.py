@@ -38,7 +38,8 @@ class Stream:
         """Record that `done` prompt tokens were read, `cached` of them from the prefix cache.
 
         Returns:
-            How many were computed since the last call; what pre-emption lost is not counted again.
+            How many were computed since the last call. Tokens computed again after a preemption are
+                not counted.
         """
         self._read_by = None if left_s is None else time.perf_counter() + left_s
         before = self._read if self._reuse is not None else cached

@@ -1,4 +1,4 @@
-"""A client's answer, made of the answers to several rounds: what the protocols share."""
+"""A client's answer that joins the answers of several rounds: the part that protocols share."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Answer(ABC):
         """Prepare the first round."""
 
     def close(self) -> None:  # noqa: B027 -- most protocols hold nothing
-        """Release what an answer that did not end has left behind."""
+        """Release the resources of an answer that did not end."""
 
     async def take(self, message: Message) -> None:
-        """Handle an ASGI message of the endpoint behind this server's middleware."""
+        """Handle an ASGI message from the inner endpoint."""
         if message["type"] == "http.response.start":
             self._head, self._body = message, bytearray()
             kind = dict(message["headers"]).get(b"content-type", b"")

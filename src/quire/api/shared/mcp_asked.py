@@ -1,4 +1,4 @@
-"""MCP servers in a request, resolved to the tools that the model is told of."""
+"""The MCP servers of a request, resolved to tools for the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parsed = TypeVar("Parsed", bound=Wire)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tool of a server. `approved` says whether the client allowed its calls beforehand."""
+    """A tool of a server. `approved`: whether the client allowed its calls beforehand."""
 
     server: str
     tool: McpTool
@@ -25,7 +25,7 @@ class Target:
 
     @property
     def function(self) -> str:
-        """The name of the function that stands for the tool."""
+        """The name of the function that represents the tool."""
         return function_name(self.server, self.tool.name)
 
 
@@ -55,8 +55,8 @@ class AskedServer:
     Attributes:
         params: paths of the fields that name it, its URL, and its tools, for errors.
         url: URL that the client gives for it, which must be the operator's; "" for none.
-        allowed: whether the model is told of a tool.
-        approved: whether its calls are allowed beforehand.
+        allowed: returns whether the model sees a tool.
+        approved: returns whether a tool's calls are allowed beforehand.
         names: tools that the client names, all of which must exist.
     """
 

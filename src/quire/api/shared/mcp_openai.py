@@ -1,4 +1,4 @@
-"""OpenAI's tool of type `mcp`, as chat completions and responses take it."""
+"""The tool of type `mcp` in OpenAI's chat completions and responses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class McpServerTool(Wire):
     ) = Field(None, description="always by default; never: the server makes the calls")
 
     def offers(self, tool: McpTool) -> bool:
-        """Return whether the model is told of a tool."""
+        """Return whether the model sees a tool."""
         match self.allowed_tools:
             case None:
                 return True
@@ -80,7 +80,7 @@ class McpServerTool(Wire):
                 return asked == "never"
 
     def names(self) -> list[str]:
-        """Return the names of tools that the request says."""
+        """Return the names of the tools that the request allows."""
         filters: list[Any] = [self.allowed_tools]
         if isinstance(self.require_approval, Approval):
             filters += [self.require_approval.always, self.require_approval.never]

@@ -1,6 +1,7 @@
-"""Parts of messages that hold a file of a registered kind, whichever kinds `media.kinds` has.
+"""Content parts with a file, of every media kind in `media.kinds`.
 
-The kind names them: `{"type": "video_url", "video_url": {"url": URL}}` in OpenAI's protocols.
+The kind names the part's type and field: `{"type": "video_url", "video_url": {"url": URL}}` in
+OpenAI's protocols.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class UrlPart(History):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
     def to_template(self, param: str) -> dict[str, Any]:
-        """Return the part as the service takes it; `param` is its path."""
+        """Return the part in the form that templates read; `param` is its path in the request."""
         file, kind = getattr(self, self.type), URL_PARTS.kinds()[self.type]
         return media_part(kind, file.url, f"{param}.{self.type}.url", named=self.type, options=file)
 
@@ -116,11 +117,10 @@ def literal(name: str) -> Any:
 def media_part(
     kind: str, url: str, param: str, named: str, options: History | None = None
 ) -> dict[str, Any]:
-    """Return a file as the service takes it, which fetches it and puts it in its place in the
-    prompt.
+    """Return a file in the form that templates read. It is fetched and placed in the prompt later.
 
     Args:
-        options: has the fields that say how it is read, of those that its kind has.
+        options: object whose fields may set how the kind is preprocessed.
     """
     soft_tokens: int | None = getattr(options, "max_soft_tokens", None)
     fineness: ImageDetail | None = getattr(options, "detail", None)

@@ -1,4 +1,4 @@
-"""A request's hold on its model, and what its client gets while the model is loaded."""
+"""Holds a request's model, and keeps the client's connection alive while the model loads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def use_of(scope: Scope) -> ModelUse:
 class ModelUse:
     """One request's hold on its model.
 
-    A stream may have to start while its model is still loading, so that nobody takes the connection
-    for dead. Only comments are sent then; an answer that turns out to be an error is sent as the
+    A stream may have to start while its model is still loading, so that the connection does not
+    look dead. Only comments are sent then; an answer that turns out to be an error is sent as the
     protocol's event.
     """
 

@@ -31,7 +31,7 @@ def priority_of(asked: int | None, headers: Mapping[str, str]) -> int | None:
     """Return a request's priority, at least that of the header.
 
     Raises:
-        RequestError: the header holds no such number.
+        RequestError: the header is not a whole number.
     """
     given = headers.get(PRIORITY_HEADER)
     if given is None:

@@ -54,7 +54,7 @@ def read_query(request: Request, schema: type[Fields], *, beside: Collection[str
 
 
 def _parameters(request: Request, schema: type[Wire]) -> Mapping[str, Any]:
-    """Return the parameters; the last value of each, and all of those that are lists."""
+    """Return the query's parameters: the last value of each, or all values of a list."""
     given: dict[str, Any] = {}
     for key in request.query_params:
         name, values = key.removesuffix("[]"), request.query_params.getlist(key)

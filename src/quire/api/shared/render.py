@@ -97,7 +97,7 @@ class ChunkEnds:
 
 
 def finish_reason(end: Finished) -> str:
-    """Return OpenAI's word for why a choice ended. A loop or a call that was cut short counts as
+    """Return OpenAI's finish reason. An answer cut short for a loop, or a cut call, counts as
     `length`.
     """
     if end.reason.is_cut_off:

@@ -109,7 +109,7 @@ def parse(
     """Validates a decoded body against a schema.
 
     Args:
-        strict_fields: refuse fields that nobody knows; False lets them pass as well.
+        strict_fields: whether to refuse fields that no known server has.
         generating: for an endpoint that counts tokens, the generating endpoint that it counts for.
 
     Returns:

@@ -1,8 +1,7 @@
 """Signatures for reasoning that clients carry between turns, so that changes are detected.
 
 A signature goes with reasoning that the client can read. Packed reasoning also contains the text,
-for clients that asked not to be shown it. It is compressed, not encrypted: a model's reasoning is
-no secret from the client that asked.
+for clients that asked not to be shown it. It is compressed, not encrypted: the client may read it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class Toolbox:
         named: the client's name of each tool, by the name that the model reads.
         templates: tools shown to the model, in the shape of chat templates.
         strict: names of tools whose calls must meet their schemas.
-        left_out: paths of the tools that nobody runs here, and of grammars that are not enforced.
+        left_out: paths of hosted tools, which are not run here, and of grammars that are not
+            enforced.
     """
 
     named: dict[str, ClientTool] = field(default_factory=dict)
@@ -145,7 +146,7 @@ class ToolboxBuilder:
             self._strict.add(tool.model_name)
 
     def leave_out(self, param: str) -> None:
-        """Record the path of a hosted tool, which nobody runs here, or of a part without effect."""
+        """Record the path of a hosted tool, which is not run here, or of a part without effect."""
         self._left_out.append(param)
 
     def _put(self, tool: ClientTool, unique: str) -> None:

@@ -21,11 +21,11 @@ _LEFT_OUT = 4
 
 
 def newest(name: str, said: Sequence[object], first: int = 0) -> str:
-    """Return the path of the newest message of the user's, e.g. `messages[3]`.
+    """Return the path of the user's newest message, e.g. `messages[3]`.
 
     Args:
-        name: of the field that holds what was said.
-        first: the number of its first entry.
+        name: name of the field with the messages.
+        first: index of the first entry.
     """
     asked = (at for at, each in enumerate(said, first) if getattr(each, "role", "") == "user")
     return f"{name}[{max(asked, default=first)}]"
@@ -34,9 +34,9 @@ def newest(name: str, said: Sequence[object], first: int = 0) -> str:
 def without_unsupported_media(
     service: Service, scope: Scope, messages: Sequence[TemplateMessage], newest: str
 ) -> tuple[TemplateMessage, ...]:
-    """Return the messages with a text in place of media that the served model does not take.
+    """Return the messages with texts in place of media that the served model does not support.
 
-    The client is told of each by its path. What stays is the service's to refuse.
+    The client is told of each by its path. Media left in may still be refused by the service.
 
     Args:
         newest: see the function of that name.

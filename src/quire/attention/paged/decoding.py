@@ -217,7 +217,7 @@ def _random(rng: np.random.Generator, like: mx.array) -> mx.array:
 
 
 def _by_kernel(store: PackedStore, kind: Kind, rows: mx.array, kept: Blocks | None) -> Blocks:
-    """Return rows of the store; row -1 - n stands for uncoded row n."""
+    """Return rows of the store, decoded by the kernel; row -1 - n is uncoded row n."""
     shape, arrays, dtype = store.shape, store.coded(), kind.shape.dtype
     turns = [each.map for each in _rotations(arrays)]
     count, tokens = len(rows), shape.block_size

@@ -207,7 +207,9 @@ def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
 
 
 def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
-    """Return the launches of single rows: one over coded blocks, one over own uncoded blocks."""
+    """Return the two launches for single rows: over coded blocks, and over the rows' own uncoded
+    blocks.
+    """
     assert metadata.tails is not None, "the format keeps no tails"
     size, rows = metadata.block_size, np.arange(metadata.rows, dtype=np.int32)
     own = metadata.keys // size * size  # where the row's own block begins

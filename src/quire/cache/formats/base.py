@@ -121,7 +121,7 @@ class ValueCodec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ValuesInKeys:
-    """Reads values as the beginnings of coded keys; a `ValueCodec`."""
+    """Reads values that are the beginnings of coded keys. Implements `ValueCodec`."""
 
     codec: ValueCodec
     value_dim: int

@@ -29,7 +29,7 @@ _F16_MAX = 65504.0
 
 
 def padded(dim: int) -> int:
-    """Return the elements of a coded vector: packed words hold 32 codes."""
+    """Return the number of elements in a coded vector, padded to whole words of 32 codes."""
     return -(-dim // 32) * 32
 
 

@@ -193,11 +193,11 @@ class ChunkPlaces:
 
     @cached_property
     def sources(self) -> mx.array:
-        """`[n, kv_heads, block_size]`: where the vectors of blocks come from, one by one.
+        """`[n, kv_heads, block_size]`: indices of the blocks' vectors.
 
-        They are numbers among the mapping's `[T * kv_heads]`, one more, of zeros, for what is
-        behind a chunk's end, and those of the tails that begin blocks,
-        `[m * kv_heads * block_size]`.
+        They index the concatenation of the mapping's vectors `[T * kv_heads]`, a vector of zeros
+        for places after a chunk's end, and the vectors of tails that begin blocks, `[m * kv_heads *
+        block_size]`.
         """
         blocks, slots = self.blocks, self.slots
         size, heads = slots.block_size, slots.kv_heads

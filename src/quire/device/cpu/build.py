@@ -172,9 +172,9 @@ def compile_extension(
 
     Args:
         flags: of all units.
-        digest: what the extension says it was built from.
-        shared: a folder that keeps nanobind's part, which is the same for all extensions; none:
-            it is compiled anew.
+        digest: digest of the sources, which the extension reports.
+        shared: folder that caches nanobind's part, which is the same for all extensions; None
+            compiles it again.
 
     Raises:
         CannotBuild: see `build`.

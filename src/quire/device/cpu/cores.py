@@ -14,7 +14,7 @@ class Cores:
 
     Attributes:
         count: number of threads to start, at least 1.
-        why: what limits the number, for people.
+        why: the reason for the number, for messages.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""Loads the compiled CPU kernels, or says why there are none."""
+"""Loads the compiled CPU kernels, or reports why there are none."""
 
 from __future__ import annotations
 

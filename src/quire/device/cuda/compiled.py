@@ -1,4 +1,4 @@
-"""CUDA kernels that are compiled once a machine.
+"""CUDA kernels that are compiled once per machine.
 
 MLX 0.32.4 compiles kernels of `mx.fast.cuda_kernel` anew in each process, a second or more each.
 """

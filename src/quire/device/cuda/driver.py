@@ -136,7 +136,7 @@ def _allow(function: int, shared: int) -> None:
 
 
 class _Edge(ctypes.Structure):
-    """CUgraphEdgeData."""
+    """The driver's struct CUgraphEdgeData."""
 
     _fields_ = (
         ("from_port", ctypes.c_ubyte),

@@ -221,7 +221,7 @@ class GraphCache:
         """Record the kernels that turn hidden states into logits.
 
         Raises:
-            UnsupportedNode: there are none for a part of the head.
+            UnsupportedNode: a part of the head has no kernel.
         """
         assert self._logits is not None, "there is memory for logits"
         logits = Buffer(recorder.address(self._logits), self._logits.nbytes)

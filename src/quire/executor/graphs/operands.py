@@ -28,8 +28,8 @@ _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
 
 
 class UnsupportedNode(Exception):
-    """Raised if no kernel computes a node of the program. The message names the node and
-    says why.
+    """Raised if no kernel computes a node of the program. The message names the node and the
+    reason.
     """
 
 
@@ -49,7 +49,7 @@ class Part:
 
     @staticmethod
     def whole(program: Program, value: int) -> Part:
-        """Return the part that is all of a value."""
+        """Return a part that covers a whole value."""
         head = program.values[value].shape[-1]
         assert isinstance(head, int), "heads have a fixed size"
         return Part(value, 0, row_width(program, value), head)

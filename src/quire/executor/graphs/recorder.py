@@ -157,8 +157,8 @@ class Recorder:
         """Allocate memory for the output of the next kernel.
 
         Args:
-            reads: the buffers that it reads. Memory is reused where what used it before is done
-                once these are written, so that reuse makes nothing wait.
+            reads: the buffers that it reads. Memory is reused only from kernels that are finished
+                once these are written, so that no kernel waits because of reuse.
         """
         done = self._done_with(each.writer for each in reads if each.writer is not None)
         best: Buffer | None = None

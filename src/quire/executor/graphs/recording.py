@@ -115,7 +115,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
         """Record the kernels of a node.
 
         Raises:
-            UnsupportedNode: there are none.
+            UnsupportedNode: the node has no kernel.
         """
         name = node.attributes["what"] if node.kind == FUSED else node.kind
         if name in self._kinds:
