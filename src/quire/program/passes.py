@@ -114,7 +114,7 @@ class Uses:
         return id
 
     def maker(self, id: int | None) -> Node | None:
-        """Return the node that computes a value, or computes the value that it is a reshape of."""
+        """Return the node that computes a value, before any reshapes."""
         return None if id is None else self.makers.get(self.source(id))
 
     def readers(self, id: int) -> list[Node]:

@@ -20,7 +20,7 @@ class Form:
     terms: tuple[tuple[str, int], ...]
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return the form's value for given sizes, by symbol."""
+        """Return the integer for given sizes, which are named by symbol."""
         return self.constant + sum(factor * sizes[name] for name, factor in self.terms)
 
     def __str__(self) -> str:

@@ -263,10 +263,11 @@ class ChatTemplate:
         return message
 
     def _joined(self, parts: Sequence[Mapping[str, Any]], marks: Mapping[str, str]) -> str:
-        """Join texts and media to one string, for a template that takes no parts.
+        """Join texts and media to one string, for a template that takes
+        no parts.
 
-        Media is written as by the template's form with parts, if it has one for another role; else
-        as a mark and a line end.
+        Media becomes its kind's mark and a line end, or the text that the template writes for it in
+        messages of another role.
         """
         kinds = {part["type"] for part in parts} - {"text"}
         written = {kind: self._media_text(kind, marks[kind]) for kind in kinds & marks.keys()}

@@ -91,8 +91,8 @@ class Access:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why nothing ran; None if something did, and for files that browsers request by
-        themselves.
+        """The refusal to count, if the request was refused before anything ran. Files that browsers
+        request by themselves do not count.
         """
         line = self.line
         guessed = self.route == OTHER and line["method"] != "POST"

@@ -116,7 +116,7 @@ class Gemma4Arguments:
 
     @property
     def expert_width(self) -> tuple[int, Run]:
-        """Return the same of an expert."""
+        """Return this rank's values between the products of one expert, and their run."""
         return self.split.width(self.moe_intermediate_size)
 
     def share(self, split: Split) -> Self:
