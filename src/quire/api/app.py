@@ -86,28 +86,28 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     offered = Offered(files, runner)
     streams = CallerStreams(known, config.keep_streams_s)
     tools = McpServers(config.mcp_servers)
-    slotted = _slotted(server, streams, tools, stores)
+    slotted = _slotted(server, streams, tools=tools, stores=stores)
     names = [name for model in models for name in model.config.names]
     endpoints = Endpoints(
         Chat(server, entries),
         StoredChats(server, entries),
-        Completions(server),
-        Infill(server),
-        Messages(server),
-        Responses(server, stores, streams),
-        Conversations(server, stores),
-        Embeddings(server),
-        Rerank(server),
-        Ollama(server),
-        Utilities(server),
-        Transcriptions(server),
-        Adapters(server),
-        Files(offered),
-        Batches(server, offered),
-        MessageBatches(server, offered),
-        streams,
-        Mcp(server, tools),
-        OpenApi(OPERATIONS, names).get,
+        completions=Completions(server),
+        infill=Infill(server),
+        messages=Messages(server),
+        responses=Responses(server, stores, streams),
+        conversations=Conversations(server, stores),
+        embeddings=Embeddings(server),
+        rerank=Rerank(server),
+        ollama=Ollama(server),
+        utilities=Utilities(server),
+        transcriptions=Transcriptions(server),
+        adapters=Adapters(server),
+        files=Files(offered),
+        batches=Batches(server, offered),
+        message_batches=MessageBatches(server, offered),
+        streams=streams,
+        mcp=Mcp(server, tools),
+        document=OpenApi(OPERATIONS, names).get,
     )
     routes = _routes(endpoints, slotted)
     return Starlette(
@@ -118,7 +118,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
             HTTPException: handle,
             ClientDisconnect: handle,
         },
-        lifespan=_closing(models, tools, tracer, runner),
+        lifespan=_closing(models, tools, tracer=tracer, runner=runner),
     )
 
 

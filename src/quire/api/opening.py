@@ -62,7 +62,7 @@ async def open_service(
     reading = ReadingContext(client.info, model_config.name, config, stamp=stamp)
     jobs = Jobs(reading, _job_limits(config), config.log_level, log_format=config.log_format)
     jobs.open_soon()
-    return Loaded(service, jobs, broken, tokenizer)
+    return Loaded(service, jobs, broken=broken, tokenizer=tokenizer)
 
 
 def _job_limits(config: ServerConfig) -> JobLimits:

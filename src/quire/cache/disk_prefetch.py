@@ -142,9 +142,9 @@ class DiskPrefetch:
         reading = PrefetchedPart(
             prompt,
             end,
-            part,
-            self._tier.read(tuple(names)),
-            until if before is None else before.until,
+            groups=part,
+            read=self._tier.read(tuple(names)),
+            until=until if before is None else before.until,
         )
         self._under_way[prompt.keys[boundary - 1]] = reading
         return reading

@@ -286,7 +286,7 @@ def clear(folder: Path, fingerprint: str | None = None) -> int:
         StoreError: there is no store, or a server uses it.
     """
     file_in(folder)
-    store = DiskStore(folder, 1 << 44, "", "", lambda message: None)
+    store = DiskStore(folder, 1 << 44, fingerprint="", name="", say=lambda message: None)
     try:
         return store.clear(fingerprint)
     finally:

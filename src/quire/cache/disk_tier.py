@@ -246,9 +246,9 @@ class DiskTier:
             store = DiskStore(
                 Path(self._config.path),
                 self._config.max_bytes,
-                self._fingerprint,
-                self._name,
-                self._say,
+                fingerprint=self._fingerprint,
+                name=self._name,
+                say=self._say,
             )
         if store is None:
             self._say("the file is locked by another process; it is opened later")

@@ -42,6 +42,14 @@ def usage(folder: Path) -> list[ModelUse]:
     finally:
         db.close()
     return [
-        ModelUse(str(f), str(n), blocks, int(size), int(hits), made or 0.0, last or 0.0)
+        ModelUse(
+            str(f),
+            str(n),
+            blocks=blocks,
+            bytes=int(size),
+            hits=int(hits),
+            made=made or 0.0,
+            last=last or 0.0,
+        )
         for f, n, blocks, size, hits, made, last in rows
     ]

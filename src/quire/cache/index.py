@@ -164,7 +164,7 @@ class PrefixIndex:
         length, miss = reached, end
         if partial and usable < agreed:
             length, miss = at + usable, _NO_SNAPSHOT if self._recurrent else _EVICTED
-        length, miss = self._longest(path, last, length, miss, partial=partial)
+        length, miss = self._longest(path, last, length=length, miss=miss, partial=partial)
         if miss is _NO_SNAPSHOT and reached - length < self.min_saving:
             miss = end
         match = self._collect(path, last, length, miss)
@@ -212,7 +212,7 @@ class PrefixIndex:
         """
         while length > 0:
             if self._recurrent:
-                place = self._snapshot_at_most(path, last, length, partial)
+                place = self._snapshot_at_most(path, last, length=length, partial=partial)
                 if place < length:
                     length, miss = place, _NO_SNAPSHOT
                     continue
@@ -291,7 +291,7 @@ class PrefixIndex:
 
     def root(self, identity: bytes) -> Node:
         """Return the root node of an identity's chain. It joins the index with its first child."""
-        return self._roots.get(identity) or Node(self, None, identity, ())
+        return self._roots.get(identity) or Node(self, parent=None, key=identity, tokens=())
 
     def child(self, parent: Node, key: bytes) -> Node | None:
         """Return the node of the next block, if it exists."""
@@ -318,7 +318,7 @@ class PrefixIndex:
         if node is None:
             if not all(group in blocks for group in self.anchors):
                 return None
-            node = self._grow(parent, tokens, blocks) or Node(self, parent, key, tokens)
+            node = self._grow(parent, tokens, blocks) or Node(self, parent, key=key, tokens=tokens)
             node.key, node.tokens = key, tokens
             if parent.parent is None:
                 self._roots[parent.key] = parent

@@ -56,7 +56,7 @@ class BatchCommand(ClientOptions, Command):
                 url, key = self._server(stack, console) if left else ("", None)
                 begin = stack.enter_context(shown(console))
                 done = begin(f"{len(left)} requests", len(left))
-                run = _Run(url, key, answers, done)
+                run = _Run(url, key, answers=answers, done=done)
                 failed = asyncio.run(run.answer(left, self.concurrency))
         except (QuireError, httpx.HTTPError, OSError) as error:
             print(f"quire batch: {said(error)}", file=sys.stderr)
@@ -70,7 +70,7 @@ class BatchCommand(ClientOptions, Command):
         """Return URL and key of the server. A server started here ends with the stack."""
         if self.model is None:
             return self.url, self.key
-        return stack.enter_context(loading_server(self.model, None, console)), None
+        return stack.enter_context(loading_server(self.model, adapter=None, console=console)), None
 
 
 class _Run:

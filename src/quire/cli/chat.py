@@ -67,7 +67,9 @@ class ChatCommand(ClientOptions, Command):
                 model = server.model(self.served_model)
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
-                chat = Chat(client, server, self._asked(model), console, self.system)
+                chat = Chat(
+                    client, server, settings=self._asked(model), console=console, system=self.system
+                )
                 if sys.stdin.isatty():
                     console.print(f"{model['id']} at {url}; /? for commands", style="dim")
                 terminal = Terminal(chat, console)

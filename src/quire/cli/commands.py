@@ -103,8 +103,10 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     try:
         settings = COMMANDS[name](**flags)
     except ValidationError as error:
-        _refuse(error, options, flags, parsers[name])
-    warnings = check_names(COMMANDS, name, config_file(settings.config), read_file(settings.config))
+        _refuse(error, options, flags=flags, parser=parsers[name])
+    warnings = check_names(
+        COMMANDS, name, file=config_file(settings.config), document=read_file(settings.config)
+    )
     for warning in warnings:
         print(f"quire: warning: {warning}", file=sys.stderr)
     return settings

@@ -89,7 +89,7 @@ def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
         ModelError: the model has no such layer.
     """
     groups = group_layers(loaded.model.layout)
-    costs = layer_costs(groups, format, PAGE_TOKENS, DTYPES[loaded.dtype])
+    costs = layer_costs(groups, format, block_size=PAGE_TOKENS, dtype=DTYPES[loaded.dtype])
     if not costs:
         raise ModelError(f"{loaded.path}: the model keeps no keys and values, whose format matters")
     stored = sum(len(c.layers) * c.token_bytes for c in costs)
@@ -134,7 +134,7 @@ class Reader:
             positions=range(start, start + count),
             placement=self._placement,
         )
-        inputs = StepInputs(StepPlan((rows,)), self._attention, {}, None)
+        inputs = StepInputs(StepPlan((rows,)), self._attention, sampled={}, previous=None)
         # Nothing is sampled, so the model goes with all rows to its end.
         logits = self._model.logits(self._model(inputs))
         mx.eval(logits, self._pools.arrays(range(len(self._model.layout))))
@@ -162,7 +162,13 @@ def teacher_forced(
 ) -> None:
     """Measure divergence, agreement and perplexity. All formats read the texts in step."""
     readers = [partial(Reader, loaded, format) for format in formats]
-    compare(partial(Reader, loaded, KVFormat()), readers, texts, scores, start_stage)
+    compare(
+        partial(Reader, loaded, KVFormat()),
+        readers,
+        texts=texts,
+        scores=scores,
+        start_stage=start_stage,
+    )
 
 
 def compare(
@@ -239,24 +245,42 @@ def evaluate(
     loaded = open_model(model, adapter=plan.adapter)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
-    skipped = skipped_layers(loaded.model.own_layout, None) if plan.as_served else ()
+    skipped = skipped_layers(loaded.model.own_layout, wanted=None) if plan.as_served else ()
     every = [KVFormat(), *(each.skipping(skipped) for each in formats)]
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
-    texts = texts_of(tokenizer, template, plan.text, plan.tokens)
-    teacher_forced(loaded, every, texts, scores, start_stage)
+    texts = texts_of(tokenizer, template, file=plan.text, tokens=plan.tokens)
+    teacher_forced(loaded, every, texts=texts, scores=scores, start_stage=start_stage)
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
     openings = [prompt_of(tokenizer, template, line) for line in _OPENINGS]
     continued = ([begin for t in texts for begin in _answered(t)] + cuts + openings)[: plan.prompts]
     if continued:
         done = start_stage("continuing prompts", len(every))
-        _continue(loaded, every, continued, scores, done)
+        _continue(loaded, every, prompts=continued, scores=scores, done=done)
     for length in plan.lengths:
         done = start_stage(f"finding needles in {length:,} tokens", len(every))
-        _find_needles(loaded, tokenizer, template, every, length, plan.needles_each, scores, done)
+        _find_needles(
+            loaded,
+            tokenizer,
+            template=template,
+            formats=every,
+            length=length,
+            each=plan.needles_each,
+            scores=scores,
+            done=done,
+        )
     if plan.skills:
         done = start_stage("asking for skills", len(every))
-        count_skills(loaded, tokenizer, template, every, plan.skills, plan.items, scores, done)
+        count_skills(
+            loaded,
+            tokenizer,
+            template=template,
+            formats=every,
+            files=plan.skills,
+            count=plan.items,
+            scores=scores,
+            done=done,
+        )
     return scores
 
 
@@ -268,7 +292,7 @@ def texts_of(
         read = tokenizer.encode(file.read_text(encoding="utf-8"))
         return [fully_judged(read[:tokens])]
     count, each = max(1, tokens // _CONVERSATION), min(tokens, _CONVERSATION)
-    return [conversation(tokenizer, template, each, seed) for seed in range(count)]
+    return [conversation(tokenizer, template, length=each, seed=seed) for seed in range(count)]
 
 
 def _answered(text: Text) -> list[tuple[int, ...]]:
@@ -304,7 +328,7 @@ def _find_needles(
     done: Callable[[], None],
 ) -> None:
     items = [
-        (depth, *sized_needle(tokenizer, template, length, depth, seed))
+        (depth, *sized_needle(tokenizer, template, length=length, depth=depth, seed=seed))
         for depth in _DEPTHS
         for seed in range(each)
     ]

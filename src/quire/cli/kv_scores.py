@@ -24,8 +24,8 @@ class Gate:
     skill: float
 
 
-NEAR_LOSSLESS = Gate("near-lossless", 0.002, 0.03, 0.985, 1.005, 0.005)
-BALANCED = Gate("balanced", 0.01, 0.15, 0.965, 1.01, 0.01)
+NEAR_LOSSLESS = Gate("near-lossless", 0.002, kl_p99=0.03, top1=0.985, perplexity=1.005, skill=0.005)
+BALANCED = Gate("balanced", 0.01, kl_p99=0.15, top1=0.965, perplexity=1.01, skill=0.01)
 GATES = {"page-8": NEAR_LOSSLESS, "page-4": BALANCED}
 
 

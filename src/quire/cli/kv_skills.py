@@ -97,7 +97,9 @@ def count_skills(
         stops = frozenset(loaded.eos_ids)
         answers = generate(loaded, format, prompts, max_tokens=_LONGEST, stops=stops)
         for item, prompt, tokens in zip(items, prompts, answers, strict=True):
-            stream = _stream(item, prompt, tokenizer, dialect, vocabulary)
+            stream = _stream(
+                item, prompt, tokenizer=tokenizer, dialect=dialect, vocabulary=vocabulary
+            )
             right, asked = score.skills.get(item.skill, (0, 0))
             correct = judge(item, _answer(stream, tokens, stops))
             score.skills[item.skill] = (right + correct, asked + 1)

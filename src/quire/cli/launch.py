@@ -191,6 +191,8 @@ class LaunchCommand(ClientOptions, Command):
         context = model.get("context_length")
         name = self.served_model or str(model["id"])
         modalities = tuple(model.get("modalities") or ("text",))
-        start = AGENTS[self.agent](Place(server.base, name, key or "none", context, modalities))
+        start = AGENTS[self.agent](
+            Place(server.base, name, key=key or "none", context=context, modalities=modalities)
+        )
         command = [self.agent, *start.arguments, *self.arguments]
         os.execve(program, command, os.environ | start.variables)

@@ -88,7 +88,7 @@ def _config_of(
     """
     if isinstance(given, str):
         name, model = _named(given)
-        return _model_config(options.served_name or name, model, options, server)
+        return _model_config(options.served_name or name, model, options=options, server=server)
     entries = {key.replace("-", "_"): value for key, value in given.items()}
     name = str(entries.get("name", _named(str(entries.get("model", NAME)))[0]))
     try:
@@ -101,7 +101,7 @@ def _config_of(
         raise TableError(f"[[models]] {name}: {text}") from error
     own = table.model_fields_set & ModelOptions.model_fields.keys()
     merged = options.model_copy(update={key: getattr(table, key) for key in own})
-    config = _model_config(name, table.model, merged, server)
+    config = _model_config(name, table.model, options=merged, server=server)
     return replace(config, pinned=config.pinned or table.pinned)
 
 

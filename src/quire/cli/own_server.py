@@ -49,7 +49,7 @@ def own_server(
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
         log = Path(folder) / "log"
-        child = _started(model, adapter, port, log)
+        child = _started(model, adapter, port=port, log=log)
         try:
             assert child.stdout is not None
             threading.Thread(target=_listen, args=(child.stdout, on_progress), daemon=True).start()

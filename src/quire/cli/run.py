@@ -61,7 +61,14 @@ class RunCommand(ClientOptions, Command):
                 fields = self.model_dump(include=names, exclude_none=True)
                 thoughts = console.is_terminal or question is None
                 settings = {"model": model, **fields}
-                chat = Chat(client, server, settings, console, self.system, thoughts=thoughts)
+                chat = Chat(
+                    client,
+                    server,
+                    settings=settings,
+                    console=console,
+                    system=self.system,
+                    thoughts=thoughts,
+                )
                 if question is None:
                     console.print(f"{model} at {server.url}; /? for commands", style="dim")
                     return Terminal(chat, console).talk()
@@ -108,7 +115,9 @@ class RunCommand(ClientOptions, Command):
             if "url" in self.model_fields_set:
                 names = ", ".join(str(each["id"]) for each in listed)
                 raise QuireError(f"{asked.base} does not serve {self.model!r}; it serves {names}")
-        server = Server(stack.enter_context(loading_server(_pulled(place), None, console)))
+        server = Server(
+            stack.enter_context(loading_server(_pulled(place), adapter=None, console=console))
+        )
         return server, str(server.model()["id"])
 
 

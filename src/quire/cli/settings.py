@@ -147,7 +147,7 @@ class Options(BaseModel):
                 field = cls.model_fields.get(name)
                 if field is not None and name not in seen:
                     seen.add(name)
-                    yield Option(field.alias or name, title, field, _flag(field))
+                    yield Option(field.alias or name, title, field=field, flag=_flag(field))
 
 
 class Command(Options, BaseSettings):

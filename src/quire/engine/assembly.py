@@ -53,7 +53,15 @@ def assemble(
     spill = None if disk is None else disk.spill
     try:
         executor = open_executor(loaded, config, guesser=guesser, spill=spill, observe=observe)
-        return Engine(loaded, config, executor, disk, drafters, draft_lengths, step_times)
+        return Engine(
+            loaded,
+            config,
+            executor=executor,
+            disk=disk,
+            drafters=drafters,
+            draft_lengths=draft_lengths,
+            step_times=step_times,
+        )
     except BaseException:
         if disk is not None:
             disk.close()

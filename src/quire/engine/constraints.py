@@ -192,8 +192,8 @@ class ConstraintFactory:
         return AnswerConstraint(
             grammar,
             thinking,
-            endless,
-            self._vocab_size,
-            request.min_tokens,
-            TokenRulesState(request.rules, self._vocab_size) if ruled else None,
+            endless=endless,
+            vocab_size=self._vocab_size,
+            min_tokens=request.min_tokens,
+            rules=TokenRulesState(request.rules, self._vocab_size) if ruled else None,
         )

@@ -111,7 +111,9 @@ class ModelDrafter:
         groups = KVLayout.of(loaded.model.layout).groups
         self._manager = BlockManager(budget, self._executor.block_bytes)
         self._tables = BlockTables(groups, self._manager, block_size)
-        limits = Limits(groups, self._manager, block_size, loaded.context_length)
+        limits = Limits(
+            groups, self._manager, block_size=block_size, max_context=loaded.context_length
+        )
         self._context = limits.context(_FORMAT)
         self._recurrent = tuple(recurrent_groups(groups))
         self._followed: dict[int, _Followed] = {}
@@ -192,7 +194,15 @@ class ModelDrafter:
         while not self._extend(own, end, spares=guesses > 1):
             if not self._make_room(held):
                 return None
-        return _Job(query, followed, start, rows, guesses, KVPlacement(()), KVPlacement(()))
+        return _Job(
+            query,
+            followed,
+            start=start,
+            rows=rows,
+            guesses=guesses,
+            placement=KVPlacement(()),
+            after=KVPlacement(()),
+        )
 
     def _follow(self, query: DraftQuery, held: set[int]) -> _Followed | None:
         """Return the draft model's copy of a sequence with all known tokens; None without room."""
@@ -218,7 +228,13 @@ class ModelDrafter:
 
     def _begin(self, query: DraftQuery, held: set[int]) -> _Followed | None:
         request = Request(query.request.id, tuple(query.tokens))
-        own = ModelSequence(request, _FORMAT, b"", query.number, SequenceParts(TokenPositions()))
+        own = ModelSequence(
+            request,
+            _FORMAT,
+            identity=b"",
+            number=query.number,
+            parts=SequenceParts(TokenPositions()),
+        )
         own.max_context = self._context
         while not self._tables.admit(own, Match()):
             if not self._make_room(held):

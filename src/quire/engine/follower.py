@@ -91,7 +91,12 @@ def _opened(opening: Follow, output: _Output) -> LoadedModel:
     config, hosts = opening.config, opening.config.hosts or Hosts.local(opening.part.size)
     open_device(config.blas, config.kernels, config.threads)
     output.send(Ready())
-    join(opening.part, opening.addresses, hosts.backend, [each.rdma for each in hosts.hosts])
+    join(
+        opening.part,
+        opening.addresses,
+        backend=hosts.backend,
+        rdma=[each.rdma for each in hosts.hosts],
+    )
     return open_model(
         config.model,
         dtype=config.dtype,

@@ -92,7 +92,7 @@ class Followers:
         ]
         for process in self._processes:
             process.await_ready()
-        join(self.part, addresses, hosts.backend, [each.rdma for each in hosts.hosts])
+        join(self.part, addresses, backend=hosts.backend, rdma=[each.rdma for each in hosts.hosts])
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Make the followers' executors repeat a call."""

@@ -103,16 +103,27 @@ def measure_steps(
     most = min(engine.config.max_step_tokens, engine.info.context_length - _TOKENS)
     sizes = [*_FEW_TOKENS, *(32 << n for n in range(most.bit_length()))]
     for rows in (size for size in sizes if size <= most):
-        prompt = replace(_request("prompt", rows, vocabulary, _GREEDY), max_tokens=2)
-        stream = _request("stream", 1, vocabulary, _GREEDY)
+        prompt = replace(
+            _request("prompt", rows, vocabulary=vocabulary, sampling=_GREEDY), max_tokens=2
+        )
+        stream = _request("stream", 1, vocabulary=vocabulary, sampling=_GREEDY)
         for served in 2 * [_Round([prompt]), _Round([stream], late=prompt)]:
             _serve(engine, served)
         if (engine.step_times.reading.seconds(rows) or 0.0) > config.step_ms / 1e3:
             break
     for drafts in _DRAFTS:
         drafter = _WrongDrafts(drafts)
-        drafting = _own_engine(loaded, config, engine.step_times, (drafter,), open_executor)
-        stream = replace(_request("drafted", 1, vocabulary, _GREEDY), max_tokens=_DRAFTED_TOKENS)
+        drafting = _own_engine(
+            loaded,
+            config,
+            step_times=engine.step_times,
+            drafters=(drafter,),
+            open_executor=open_executor,
+        )
+        stream = replace(
+            _request("drafted", 1, vocabulary=vocabulary, sampling=_GREEDY),
+            max_tokens=_DRAFTED_TOKENS,
+        )
         if drafting.info.context_length > _DRAFTED_TOKENS:
             _serve(drafting, _Round([stream]))
     mx.clear_cache()
@@ -210,7 +221,7 @@ def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator
     """Load the kernels of a first request and of a first burst. Others are loaded when needed."""
     length = _first_length(config, context)
     for sampling in (_GREEDY, _SAMPLED):
-        yield _Round([_request("prompt", length, vocabulary, sampling)])
+        yield _Round([_request("prompt", length, vocabulary=vocabulary, sampling=sampling)])
     yield _burst(config, vocabulary, context)
 
 
@@ -221,7 +232,12 @@ def _burst(config: EngineConfig, vocabulary: int, context: int) -> _Round:
         min(_BURST, config.max_sequences),
     )
     lengths = [longest - n * longest // (2 * count) for n in range(count)]
-    return _Round([_request(f"{n}", lengths[n], vocabulary, _GREEDY) for n in range(count)])
+    return _Round(
+        [
+            _request(f"{n}", lengths[n], vocabulary=vocabulary, sampling=_GREEDY)
+            for n in range(count)
+        ]
+    )
 
 
 def _first_length(config: EngineConfig, context: int) -> int:
@@ -232,7 +248,7 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
     """Return chunks of every size, a burst, every number of streams, and chunks beside streams."""
 
     def request(name: str, length: int, sampling: SamplingParams) -> Request:
-        return _request(name, length, vocabulary, sampling)
+        return _request(name, length, vocabulary=vocabulary, sampling=sampling)
 
     # Chunks up to two of the largest.
     longest = max(1, min(4 * config.max_step_tokens, context - _TOKENS))

@@ -133,7 +133,9 @@ class AsyncLLM:
             await to_the_end(client.close())
             raise
         media = service.prompts.media.for_job()
-        self._context = Context(service, self._config, Signer(), _no_stored, media)
+        self._context = Context(
+            service, self._config, signer=Signer(), stored=_no_stored, job_media=media
+        )
         return self
 
     async def close(self) -> None:
@@ -201,7 +203,7 @@ class AsyncLLM:
             sampling = replace(first.sampling, seed=secrets.randbits(63))
             return replace(first, prompts=(ready,), sampling=sampling)
 
-        answers = await self._answers(asked, spec, options, on_error)
+        answers = await self._answers(asked, spec, options=options, on_error=on_error)
         return answers[0] if one else answers
 
     async def chat(
@@ -229,7 +231,10 @@ class AsyncLLM:
         """Answer many conversations, in order. Arguments and errors are those of `generate`."""
         context = self._opened
         return await self._answers(
-            conversations, lambda each: chat(context, each, options), options, on_error
+            conversations,
+            lambda each: chat(context, each, options),
+            options=options,
+            on_error=on_error,
         )
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:

@@ -43,7 +43,7 @@ def fold_constants(program: Program) -> Program:
             continue
         inputs = [constants[id].array for id in node.inputs]
         dtypes = [program.values[id].dtype for id in node.outputs]
-        made = compute(node.kind, inputs, node.arguments, shapes[0], dtypes)  # type: ignore[arg-type]
+        made = compute(node.kind, inputs, arguments=node.arguments, shape=shapes[0], dtypes=dtypes)  # type: ignore[arg-type]
         names = ", ".join(name for id in node.inputs if (name := constants[id].name))
         label = f"{node.kind}({names})" if names else ""
         constants |= {id: Constant(label, y) for id, y in zip(node.outputs, made, strict=True)}
@@ -154,7 +154,7 @@ def fuse(program: Program, groups: Sequence[tuple[str, Sequence[Node]]]) -> Prog
     fused: dict[int, Node] = {}
     for number, (what, nodes) in enumerate(groups):
         fused[number] = _fused(
-            program, uses, what, sorted(nodes, key=lambda n: place[_identity(n)])
+            program, uses, what=what, nodes=sorted(nodes, key=lambda n: place[_identity(n)])
         )
     order: list[Node] = []
     for node in program.nodes:
@@ -238,12 +238,12 @@ def join_heads(program: Program) -> Program:
     for node in program.nodes:
         if node.kind == "attend":
             q, k = (
-                _prepares_heads(program, uses, node.input(role), ("rotate", "rms_norm"))
+                _prepares_heads(program, uses, value=node.input(role), kinds=("rotate", "rms_norm"))
                 for role in ("q", "k")
             )
             if node.input("k") is not None and [x.kind for x in q] != [x.kind for x in k]:
                 q = k = []  # kernels do the same to queries and keys
-            v = _prepares_heads(program, uses, node.input("v"), ("rms_norm",))
+            v = _prepares_heads(program, uses, value=node.input("v"), kinds=("rms_norm",))
             groups.append(("attention", [*q, *k, *v, node]))
     return fuse(program, groups)
 
@@ -281,8 +281,15 @@ def split_experts(program: Program) -> Program:
         made = max(values) + 1
         values[made] = Value((*values[chosen].shape, whole.shape[-1]), whole.dtype)
         nodes += [
-            Node("expert_outputs", (x, chosen), (made,), ("x", "chosen"), (), node.attributes),
-            Node("weighted_sum", (made, weights), node.outputs, ("x", "weights")),
+            Node(
+                "expert_outputs",
+                (x, chosen),
+                outputs=(made,),
+                roles=("x", "chosen"),
+                arguments=(),
+                attributes=node.attributes,
+            ),
+            Node("weighted_sum", (made, weights), outputs=node.outputs, roles=("x", "weights")),
         ]
     return replace(program, values=values, nodes=tuple(nodes))
 

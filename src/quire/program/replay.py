@@ -36,7 +36,7 @@ def replay(
     known = {id: each.array for id, each in program.constants.items()}
     known |= {id: given[name] for name, id in program.fields.items()}
     for node in program.nodes:
-        run_node(program, node, known, operations, sizes, steps)
+        run_node(program, node, known=known, operations=operations, sizes=sizes, steps=steps)
     return [known[id] for id in program.outputs]
 
 
@@ -51,15 +51,17 @@ def run_node(
     """Compute one node, and add its outputs to `known`, arrays by the ids of values."""
     if node.kind == FUSED:
         for each in node.arguments:
-            run_node(program, each, known, operations, sizes, steps)
+            run_node(program, each, known=known, operations=operations, sizes=sizes, steps=steps)
         return
     inputs = [known[id] for id in node.inputs]
     if node.is_operation:
-        found = _operation(node, inputs, operations, steps)
+        found = _operation(node, inputs, operations=operations, steps=steps)
     else:
         values = [program.values[id] for id in node.outputs]
         shape, arguments = bound(values[0].shape, sizes), bound(node.arguments, sizes)
-        found = compute(node.kind, inputs, arguments, shape, [v.dtype for v in values])
+        found = compute(
+            node.kind, inputs, arguments=arguments, shape=shape, dtypes=[v.dtype for v in values]
+        )
     known.update(zip(node.outputs, found, strict=True))
 
 

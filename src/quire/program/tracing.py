@@ -102,7 +102,7 @@ class TracedOperations(Operations):
                 operands[name] = value
             else:
                 own[name] = self._weights.weight(value)
-        self.calls.append(Call(kind, operands, outputs, own | attributes))
+        self.calls.append(Call(kind, operands, outputs=outputs, attributes=own | attributes))
         if self._holes is None:
             return [mx.zeros(*each) for each in outputs]
         return [next(self._holes) for _ in outputs]

@@ -45,14 +45,17 @@ def _penalties(row: RowSampling, vocabulary: int) -> mx.array:
         return none
     lengths = _repeated(known, params)
     if pending is None:
-        following, values = known[1:], _values(lengths[1:], known[1:], params, vocabulary)
+        following, values = (
+            known[1:],
+            _values(lengths[1:], known[1:], params=params, vocabulary=vocabulary),
+        )
         found = values > 0
         if not found.any():
             return none
         return none.at[mx.array(following[found])].maximum(mx.array(values[found]))
     # The penalty of the token behind each place at which the pending one may stand.
     following = np.append(known[1:], 0)
-    values = _values(lengths + 1, following, params, vocabulary, unknown=1)
+    values = _values(lengths + 1, following, params=params, vocabulary=vocabulary, unknown=1)
     stands = mx.array(known) == pending
     if params.dry_breakers:
         stands = stands & ~(mx.array(params.dry_breakers) == pending).any()

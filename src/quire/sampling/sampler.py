@@ -135,4 +135,9 @@ def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowSamplin
         return Sampled(tokens, logprobs)
     ids, values = top(part, min(MAX_LOGPROBS, part.shape[1]))
     count = min(highest, ids.shape[1])
-    return Sampled(tokens, logprobs, ids[:, :count][of_all], (values[:, :count] - whole)[of_all])
+    return Sampled(
+        tokens,
+        logprobs,
+        top_ids=ids[:, :count][of_all],
+        top_logprobs=(values[:, :count] - whole)[of_all],
+    )

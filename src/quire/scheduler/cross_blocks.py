@@ -102,7 +102,7 @@ class CrossBlocks:
             if not rows:
                 continue
             tables = {group: [each.id for each in own] for group, own in entry.blocks.items()}
-            found.append(CrossKeys(rows, media, tables, not entry.written))
+            found.append(CrossKeys(rows, media, tables=tables, writes=not entry.written))
             if not entry.written:
                 entry.written = True
                 for block in entry.all:

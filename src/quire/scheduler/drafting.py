@@ -182,7 +182,7 @@ class Drafting:
         for drafter in self._drafters:
             own = [each for each in asked if drafter.name in each.state.drafters]
             if not drafter.looks_ahead:
-                own = self._worth_asking(drafter, own, best, rows)
+                own = self._worth_asking(drafter, own, best=best, rows=rows)
             if ahead and not drafter.looks_ahead:
                 token_s = self._token_s(drafter, len(own))
                 for each in own:
@@ -280,11 +280,11 @@ def _asked(limits: Iterable[tuple[Sequence, int]]) -> list[_Asked]:
         query = DraftQuery(
             sequence.number,
             sequence.request,
-            progress.tokens,
-            progress.content,
-            node,
-            0 if node is None else prefix.registered * node.index.block_size,
-            limit,
+            tokens=progress.tokens,
+            content=progress.content,
+            node=node,
+            node_end=0 if node is None else prefix.registered * node.index.block_size,
+            limit=limit,
         )
         asked.append(_Asked(sequence, state, query))
     return asked

@@ -219,7 +219,13 @@ class Encodings:
         first = encoding.done
         encoding.done += count
         self._encodings[encoding.item.key] = encoding
-        return EncoderWork(encoding.item, first, count, encoding.pieces.rows, encoding.complete)
+        return EncoderWork(
+            encoding.item,
+            first,
+            count=count,
+            rows=encoding.pieces.rows,
+            completes=encoding.complete,
+        )
 
 
 def _items(sequence: Sequence) -> set[MediaKey]:

@@ -52,12 +52,22 @@ class Planner:
     ) -> None:
         self.counters = Counters()
         self.sharing = PrefixSharing(
-            groups, manager, config.block_size, config.snapshot_every, config.prefix_cache
+            groups,
+            manager,
+            block_size=config.block_size,
+            snapshot_every=config.snapshot_every,
+            enabled=config.prefix_cache,
         )
         self.tables = BlockTables(groups, manager, config.block_size)
         self.encodings = Encodings(prefill_budget.room(0), self.tables.cross.written)
         self.admission = Admission(
-            config, manager, self.sharing, self.tables, self.counters, fail, clock
+            config,
+            manager,
+            sharing=self.sharing,
+            tables=self.tables,
+            counters=self.counters,
+            fail=fail,
+            clock=clock,
         )
         self._manager = manager
         self._block_size = config.block_size
@@ -81,7 +91,7 @@ class Planner:
         if not plan and not copies and not encoding:
             return None
         self.counters.steps += 1
-        return self._freeze(plan, copies, ended, encoding)
+        return self._freeze(plan, copies, ended=ended, encoding=encoding)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -108,8 +118,8 @@ class Planner:
             rows = PlannedRows(
                 sequence,
                 start,
-                end - start + len(tokens),
-                True,
+                count=end - start + len(tokens),
+                last=True,
                 drafts=tokens,
                 draft_masks=masks,
                 awaits_mask=sequence.awaits_mask,
@@ -145,7 +155,9 @@ class Planner:
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
         max_graph_rows = 0 if format is None else self._max_graph_rows(format)
-        shares = self._shares(prompts, generating, budget, max_graph_rows, count)
+        shares = self._shares(
+            prompts, generating, budget=budget, max_graph_rows=max_graph_rows, count=count
+        )
         for sequence, share in zip(prompts, shares, strict=True):
             if share and sequence.status is Status.RUNNING:
                 self._plan_chunk(sequence, share, plan)
@@ -220,7 +232,9 @@ class Planner:
         cut = read[-1] if read and read[-1].start < end < read[-1].end else None
         if cut is not None and cut.item.bidirectional and self._bidirectional:
             end = cut.start if cut.start > start else cut.end
-        return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
+        return PlannedRows(
+            sequence, start, count=end - start, last=end == len(sequence.progress.tokens)
+        )
 
     # -- after a plan --------------------------------------------------------------------------
 
@@ -261,10 +275,10 @@ class Planner:
                 for rows in plan
             ),
             changes,
-            block_copies(copies),
-            ended,
-            self.encodings.forget(),
-            tuple(encoding),
+            copies=block_copies(copies),
+            ended=ended,
+            forgotten=self.encodings.forget(),
+            encoding=tuple(encoding),
         )
         # A block that goes now is not written before the next plan hands it out again.
         for rows in plan:

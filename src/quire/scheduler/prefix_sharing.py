@@ -90,7 +90,9 @@ class PrefixSharing:
         if self._recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
         if self.prefetch is not None:
-            prompt = WantedPrefix(cursor.identity, sequence.format, progress.content, keys)
+            prompt = WantedPrefix(
+                cursor.identity, sequence.format, tokens=progress.content, keys=keys
+            )
             reading = self.prefetch.start(prompt, match.length, cursor.reading)
             cursor.reading = reading or cursor.reading
             end = cursor.reading.end * size if cursor.reading else -1
@@ -299,7 +301,7 @@ class PrefixSharing:
         """Register the blocks of a sequence that is about to release them, for later reuse."""
         self.prompt_done(sequence)
         self._register_tail(sequence)
-        self._move(sequence.prefix, None)
+        self._move(sequence.prefix, node=None)
         sequence.prefix.registered = 0
 
     # -- when it goes --------------------------------------------------------------------------

@@ -56,18 +56,20 @@ class Scheduler:
         self.config = config
         self.groups = groups
         self.manager = manager
-        self.limits = Limits(groups, manager, config.block_size, config.max_context)
+        self.limits = Limits(
+            groups, manager, block_size=config.block_size, max_context=config.max_context
+        )
         self.prefill_budget = prefill_budget
         self.drafting = drafting or Drafting((), EveryDraft(), 0)
         self._planner = Planner(
             config,
             groups,
-            manager,
-            prefill_budget,
-            self._fail,
-            clock,
-            max_graph_rows,
-            self.drafting,
+            manager=manager,
+            prefill_budget=prefill_budget,
+            fail=self._fail,
+            clock=clock,
+            max_graph_rows=max_graph_rows,
+            drafting=self.drafting,
         )
         self._admission = self._planner.admission
         self.sharing = self._planner.sharing
@@ -131,7 +133,7 @@ class Scheduler:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
         identity = self._identity(format, request.cache_salt)
-        sequence = Sequence(request, format, identity, self._arrived, parts)
+        sequence = Sequence(request, format, identity=identity, number=self._arrived, parts=parts)
         self._arrived += 1
         sequence.max_context = self.limits.context(format, largest_item(request), parts.cross_media)
         sequence.arrived = self._clock()
@@ -229,7 +231,7 @@ class Scheduler:
             elif rows.number in result.vectors:
                 self._finish(sequence, FinishReason.STOP, vector=result.vectors[rows.number])
             elif sequence.progress.generated == 0 and rows.end < sequence.progress.prompt_length:
-                self._outbox.append(replace(_output(sequence, None), read=rows.end))
+                self._outbox.append(replace(_output(sequence, sampled=None), read=rows.end))
         return self.take_outputs()
 
     def masks(self, plan: StepPlan) -> dict[int, TokenMask | None]:
@@ -332,7 +334,7 @@ class Scheduler:
         sequence.status = Status.FINISHED
         self._ended.append(sequence.number)
         self.counters.finished[reason.value] += 1
-        self._outbox.append(_output(sequence, sampled, reason, failure, vector))
+        self._outbox.append(_output(sequence, sampled, finish=reason, error=failure, vector=vector))
 
 
 def _output(

@@ -212,7 +212,7 @@ class Models:
 
     async def _open_in_room(self, model: Model, turn: Turn) -> None:
         """Load a model. Unload others to make room, as long as there are any."""
-        room = Room(model, self._models, self._evictions, self._memory, turn)
+        room = Room(model, self._models, evictions=self._evictions, memory=self._memory, turn=turn)
         engine = await room.config()
         while model.loaded is None:
             config = replace(model.config, engine=engine)

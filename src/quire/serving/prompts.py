@@ -83,7 +83,11 @@ class Prompts:
         for prompt in (*prompts, *anew):
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         return Prepared(
-            loaded.without_prompt, tuple(prompts), not spec.messages, started, tuple(anew)
+            loaded.without_prompt,
+            tuple(prompts),
+            bare=not spec.messages,
+            started=started,
+            anew=tuple(anew),
         )
 
     async def load_media(self, spec: Generation, *, light: bool = False) -> Generation:

@@ -89,7 +89,7 @@ async def prepare_ranking(
     prompts: list[Prompt] = []
     prepared = Prepared(base, (), bare=False)
     for question, document in pairs:
-        asked = _asked(base, question, document, instruction or INSTRUCTION)
+        asked = _asked(base, question, document=document, instruction=instruction or INSTRUCTION)
         prepared = await service.prepare(asked, light=light)
         prompts += prepared.prompts
     return Ranking("judge", replace(prepared, prompts=tuple(prompts)))

@@ -53,7 +53,7 @@ class NGramDrafter:
             return Draft(tokens, self.name, _grade(own.agreed))
         if prompt is None or place is None:
             return None
-        return _draft_of(prompt, place, query, self.name)
+        return _draft_of(prompt, place, query=query, name=self.name)
 
 
 def _index(query: DraftQuery) -> tuple[FixedText | None, GrowingText]:
@@ -99,7 +99,7 @@ class PredictionDrafter:
             place: Place | None = Place(len(answer), len(answer))
         else:
             place = text.find(answer)
-        return None if place is None else _draft_of(text, place, query, self.name)
+        return None if place is None else _draft_of(text, place, query=query, name=self.name)
 
 
 class CachedDrafter:

@@ -45,7 +45,7 @@ class Adapters:
         """Answer `POST /v1/load_lora_adapter`."""
         fields, model = await self._read(request, LoadAdapter)
         place = self._place(fields.lora_path)
-        await change_adapter(self._server.models, model, fields.lora_name, place)
+        await change_adapter(self._server.models, model, name=fields.lora_name, place=place)
         return JSONResponse({"id": fields.lora_name, "object": "model", "parent": model.name})
 
     async def unload(self, request: Request) -> Response:

@@ -381,7 +381,7 @@ class Chat:
             "created": int(time.time()),
             "model": context.answering(asked.prepared),
         }
-        keep = self._keeper(request, asked, identity, run)
+        keep = self._keeper(request, asked, identity=identity, run=run)
         names = token_names(context.service.tokenizer, numbered=asked.numbered)
         token_ids = asked.prepared.spec.token_ids
         if asked.stream:
@@ -400,9 +400,9 @@ class Chat:
             _choice(
                 index,
                 answer,
-                asked.tools,
-                written,
-                run.choices[index].take_ids() if token_ids else None,
+                tools=asked.tools,
+                logprobs=written,
+                ids=run.choices[index].take_ids() if token_ids else None,
             )
             for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
         )
@@ -427,7 +427,7 @@ class Chat:
 
         def keep(answers: Sequence[Answer]) -> None:
             choices = (
-                _choice(index, answer, asked.tools, NoLogprobs(), None)
+                _choice(index, answer, tools=asked.tools, logprobs=NoLogprobs(), ids=None)
                 for index, answer in enumerate(answers)
             )
             body = tuple(pieces(_completion(identity, run, choices)))

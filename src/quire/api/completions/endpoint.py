@@ -363,7 +363,9 @@ class Completions:
                 self._server.slots.hold(request.scope, written.add_prompt(scores[index]))
         answers = await collect(request, run, logprobs, slots=self._server.slots)
         choices = (
-            _choice(index, answer, echoes[index] if echoes is not None else "", written)
+            _choice(
+                index, answer, echo=echoes[index] if echoes is not None else "", logprobs=written
+            )
             for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
         )
         if token_ids:

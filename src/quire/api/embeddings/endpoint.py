@@ -63,7 +63,9 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         raise RequestError("'input' is empty.", param="input", code="invalid_value")
     texts = (before + each if isinstance(each, str) else each for each in prompts)
     prepared = await context.prepare(replace(spec, prompts=tuple(texts)))
-    return _ReadRequest(prepared, task, fields.dimensions, fields.encoding_format == "base64")
+    return _ReadRequest(
+        prepared, task, dimensions=fields.dimensions, packed=fields.encoding_format == "base64"
+    )
 
 
 class Embeddings:

@@ -74,7 +74,7 @@ class InfillChunks:
                 case Text(text) if text:
                     body = {"index": 0, "content": text, "stop": False}
                 case Finished():
-                    body = _ending(self._model, self._run, event, "")
+                    body = _ending(self._model, self._run, end=event, text="")
                 case Failed(error):
                     body = openai_body(error)
                 case _:
@@ -106,7 +106,7 @@ class Infill:
             return EventStream(run, InfillChunks(model, run))
         (answer,) = await collect(request, run, [NoLogprobs()], slots=self._server.slots)
         assert isinstance(answer.finish, Finished), "failures are raised"
-        body = _ending(model, run, answer.finish, answer.text)
+        body = _ending(model, run, end=answer.finish, text=answer.text)
         return JSONResponse(body, headers=run_headers(run))
 
 

@@ -80,11 +80,13 @@ class _ReadRequest:
 
 
 async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
-    parsed = await edited(_parse(context, request, body, MessagesRequest), _counter(context))
+    parsed = await edited(
+        _parse(context, request, body=body, schema=MessagesRequest), _counter(context)
+    )
     fields = parsed.fields
     said = conversation(fields, context.signer)
     return _ReadRequest(
-        await context.prepare(_generation(context, fields, said, request)),
+        await context.prepare(_generation(context, fields, said=said, request=request)),
         stream=fields.stream is True,
         max_tokens=fields.max_tokens,
         reasoning=_reasoning_shown(fields),
@@ -94,7 +96,9 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
-    parsed = await edited(_parse(context, request, body, CountRequest), _counter(context))
+    parsed = await edited(
+        _parse(context, request, body=body, schema=CountRequest), _counter(context)
+    )
     tokens = await _counter(context, request.scope)(parsed.fields)
     counted: WireEvent = {"input_tokens": tokens}
     if parsed.fields.context_management is not None:
@@ -250,7 +254,7 @@ def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
             return Thinking(enabled=False, effort=effort)
         case ThinkingEnabled() | ThinkingAdaptive():
             asked = Thinking(enabled=True, effort=effort)
-            return offered(context.service, scope, asked, "thinking")
+            return offered(context.service, scope, thinking=asked, param="thinking")
         case _:
             return Thinking(effort=effort)
 

@@ -62,7 +62,7 @@ async def _read_chat(context: Context, request: Request, body: bytes) -> _ReadRe
     context.check_model(fields.model)
     streams = fields.stream is not False
     if not fields.messages:
-        return _ReadRequest(None, streams, fields.keep_alive)
+        return _ReadRequest(prepared=None, stream=streams, keep_alive=fields.keep_alive)
     return _ReadRequest(
         await context.prepare(conversation(context, request, fields)),
         streams,
@@ -75,7 +75,7 @@ async def _read_generate(context: Context, request: Request, body: bytes) -> _Re
     context.check_model(fields.model)
     streams = fields.stream is not False
     if not fields.prompt and not fields.images:
-        return _ReadRequest(None, streams, fields.keep_alive)
+        return _ReadRequest(prepared=None, stream=streams, keep_alive=fields.keep_alive)
     return _ReadRequest(
         await context.prepare(prompted(context, request, fields)),
         streams,
@@ -94,7 +94,7 @@ async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadE
     context.check_model(fields.model)
     texts = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
     if not any(texts):
-        return _ReadEmbed(None, None)
+        return _ReadEmbed(prepared=None, dimensions=None)
     if fields.options is not None:
         fields.options.note(request.scope)
     spec = Generation(
@@ -133,11 +133,11 @@ class Ollama:
             return self._loaded(context, request, asked.keep_alive, shape)
         run = await context.start(request, asked.prepared)
         if asked.stream:
-            lines = LineRenderer(service.name, run, service.tokenizer, shape)
+            lines = LineRenderer(service.name, run, tokenizer=service.tokenizer, shape=shape)
             return Lines(run, lines, keepalive=lines.silence)
         written: Logprobs = ChatLogprobs(service.tokenizer) if asked.logprobs else NoLogprobs()
         (answer,) = await collect(request, run, [written], slots=self._server.slots)
-        body = whole_answer(service.name, run, answer, shape)
+        body = whole_answer(service.name, run, answer=answer, shape=shape)
         if asked.logprobs:
             body["logprobs"] = written.body()["content"]
         return await whole(pieces(body), run_headers(run))
@@ -159,7 +159,7 @@ class Ollama:
         tokens = 0
         if asked.prepared is not None:
             vectors = context.service.vectors
-            task = embed_task(vectors.pooling, None, normalized=None)
+            task = embed_task(vectors.pooling, kind=None, normalized=None)
             work = vectors.compute(context.owned(request, asked.prepared), task)
             for each in await until_gone(request.receive, work):
                 embeddings.append(

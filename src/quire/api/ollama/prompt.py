@@ -49,7 +49,9 @@ def conversation(context: Context, request: Request, fields: ChatRequest) -> Gen
         context,
         request,
         fields,
-        messages=without_unsupported_media(context.service, request.scope, messages, last),
+        messages=without_unsupported_media(
+            context.service, request.scope, messages=messages, newest=last
+        ),
         tools=builder.build(None).templates,
         continue_final=final.role == "assistant" and not final.tool_calls,
         or_anew=True,
@@ -77,7 +79,9 @@ def prompted(context: Context, request: Request, fields: GenerateRequest) -> Gen
     if fields.system:
         asked.append({"role": "system", "content": fields.system})
     asked.append({"role": "user", "content": _content(fields.prompt or "", fields.images, "")})
-    messages = without_unsupported_media(context.service, request.scope, asked, "images")
+    messages = without_unsupported_media(
+        context.service, request.scope, messages=asked, newest="images"
+    )
     return _generation(context, request, fields, messages=messages)
 
 
@@ -153,8 +157,8 @@ def _content(text: str, images: list[str] | None, path: str) -> str | list[dict[
         media_part(
             "image",
             each if each.startswith("data:") else _DATA + each,
-            f"{path}images[{index}]",
-            "images",
+            param=f"{path}images[{index}]",
+            named="images",
         )
         for index, each in enumerate(images)
     ]

@@ -99,13 +99,15 @@ async def _read_rerank(context: Context, request: Request, body: bytes) -> _Read
     texts = fields.texts()
     cut = [_cut(context, each, fields.max_tokens_per_doc) for each in texts]
     pairs = [(fields.query, each) for each in cut]
-    ranking = await _prepared(context, fields, pairs, fields.instruction)
+    ranking = await _prepared(context, fields, pairs=pairs, instruction=fields.instruction)
     return _ReadRequest(ranking, fields.top_n, texts if fields.return_documents else None)
 
 
 async def _read_score(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = context.parse(request, body, ScoreRequest)
-    return _ReadRequest(await _prepared(context, fields, fields.pairs(), fields.instruction))
+    return _ReadRequest(
+        await _prepared(context, fields, pairs=fields.pairs(), instruction=fields.instruction)
+    )
 
 
 async def _prepared(

@@ -129,7 +129,9 @@ class McpConversation:
 
 def _pair(item: McpCallItem | ApprovalRequestItem, output: str) -> list[TemplateMessage]:
     function = function_name(item.server_label, item.name)
-    return call_and_result(item.id or "call", function, read_arguments(item.arguments), output)
+    return call_and_result(
+        item.id or "call", function, arguments=read_arguments(item.arguments), output=output
+    )
 
 
 def _text(error: Any) -> str:

@@ -183,10 +183,10 @@ def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.ar
         low, high = mx.maximum(low, mean - reach), mx.minimum(high, mean + reach)
     top = mx.array(2**bits - 1, dtype=mx.float32)
     scale, bias = _grid(low, high, top)
-    codes = _round(grouped, scale, bias, top)
+    codes = _round(grouped, scale, bias=bias, top=top)
     for _ in range(_REFITS if refit else 0):
-        scale, bias = _fit(grouped, codes, scale, bias)
-        codes = _round(grouped, scale, bias, top)
+        scale, bias = _fit(grouped, codes, scale=scale, bias=bias)
+        codes = _round(grouped, scale, bias=bias, top=top)
     words = pack(codes.reshape(*lead, n), bits)
     return words, scale[..., 0].astype(SCALE), bias[..., 0].astype(SCALE)
 

@@ -76,7 +76,7 @@ def kv_table(
     context: int,
 ) -> tuple[str, ...]:
     """Return the lines of the table: layers, format, bytes per token, and a full context's cost."""
-    costs = layer_costs(groups, format, block_size, dtype)
+    costs = layer_costs(groups, format, block_size=block_size, dtype=dtype)
     rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
     for cost in costs:
         count = len(cost.layers)

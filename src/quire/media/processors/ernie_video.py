@@ -76,7 +76,9 @@ class ErnieVideoProcessor(VideoProcessor):
                 width, height = frame.picture.size
                 minimum, maximum = own.pixels
                 maximum = int(max(minimum, min(maximum, max_pixels(detail, own.cell))))
-                height, width = fitted(height, width, own.cell, minimum, maximum)
+                height, width = fitted(
+                    height, width, cell=own.cell, minimum=minimum, maximum=maximum
+                )
             timed = self._timed(frame.picture, frame.index / info.fps)
             shown.append(resized(timed, height, width))
         shown += [shown[-1]] * (len(shown) % _PAIR)

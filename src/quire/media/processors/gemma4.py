@@ -96,7 +96,9 @@ class Cutter:
             RequestError: no budget has that many soft tokens, or the picture fits no cell.
         """
         tokens = self._tokens(param, detail)
-        size = fitted(picture.height, picture.width, self.patch, self.pooling, tokens)
+        size = fitted(
+            picture.height, picture.width, patch=self.patch, pooling=self.pooling, tokens=tokens
+        )
         if size is None:
             shape = f"{picture.width} x {picture.height} pixels"
             raise refusal(param, f"its shape, {shape}, cannot be resized to {tokens} soft tokens")

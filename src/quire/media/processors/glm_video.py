@@ -85,7 +85,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
         minimum, maximum = own.pixels
         maximum = int(max(minimum, min(maximum, max_pixels(detail, own.cell) * frames)))
         height, width = enlarged(height, width, own.cell)
-        return fitted(height, width, own.cell, minimum, maximum, frames)
+        return fitted(height, width, cell=own.cell, minimum=minimum, maximum=maximum, frames=frames)
 
 
 class Glm46VideoProcessor(GlmVideoProcessor):

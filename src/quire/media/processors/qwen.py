@@ -141,7 +141,9 @@ class QwenImageProcessor(WholeImageProcessor):
         self._pixels = pixels
 
     def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
-        return fitted(height, width, self._patch * self._merge, minimum, maximum)
+        return fitted(
+            height, width, cell=self._patch * self._merge, minimum=minimum, maximum=maximum
+        )
 
     @classmethod
     def open(cls, settings: Values, config: Values) -> Self:
@@ -184,7 +186,9 @@ class GlmImageProcessor(QwenImageProcessor):
     def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
         cell = self._patch * self._merge
         height, width = enlarged(height, width, cell)
-        return fitted(height, width, cell, minimum, maximum, self._frames)
+        return fitted(
+            height, width, cell=cell, minimum=minimum, maximum=maximum, frames=self._frames
+        )
 
 
 class ErnieImageProcessor(QwenImageProcessor):
@@ -204,7 +208,7 @@ class PaddleImageProcessor(QwenImageProcessor):
             height, width = cell, round(width * cell / height)
         if width < cell:
             height, width = round(height * cell / width), cell
-        return fitted(height, width, cell, minimum, maximum)
+        return fitted(height, width, cell=cell, minimum=minimum, maximum=maximum)
 
 
 def colours(config: Values) -> Colours:

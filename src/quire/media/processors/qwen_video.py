@@ -170,7 +170,7 @@ class QwenVideoProcessor(VideoProcessor):
         share = _VIDEO_ROWS * own.cell**2 * own.together // frames
         usual = max(min(own_maximum, share), int(minimum * _OVER_LEAST))
         maximum = max(minimum, min(usual, max_pixels(detail, own.cell)))
-        return fitted(height, width, own.cell, minimum, maximum)
+        return fitted(height, width, cell=own.cell, minimum=minimum, maximum=maximum)
 
 
 class MomentVideoProcessor(VideoProcessor):
@@ -250,4 +250,4 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
         each = max(each, int(minimum * _OVER_LEAST))
         maximum = int(max(minimum, min(each, max_pixels(detail, own.cell)) * frames))
         height, width = enlarged(height, width, own.cell)
-        return fitted(height, width, own.cell, minimum, maximum, frames)
+        return fitted(height, width, cell=own.cell, minimum=minimum, maximum=maximum, frames=frames)
