@@ -92,7 +92,7 @@ async def _read(context: Context, request: Request, body: bytes) -> tuple[Prepar
 
 
 class Infill:
-    """The endpoint."""
+    """The endpoint `POST /infill`, in llama.cpp's form."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server

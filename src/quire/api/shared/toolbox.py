@@ -87,12 +87,14 @@ class ToolboxBuilder:
         strict: bool = False,
         unique: str = "",
     ) -> None:
-        """Add a tool that takes arguments.
+        """Add a tool that takes
+        arguments.
 
         Args:
             tool: of any kind but "custom".
             parameters: a JSON schema; None takes no arguments.
-            unique: the request's field, if a name that an earlier tool has is refused.
+            unique: path of the request's field that names the tool; if given, a name that an
+                earlier tool has is refused.
 
         Raises:
             RequestError: the name is taken.

@@ -127,11 +127,13 @@ def row_offset(program: Program, node: Node, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProductMatrix:
-    """A matrix `[..., out, in]` in a form that product kernels read.
+    """A matrix `[..., out, in]` in a form that product
+    kernels read.
 
     Attributes:
-        arrays: codes, scales and, of affine codes, biases; the matrix alone where it has no codes.
-        packing: of codes; `UNPACKED` of bfloat16.
+        arrays: codes, scales and, for affine codes, biases; for an unpacked matrix, the matrix
+            alone.
+        packing: packing of the codes; `UNPACKED` for a bfloat16 matrix.
     """
 
     arrays: tuple[mx.array, ...]

@@ -51,7 +51,7 @@ def fitted(
     possible.
 
     Args:
-        frames: number of frames that share the bounds, counted in whole pairs.
+        frames: number of frames that share the bounds; it is rounded to an even number.
     """
     rows, columns = round(height / cell), round(width / cell)
     counted = 1 if frames == 1 else 2 * round(frames / 2)
