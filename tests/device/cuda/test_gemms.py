@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,14 +15,13 @@ from quire.device.activations import Gating
 from quire.device.cuda import warpgroup_gemm
 from quire.device.cuda.driver import Card
 from quire.device.cuda.skinny_gemm import SkinnyGemm
-from quire.device.cuda.warpgroup_gemm import Cut, WarpgroupGemm
+from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs import kernels
 from quire.executor.graphs.arithmetic import gated
 from quire.executor.graphs.operands import UNPACKED
-from quire.executor.graphs.recorder import Kernel
-from quire.executor.graphs.routes import EXPERT_TILE
+from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
@@ -75,7 +75,7 @@ def many(
 
 
 def warpgroups(
-    inputs: int, outputs: int, packing: Packing, rows: int, **more: bool
+    inputs: int, outputs: int, packing: Packing, rows: int, **more: Any
 ) -> WarpgroupGemm:
     bits, group_size = packing.bits, packing.group_size
     return WarpgroupGemm(inputs, outputs, bits, group_size, rows, H200, mode=packing.mode, **more)
@@ -216,7 +216,15 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     return mx.array(order), mx.array(np.array(tiles, np.int32))
 
 
-@pytest.mark.parametrize("kind", [many, warpgroups])
+@pytest.mark.parametrize(
+    ("kind", "cut"),
+    everyday(
+        [(many, CUTS[0]), *((warpgroups, Cut(rows, 4, 1)) for rows in EXPERT_TILES)],
+        lambda kind, cut: kind is many or cut.rows == 16,
+    ),
+    indirect=["cut"],
+    ids=str,
+)
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
 @pytest.mark.parametrize(
@@ -231,7 +239,8 @@ def test_experts_take_the_rows_that_chose_them(
     wide = rows * top > EXPERT_TILE * count
     if kind is warpgroups and not wide:
         pytest.skip("of few rows there is one kernel")
-    order, tiles = tiles_of(chosen, ROWS if wide else EXPERT_TILE)
+    tile = cut.rows if kind is warpgroups else ROWS
+    order, tiles = tiles_of(chosen, tile if wide else EXPERT_TILE)
     stacked = [
         [mx.stack(list(part)) for part in zip(*matrices, strict=True)]
         for seed, (outputs, inputs) in enumerate(
@@ -243,7 +252,7 @@ def test_experts_take_the_rows_that_chose_them(
     biases = [random(count, each.shape[1], seed=n) for n, each in enumerate((a, b, c))]
     x, inner = random(rows, hidden, seed=7), mx.zeros((rows * top, width), mx.bfloat16)
     own, made = GATINGS[gating], kind if wide else few
-    size = ROWS * len(tiles) if wide else rows
+    size = tile * len(tiles) if wide else rows
     first = made(hidden, width, packing, size, gated=True, experts=True)
     joined = gated(own, "x", "y", mx.bfloat16)
     source = kernels.experts_first(first, count, top, joined, own.activation, offsets=True)
@@ -278,6 +287,7 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
             many(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
             many(4096, 4096, packing, 64),
             warpgroups(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
+            warpgroups(2880, 2880, packing, 16 * ROWS, experts=True, tile=16),
             warpgroups(4096, 4096, packing, 128),
             warpgroups(4096, 28_672, packing, 512),
         ]

@@ -10,8 +10,11 @@ import mlx.core as mx
 
 from quire.device.cuda.driver import card
 from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
+
+Wide = WideGemm | WarpgroupGemm
 
 log = logging.getLogger("quire.device")
 
@@ -119,7 +122,7 @@ def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int =
     gemm = wide_gemm(words * 8, outputs, weight.group_size, most, gated=up is not None)
     return _wide_kernel(gemm, 1, gelu)(
         inputs=[x, weight.codes, weight.scales, weight.biases, *second],
-        grid=(-(-outputs // gemm.width) * gemm.threads, -(-rows // (8 * gemm.tiles)), 1),
+        grid=(-(-outputs // gemm.width) * gemm.threads, gemm.blocks_for(rows), 1),
         threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(rows, outputs)],
         output_dtypes=[mx.bfloat16],
@@ -176,7 +179,7 @@ def experts(
     return y.reshape(-1, top, gemms[1].outputs)
 
 
-def _wide_expert_gemms(gate: Packed, down: Packed, tiles: int) -> tuple[WideGemm, WideGemm]:
+def _wide_expert_gemms(gate: Packed, down: Packed, tiles: int) -> tuple[Wide, Wide]:
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     return (
         wide_gemm(hidden, outputs, gate.group_size, ROWS * tiles, gated=True, experts=True),
@@ -192,14 +195,15 @@ def wide_gemm(
     rows: int,
     gated: bool = False,
     experts: bool = False,
-) -> WideGemm:
+) -> Wide:
     """Return how a product of many rows is cut. Cached, because it is looked up at each product."""
-    return WideGemm(inputs, outputs, 4, group_size, rows, card(), gated, experts)
+    cut = inputs, outputs, 4, group_size, rows, card(), gated, experts
+    return WarpgroupGemm(*cut, max_splits=1) if card().warpgroups else WideGemm(*cut)
 
 
 def _expert_product(
     inputs: list[mx.array],
-    gemm: SkinnyGemm | WideGemm,
+    gemm: SkinnyGemm | Wide,
     *,
     pairs: int,
     tiles: int,
@@ -225,10 +229,11 @@ def _expert_product(
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def header(defines: dict[str, int]) -> str:
-    """Return the declarations that precede a kernel's source."""
+def header(defines: dict[str, int], functions: str = "") -> str:
+    """Return the declarations that precede a kernel's source, and functions that it calls."""
     lines = ["#include <cuda_bf16.h>", *(f"#define {name} {n}" for name, n in defines.items())]
-    return "\n".join([*lines, "typedef __nv_bfloat16 T;", ""]) + kernel_text(_PACKAGE, "common.cuh")
+    text = "\n".join([*lines, "typedef __nv_bfloat16 T;", ""])
+    return text + kernel_text(_PACKAGE, "common.cuh") + functions
 
 
 @cache
@@ -248,8 +253,8 @@ def _gate_kernel(gelu: int) -> Kernel:
 
 
 @cache
-def _expert_kernel(gemm: SkinnyGemm | WideGemm, top: int, gelu: int) -> Kernel:
-    if isinstance(gemm, WideGemm):
+def _expert_kernel(gemm: SkinnyGemm | Wide, top: int, gelu: int) -> Kernel:
+    if isinstance(gemm, WideGemm | WarpgroupGemm):
         return _wide_kernel(gemm, top, gelu)
     defines = gemm.defines | {"GATED": int(gemm.gated), "TOP": top, "GELU": gelu}
     inputs = [*_matrices(gemm.gated), "order", "tiles"]
@@ -257,10 +262,12 @@ def _expert_kernel(gemm: SkinnyGemm | WideGemm, top: int, gelu: int) -> Kernel:
 
 
 @cache
-def _wide_kernel(gemm: WideGemm, top: int, gelu: int) -> Kernel:
+def _wide_kernel(gemm: Wide, top: int, gelu: int) -> Kernel:
     inputs = [*_matrices(gemm.gated), *["order", "tiles"] * gemm.experts]
     defines = gemm.defines | {"TOP": top, "GELU": gelu}
-    return _compiled("wide_gemm", inputs, ["y"], defines, gemm.shared)
+    functions = gemm.functions if isinstance(gemm, WarpgroupGemm) else ""
+    name = gemm.source.removesuffix(".cuh")
+    return _compiled(name, inputs, ["y"], defines, gemm.shared, functions)
 
 
 def _matrices(gated: bool) -> list[str]:
@@ -275,8 +282,15 @@ def _group_kernel(experts: int, tile: int) -> Kernel:
 
 
 def _compiled(
-    name: str, inputs: list[str], outputs: list[str], defines: dict[str, int], shared: int = 0
+    name: str,
+    inputs: list[str],
+    outputs: list[str],
+    defines: dict[str, int],
+    shared: int = 0,
+    functions: str = "",
 ) -> Kernel:
     own = "_".join(str(n) for n in defines.values())
     body = kernel_text(_PACKAGE, f"{name}.cuh")
-    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines), shared)
+    return cuda_kernel(
+        f"quire_{name}_{own}", inputs, outputs, body, header(defines, functions), shared
+    )

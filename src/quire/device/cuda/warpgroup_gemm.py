@@ -9,12 +9,13 @@ from typing import ClassVar
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
 
-EXPERT_ROWS = 64
-"""Pairs of row and expert in a tile of experts' products."""
+EXPERT_TILES = (16, 32, 64)
+"""How many pairs of row and expert a tile of experts' products may hold."""
 _STAGES = (8, 6, 5, 4)
 _OVERHEAD = 4.0
 """Microseconds that thread blocks take to add up what they share."""
 _COSTS = {(256, 2): 0.82, (128, 4): 0.92, (64, 4): 0.66, (128, 2): 0.56, (64, 2): 0.43}
+_EXPERT_COSTS = {(64, 4): 0.66, (32, 4): 0.55, (16, 4): 0.5}
 """Microseconds that a thread block takes for 64 columns on an H100, by rows and warpgroups
 (benchmarks/gpu.md).
 """
@@ -43,9 +44,11 @@ class WarpgroupGemm:
         inputs, outputs: columns and rows of a matrix; with `gated`, of each of the two.
         bits: of a weight: 4 or 8 as codes, 16 as it is.
         group_size: columns that share a scale.
-        rows: that it is launched for; of experts `EXPERT_ROWS` for each tile.
+        rows: that it is launched for; of experts `tile` for each tile.
         experts: a matrix an expert.
         mode: of codes, in MLX's terms; other than affine ones are floats.
+        tile: pairs of row and expert in a tile of experts, one of `EXPERT_TILES`.
+        max_splits: the most thread blocks of a cluster; 1 without clusters.
     """
 
     inputs: int
@@ -57,6 +60,8 @@ class WarpgroupGemm:
     gated: bool = False
     experts: bool = False
     mode: str = "affine"
+    tile: int = EXPERT_TILES[-1]
+    max_splits: int = 8
 
     source: ClassVar[str] = "warpgroup_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -73,7 +78,11 @@ class WarpgroupGemm:
     @property
     def blocks(self) -> int:
         """Number of thread blocks along the rows."""
-        return -(-self.rows // self.cut.rows) * self.cut.splits
+        return self.blocks_for(self.rows)
+
+    def blocks_for(self, rows: int) -> int:
+        """Return the number of thread blocks along so many rows, `rows` of the GEMM at most."""
+        return -(-rows // self.cut.rows) * self.cut.splits
 
     @property
     def width(self) -> int:
@@ -115,14 +124,16 @@ class WarpgroupGemm:
             most = self.card.multiprocessors * (9 if cut.splits > 2 else 10) // 10
             waves = -(-tiles // (most // cut.splits))
             steps = -(-self.inputs // 64 // cut.splits)
-            return waves * (steps * _COSTS[cut.rows, cut.warpgroups] + _OVERHEAD * (cut.splits > 1))
+            return waves * (steps * costs[cut.rows, cut.warpgroups] + _OVERHEAD * (cut.splits > 1))
 
+        costs = _EXPERT_COSTS if self.experts else _COSTS
         fitting = [
             cut
-            for rows, warpgroups in _COSTS
+            for rows, warpgroups in costs
             for splits in (1, 2, 4, 8)
             if self._shared(cut := Cut(rows, warpgroups, splits), _STAGES[-1]) <= self.card.shared
-            and (rows == EXPERT_ROWS or not self.experts)
+            and splits <= (1 if self.experts else self.max_splits)
+            and rows == (self.tile if self.experts else rows)
         ]
         return sorted(fitting, key=cost)
 

@@ -66,7 +66,11 @@ class WideGemm:
     @property
     def blocks(self) -> int:
         """Number of thread blocks along the rows."""
-        return self._above(self.tiles)
+        return self.blocks_for(self.rows)
+
+    def blocks_for(self, rows: int) -> int:
+        """Return the number of thread blocks along so many rows."""
+        return -(-rows // (8 * self.tiles))
 
     def _above(self, tiles: int) -> int:
         return -(-self.rows // (8 * tiles))

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from quire.device.cuda.wide_gemm import ROWS
 from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs import kernels
 from quire.executor.graphs.arithmetic import activated, gated
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer
-from quire.executor.graphs.routes import EXPERT_TILE, ROUTE_THREADS, Route
+from quire.executor.graphs.routes import ROUTE_THREADS, Route
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
 
@@ -27,18 +26,13 @@ class Routed:
         order: the pairs.
         tiles: for each tile its expert, first pair and number of pairs.
         max_tiles: the most tiles.
-        many: whether a tile holds up to `ROWS` pairs, else up to `EXPERT_TILE`.
+        tile: the most pairs of a tile.
     """
 
     order: Buffer
     tiles: Buffer
     max_tiles: int
-    many: bool
-
-    @property
-    def wide_tiles(self) -> int:
-        """Number of tiles for `Recorder.gemm`; 0 if tiles are small."""
-        return self.max_tiles if self.many else 0
+    tile: int
 
 
 class MixtureRecording(ValueRecording):
@@ -61,8 +55,7 @@ class MixtureRecording(ValueRecording):
         experts = self._width(logits, 1)
         kernel = Route.of(route.attributes["router"], experts, correction, per_expert, dtype)
         pairs = recorder.max_rows * kernel.k
-        many = pairs > EXPERT_TILE * experts and not recorder.batch_invariant
-        tile = ROWS if many else EXPERT_TILE
+        tile = recorder.expert_tile(pairs, experts)
         max_tiles = min(pairs, experts + pairs // tile)
         reads = self._read([logits])
         chosen, weights = (self._written(value, reads) for value in route.outputs)
@@ -73,7 +66,7 @@ class MixtureRecording(ValueRecording):
         arguments += [each.address for each in writes]
         source = kernel.text(max_tiles, tile)
         recorder.add(source, (1, 1, 1), ROUTE_THREADS, arguments, reads, writes)
-        self._routed[route.outputs[0]] = Routed(order, tiles, max_tiles, many)
+        self._routed[route.outputs[0]] = Routed(order, tiles, max_tiles, tile)
 
     def _experts(self, node: Node) -> None:
         recorder, chosen = self._recorder, node.inputs[1]
@@ -84,7 +77,8 @@ class MixtureRecording(ValueRecording):
         order, tiles = routed.order, routed.tiles
         inner = self._first(node, experts)
         down = ProductMatrix.of(experts.down.weight)
-        gemm = self._fitting(recorder.gemm(down, down.outputs, tiles=routed.wide_tiles))
+        cut = recorder.gemm(down, down.outputs, tiles=routed.max_tiles, tile=routed.tile)
+        gemm = self._fitting(cut)
         reads = [inner, order, tiles]
         y = self._written(node.outputs[0], reads)
         offsets = [] if experts.down.bias is None else [recorder.weight(experts.down.bias)]
@@ -108,7 +102,10 @@ class MixtureRecording(ValueRecording):
         routed = self._routed[chosen]
         order, tiles = routed.order, routed.tiles
         width, top = weights[0].outputs, self._width(chosen, 1)
-        gemm = self._fitting(recorder.gemm(weights[0], width, gated=gated, tiles=routed.wide_tiles))
+        cut = recorder.gemm(
+            weights[0], width, gated=gated, tiles=routed.max_tiles, tile=routed.tile
+        )
+        gemm = self._fitting(cut)
         reads = [*self._read([x]), order, tiles]
         inner = recorder.buffer(2 * recorder.max_rows * top * width, reads)
         offsets = [recorder.weight(each) for each in biases if each is not None]

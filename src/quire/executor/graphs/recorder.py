@@ -10,13 +10,15 @@ import numpy as np
 
 from quire.device.cuda.driver import Card, Launch
 from quire.device.cuda.skinny_gemm import SkinnyGemm
-from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
+from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs.kernels import Gemm
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
 
+EXPERT_TILE = 8
+"""Pairs of row and expert in a tile of a skinny GEMM."""
 _SKINNY_ROWS = 32
 """Most rows of a skinny GEMM: a thread block multiplies all of them."""
 
@@ -180,24 +182,48 @@ class Recorder:
 
     # -- addresses -------------------------------------------------------------------------------
 
+    def expert_tile(self, pairs: int, experts: int) -> int:
+        """Return how many pairs of row and expert a tile of experts' products holds at most.
+
+        On Hopper it is about twice as many as an expert gets on average, so that most experts
+        have one tile.
+
+        Args:
+            pairs: of the step.
+        """
+        if self.batch_invariant:
+            return EXPERT_TILE
+        if not self.card.warpgroups:
+            return ROWS if pairs > EXPERT_TILE * experts else EXPERT_TILE
+        if 2 * pairs <= EXPERT_TILE * experts:
+            return EXPERT_TILE
+        fitting = (tile for tile in EXPERT_TILES if 2 * pairs <= tile * experts)
+        return next(fitting, EXPERT_TILES[-1])
+
     def gemm(
-        self, matrix: ProductMatrix, outputs: int, *, gated: bool = False, tiles: int = 0
+        self,
+        matrix: ProductMatrix,
+        outputs: int,
+        *,
+        gated: bool = False,
+        tiles: int = 0,
+        tile: int = EXPERT_TILE,
     ) -> Gemm:
         """Return how the product of a step's rows with a matrix is cut into thread blocks.
 
         Args:
             outputs: of all matrices of the launch.
-            tiles: of experts' matrices, those of up to `ROWS` pairs of row and expert; 0 where
-                tiles are small.
+            tiles: of experts' matrices, their number.
+            tile: pairs of row and expert in one of them, from `expert_tile`.
         """
         inputs, packing = matrix.inputs, matrix.packing
         group_size, bits, mode = packing.group_size, packing.bits, packing.mode
         experts = matrix.experts > 1
-        many = tiles > 0 if experts else self.max_rows > _SKINNY_ROWS
+        many = tile > EXPERT_TILE if experts else self.max_rows > _SKINNY_ROWS
         if many and not self.batch_invariant:
-            rows = ROWS * tiles or self.max_rows
-            kind = WarpgroupGemm if self.card.warpgroups else WideGemm
-            return kind(inputs, outputs, bits, group_size, rows, self.card, gated, experts, mode)
+            rows = tile * tiles if experts else self.max_rows
+            cut = inputs, outputs, bits, group_size, rows, self.card, gated, experts, mode
+            return WarpgroupGemm(*cut, tile) if self.card.warpgroups else WideGemm(*cut)
         return SkinnyGemm(
             inputs,
             outputs,

@@ -11,12 +11,11 @@ from quire.device.gpu_kernels import kernel_text
 from quire.device.mixture import Router
 from quire.executor.graphs import kernels
 from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.recorder import EXPERT_TILE
 from quire.executor.graphs.source import C_TYPES
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 
 ROUTE_THREADS = 1024
-EXPERT_TILE = 8
-"""Pairs of a row and an expert that one thread block of an expert product computes."""
 _MOST_EXPERTS, _MOST_CHOSEN = 1024, 32
 
 
