@@ -17,8 +17,9 @@ from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
 from quire.executor.graphs.graph_cache import GraphCache
+from quire.executor.guessing import HeadGuesser
 from quire.models.base import LanguageModel
-from quire.models.draft_head import DraftHead, Guesser
+from quire.models.draft_head import DraftHead, TokenGuesser
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.plan import StepResult
 from quire.speculation.heads import HeadDrafter
@@ -95,7 +96,7 @@ def test_recorded_steps_read_and_write_codes(
     )
 
 
-class _Noted(Guesser):
+class _Noted(TokenGuesser):
     """Notes how far logits from the hidden states that it gets are from the sampled tokens."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -116,7 +117,7 @@ def test_draft_heads_get_the_hidden_states_of_graphs(monkeypatch: pytest.MonkeyP
     loaded = opened(FAMILIES["llama"])
     guesser = _Noted(loaded.model)
     config = replace(PLAIN, speculate=HEAD)
-    company = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
+    company = Company(loaded, config, (HeadDrafter(),), EveryDraft(), HeadGuesser(guesser))
     results: list[StepResult] = []
     executor = executor_of(company.engine)
     collect = executor.collect
