@@ -223,7 +223,7 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
         lambda kind, cut: kind is many or cut.rows == 16,
     ),
     indirect=["cut"],
-    ids=str,
+    ids=["wide", *(f"warpgroups-{rows}" for rows in EXPERT_TILES)],
 )
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
