@@ -11,11 +11,10 @@ from quire.device.gpu_kernels import kernel_text
 
 EXPERT_TILES = (16, 32, 64)
 """How many pairs of row and expert a tile of experts' products may hold."""
-_STAGES = (8, 6, 5, 4)
+_STAGES, _SPLITS = (8, 6, 5, 4), (1, 2, 4, 8)
 _OVERHEAD = 4.0
 """Microseconds that thread blocks take to add up what they share."""
 _COSTS = {(256, 2): 0.82, (128, 4): 0.92, (64, 4): 0.66, (128, 2): 0.56, (64, 2): 0.43}
-_EXPERT_COSTS = {(64, 4): 0.66, (32, 4): 0.55, (16, 4): 0.5}
 """Microseconds that a thread block takes for 64 columns on an H100, by rows and warpgroups
 (benchmarks/gpu.md).
 """
@@ -115,27 +114,22 @@ class WarpgroupGemm:
     def cuts(self) -> list[Cut]:
         """Return the cuts that fit, the fastest first.
 
-        Thread blocks run in waves of one for each multiprocessor.
+        Thread blocks run in waves of one for each multiprocessor. Experts have so many tiles that
+        none is split.
         """
+        shapes = [(self.tile, 4)] if self.experts else list(_COSTS)
+        most = 1 if self.experts else self.max_splits
+        found = [Cut(*shape, splits) for shape in shapes for splits in _SPLITS if splits <= most]
+        fitting = [cut for cut in found if self._shared(cut, _STAGES[-1]) <= self.card.shared]
+        return fitting if self.experts else sorted(fitting, key=self._microseconds)
 
-        def cost(cut: Cut) -> float:
-            tiles = -(-self.rows // cut.rows) * -(-self.outputs // self._width(cut))
-            # Not all multiprocessors are in groups from which clusters of more than two are made.
-            most = self.card.multiprocessors * (9 if cut.splits > 2 else 10) // 10
-            waves = -(-tiles // (most // cut.splits))
-            steps = -(-self.inputs // 64 // cut.splits)
-            return waves * (steps * costs[cut.rows, cut.warpgroups] + _OVERHEAD * (cut.splits > 1))
-
-        costs = _EXPERT_COSTS if self.experts else _COSTS
-        fitting = [
-            cut
-            for rows, warpgroups in costs
-            for splits in (1, 2, 4, 8)
-            if self._shared(cut := Cut(rows, warpgroups, splits), _STAGES[-1]) <= self.card.shared
-            and splits <= (1 if self.experts else self.max_splits)
-            and rows == (self.tile if self.experts else rows)
-        ]
-        return sorted(fitting, key=cost)
+    def _microseconds(self, cut: Cut) -> float:
+        tiles = -(-self.rows // cut.rows) * -(-self.outputs // self._width(cut))
+        # Not all multiprocessors are in groups from which clusters of more than two are made.
+        most = self.card.multiprocessors * (9 if cut.splits > 2 else 10) // 10
+        waves = -(-tiles // (most // cut.splits))
+        steps = -(-self.inputs // 64 // cut.splits)
+        return waves * (steps * _COSTS[cut.rows, cut.warpgroups] + _OVERHEAD * (cut.splits > 1))
 
     @property
     def fits(self) -> bool:

@@ -30,7 +30,7 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 
 
 def keyed(separator: str = "") -> Section:
-    """Return a section of one call in this notation.
+    """Return a section of one call: its name, then pairs of a key and a value in marks.
 
     Args:
         separator: a marker that may follow the name; "" for none.
