@@ -150,7 +150,7 @@ async def _read(
     found = list(pieces(samples))
     common = decoding(context, fields, request.headers)
     if fields.temperature is None:
-        common["sampling"] = replace(common["sampling"], temperature=0.0)
+        common = replace(common, sampling=replace(common.sampling, temperature=0.0))
     whisper = None
     if context.service.info.model_type == WHISPER:
         whisper = _whispering(context, fields)
@@ -187,18 +187,18 @@ async def _conversed(
     context: Context,
     samples: Samples,
     found: Sequence[tuple[int, int]],
-    common: Mapping[str, Any],
+    common: Generation,
     asked: str,
 ) -> Prepared:
     """Return a prompt for each piece, which asks for its transcript in a message."""
     made: list[Prepared] = []
     for heard in _contents(samples, found):
         content = [heard, {"type": "text", "text": asked}]
-        spec = Generation(
+        spec = replace(
+            common,
             messages=({"role": "user", "content": content},),
             max_tokens=_MOST_TOKENS,
             thinking=Thinking(enabled=False),
-            **common,
         )
         made.append(await context.prepare(spec))
     prompts = tuple(prompt for each in made for prompt in each.prompts)
@@ -246,15 +246,14 @@ async def _whispered(
     context: Context,
     samples: Samples,
     found: Sequence[tuple[int, int]],
-    common: dict[str, Any],
+    common: Generation,
     whisper: Whispering,
 ) -> Prepared:
     """Return a prompt for each piece, without its language where the model has to find out."""
     tokens, times = whisper.tokens, whisper.times
+    spec = replace(common, token_ids=True, rules=tokens.rules(times=times))
     if times:
-        common["sampling"] = replace(common["sampling"], times_from=tokens.first_time)
-    common["rules"] = tokens.rules(times=times)
-    spec = Generation(token_ids=True, **common)
+        spec = replace(spec, sampling=replace(spec.sampling, times_from=tokens.first_time))
     prompts = []
     for heard in _contents(samples, found):
         loaded = await context.load_media(

@@ -150,7 +150,8 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         if self.prediction is not None and self.speculation == "off":
             note_ignored(scope, ["prediction"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
-        return Generation(
+        return replace(
+            common,
             messages=without_unsupported_media(service, scope, messages, newest=last),
             tools=tools.templates,
             strict_tools=tools.strict,
@@ -165,7 +166,6 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             continue_final=self.continues,
             or_anew=self.continue_final_message is None,
             prediction="" if self.prediction is None else self.prediction.text,
-            **common,
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -94,12 +94,12 @@ class CompletionRequest(GenerationFields, FormatFields):
         if self.suffix:
             gaps = Gaps(context.service.prompts, "suffix")
             prompts = tuple(gaps.prompt(each, self.suffix) for each in prompts)
-            common["stop_token_ids"] |= gaps.ends
-        return Generation(
+            common = replace(common, stop_token_ids=common.stop_token_ids | gaps.ends)
+        return replace(
+            common,
             prompts=prompts,
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             format=self.answer_format(request.scope),
-            **common,
         )
 
     @property

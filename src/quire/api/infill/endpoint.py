@@ -6,6 +6,7 @@ The schema is https://github.com/ggml-org/llama.cpp/blob/master/tools/server/REA
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -52,12 +53,12 @@ class InfillRequest(GenerationFields):
             raise RequestError("'n' must be 1 here.", param="n", code="unsupported_parameter")
         common = common_fields(context, self, request.headers, logprobs=None)
         gaps = Gaps(context.service.prompts, "input_suffix")
-        common["stop_token_ids"] |= gaps.ends
         files = [f"{each.filename or ''}\n{each.text}" for each in self.input_extra or ()]
         prompt = gaps.prompt(
             self.input_prefix, self.input_suffix, files=files, answer_start=self.prompt or ""
         )
-        return Generation(prompts=(prompt,), max_tokens=self.max_tokens, **common)
+        ends = common.stop_token_ids | gaps.ends
+        return replace(common, prompts=(prompt,), max_tokens=self.max_tokens, stop_token_ids=ends)
 
 
 class InfillChunks:

@@ -223,12 +223,11 @@ def _generation(
     """
     prompt = _prompt(context, fields, said, scope=request.scope)
     return replace(
-        prompt,
+        decoding(context, fields, request.headers, prompt=prompt),
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
         format=fields.guided_format(request.scope, _format(fields)),
         thinking=_limited(context, fields, prompt.thinking),
-        **decoding(context, fields, request.headers),
     )
 
 

@@ -97,14 +97,14 @@ def _generation(
         request.headers,
         logprobs=fields.alternatives,
     )
-    return Generation(
+    return replace(
+        drawn,
         max_tokens=options.max_tokens,
         stops=options.stops,
         format=fields.guided_format(scope, None),
         show_reasoning=fields.shows_reasoning,
         thinking=offered(context.service, scope, *fields.wanted()),
         template_kwargs=template_variables(context.service, scope, fields.chat_template_kwargs),
-        **drawn,
         **asked,
     )
 

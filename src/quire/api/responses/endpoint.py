@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -40,7 +39,7 @@ from quire.api.shared.schema import check_stream_options
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.toolbox import Toolbox
 from quire.core.errors import RequestError
-from quire.serving.generation import Prepared
+from quire.serving.generation import Generation, Prepared
 from quire.serving.streams import GenerationStream
 from quire.text.events import Event
 
@@ -83,7 +82,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     if fields.context_management:
         note_ignored(request.scope, ["context_management"])
     said = read_said(context, fields, request)
-    spec = replace(said.prompt, **_generation(context, fields, request))
+    spec = _generation(context, fields, request, said.prompt)
     if fields.truncation == "auto":
         spec = await truncated(context, spec)
     name = spec.adapter or context.service.name
@@ -236,8 +235,10 @@ class Responses:
         return stored
 
 
-def _generation(context: Context, fields: ResponsesRequest, request: Request) -> dict[str, Any]:
-    """Return the parts of a `Generation` that do not shape its prompt.
+def _generation(
+    context: Context, fields: ResponsesRequest, request: Request, prompt: Generation
+) -> Generation:
+    """Return a generation of a prompt with the fields that do not shape it.
 
     Raises:
         RequestError: fields that contradict each other or this server's limits.
@@ -248,16 +249,12 @@ def _generation(context: Context, fields: ResponsesRequest, request: Request) ->
             "'background' needs 'store' to be true.", param="background", code="invalid_value"
         )
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
-    return {
-        "format": fields.guided_format(request.scope, answer_format(fields)),
-        "max_tokens": 0 if _prewarms(fields) else fields.max_output_tokens,
-        **decoding(
-            context,
-            fields,
-            request.headers,
-            logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
-        ),
-    }
+    logprobs = fields.top_logprobs or 0 if wants_logprobs else None
+    return replace(
+        decoding(context, fields, request.headers, logprobs=logprobs, prompt=prompt),
+        format=fields.guided_format(request.scope, answer_format(fields)),
+        max_tokens=0 if _prewarms(fields) else fields.max_output_tokens,
+    )
 
 
 def _prewarms(fields: ResponsesRequest) -> bool:

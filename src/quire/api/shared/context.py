@@ -345,20 +345,20 @@ def common_fields(
     headers: Mapping[str, str],
     *,
     logprobs: int | None,
-) -> dict[str, Any]:
-    """Return the parts of a `Generation` that OpenAI's two generating endpoints share.
+) -> Generation:
+    """Return a generation without its prompt, with what OpenAI's generating endpoints share.
 
     Raises:
         RequestError: a value is not allowed by this server's model or settings.
     """
     context.check_model(fields.model)
     check_stream_options(fields.stream_options, stream=fields.stream)
-    return {
-        "n": fields.n or 1,
-        "stops": fields.stops(),
-        "token_ids": fields.return_token_ids is True,
-        **decoding(context, fields, headers, logprobs=logprobs),
-    }
+    return replace(
+        decoding(context, fields, headers, logprobs=logprobs),
+        n=fields.n or 1,
+        stops=fields.stops(),
+        token_ids=fields.return_token_ids is True,
+    )
 
 
 def decoding(
@@ -367,33 +367,38 @@ def decoding(
     headers: Mapping[str, str],
     *,
     logprobs: int | None = None,
-) -> dict[str, Any]:
-    """Return the parts of a `Generation` that all endpoints share.
+    prompt: Generation | None = None,
+) -> Generation:
+    """Return a generation with the fields that all endpoints share.
+
+    Args:
+        prompt: the generation whose other fields it has; None for one without a prompt yet.
 
     Raises:
         RequestError: a value is not allowed by this server's model or settings.
     """
     stop_ids = fields.stop_token_ids or ()
     context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
-    return {
-        "min_tokens": fields.min_tokens or 0,
-        "stop_on_loop": fields.stop_on_loop,
-        "rules": _token_rules(fields, context.service),
-        "include_stop": fields.include_stop_str_in_output is True,
-        "skip_special": fields.skip_special_tokens is not False,
-        "truncate": fields.truncate_prompt_tokens,
-        "truncate_left": fields.truncation_side != "right",
-        "sampling": sampling_of(fields, context.service, logprobs),
-        "stop_token_ids": frozenset(stop_ids),
-        "ignore_eos": fields.ignore_eos is True,
-        "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
-        "adapter": context.adapter(fields.model),
-        "priority": fields.priority,
-        "cache_salt": fields.cache_salt or "",
-        "keep_alive_s": fields.keep_alive,
-        "session": headers.get(SESSION_HEADER) or fields.session or "",
-        "speculation": fields.speculation,
-    }
+    return replace(
+        prompt or Generation(),
+        min_tokens=fields.min_tokens or 0,
+        stop_on_loop=fields.stop_on_loop,
+        rules=_token_rules(fields, context.service),
+        include_stop=fields.include_stop_str_in_output is True,
+        skip_special=fields.skip_special_tokens is not False,
+        truncate=fields.truncate_prompt_tokens,
+        truncate_left=fields.truncation_side != "right",
+        sampling=sampling_of(fields, context.service, logprobs),
+        stop_token_ids=frozenset(stop_ids),
+        ignore_eos=fields.ignore_eos is True,
+        kv_format=context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
+        adapter=context.adapter(fields.model),
+        priority=fields.priority,
+        cache_salt=fields.cache_salt or "",
+        keep_alive_s=fields.keep_alive,
+        session=headers.get(SESSION_HEADER) or fields.session or "",
+        speculation=fields.speculation,
+    )
 
 
 def _token_rules(fields: DecodingFields, service: Service) -> TokenRules:
