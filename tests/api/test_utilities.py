@@ -339,7 +339,7 @@ def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
     base = HTTP.get(f"{served.url}/v1")
     assert (base.status_code, "open /" in base.json()["error"]["message"]) == (404, True)
-    wrong = HTTP.get(served.url + CHAT)
+    wrong = HTTP.put(served.url + CHAT)
     assert (wrong.status_code, "POST" in wrong.headers["allow"]) == (405, True)
     assert wrong.json()["error"]["code"] == "method_not_allowed"
     assert "POST" in wrong.json()["error"]["message"]

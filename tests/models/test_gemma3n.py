@@ -78,7 +78,7 @@ def test_rows_and_tokens_match(tmp_path: Path) -> None:
         assert differ(ours, wanted) < 2e-4
     with torch.no_grad():
         own = embedder(input_ids=torch.tensor([[END, 250]]))[0].numpy()
-    found = np.array(model.model._embedded(mx.array([END, 3, 250])))
+    found = np.array(model.model.embedded(mx.array([END, 3, 250])))
     assert np.abs(found[[0, 2]] - own).max() < 1e-4
 
 

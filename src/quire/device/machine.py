@@ -19,6 +19,11 @@ def device_number(name: str) -> int:
     return value
 
 
+def computes_on_cuda() -> bool:
+    """Return whether MLX computes on an NVIDIA GPU."""
+    return mx.default_device() == mx.gpu and mx.cuda.is_available()
+
+
 def device_model() -> str:
     """Return name and architecture as MLX reports them: `NVIDIA H200, sm_90`."""
     info = mx.device_info()

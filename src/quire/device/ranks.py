@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.device.machine import computes_on_cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,7 @@ def chosen_backend(asked: str = "") -> str:
     """Return the name of MLX's backend of collectives: the configured one, or the device's
     default.
     """
-    on_cuda = mx.default_device() == mx.gpu and mx.cuda.is_available()
-    return asked or ("nccl" if on_cuda else "ring")
+    return asked or ("nccl" if computes_on_cuda() else "ring")
 
 
 def join(part: Part, addresses: Addresses, backend: str = "", rdma: Sequence[Any] = ()) -> None:
