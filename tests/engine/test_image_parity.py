@@ -78,7 +78,7 @@ DAILY = {
     "images seen whole": (*("batch of unequal lengths", "in chunks of 33"),),
     "images read like text": (),
     "three axes in turns, levels": ("in chunks of 33",),
-    "over recurrent layers": ("pre-empted and resumed",),
+    "over recurrent layers": (),
     "tiles seen whole by full layers": (),
 }
 """The scenarios of every day; the others are slow."""

@@ -81,6 +81,7 @@ def test_an_unknown_language_is_refused_by_name(client: OpenAI) -> None:
         transcribed(client, recording(1), language="xx")
 
 
+@pytest.mark.slow
 def test_long_sound_is_heard_piece_by_piece_at_once(client: OpenAI, server: Child) -> None:
     """Each piece as it would be alone; the pieces share steps."""
     long = transcribed(client, recording(63), response_format="verbose_json", language="en")
@@ -91,6 +92,7 @@ def test_long_sound_is_heard_piece_by_piece_at_once(client: OpenAI, server: Chil
     assert again.segments == long.segments
 
 
+@pytest.mark.slow
 def test_text_before_and_translations(client: OpenAI) -> None:
     plain = transcribed(client, recording(2), language="de")
     prompted = transcribed(client, recording(2), language="de", prompt="Names: Quire.")
