@@ -155,12 +155,13 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(child: Child, client:
     full = client.text(STORY, **LONG)
     stop = full[len(full) // 2 :][:5]
     before = child.samples()
+    longer = {**LONG, "max_tokens": 600}  # the engine is not done before it hears of the stop
     for stream in (False, True):
         if stream:
-            seen = client.stream(STORY, stop=[stop, "never to be seen"], **LONG)
+            seen = client.stream(STORY, stop=[stop, "never to be seen"], **longer)
             text, finish = seen.text, seen.finish
         else:
-            choice = client.complete(STORY, stop=stop, **LONG)["choices"][0]
+            choice = client.complete(STORY, stop=stop, **longer)["choices"][0]
             text, finish = choice["text"], choice["finish_reason"]
         assert (text, finish) == (full[: full.index(stop)], "stop")
     child.wait_idle()
