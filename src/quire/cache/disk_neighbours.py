@@ -21,7 +21,7 @@ _WAIT_S = 0.2
 
 @dataclass(slots=True)
 class _Neighbour:
-    """What is known of one file.
+    """A file of a neighbouring replica, as last read.
 
     Attributes:
         inode: of the file that was read; another one begins anew.

@@ -6,7 +6,7 @@ NAME = "quire-demo"
 """Name of the embedded model, for serving and on the command line."""
 
 MODEL_DIR: Path = Path(__file__).parent / "model"
-"""The model's folder in Hugging Face's format: a small Gemma 4, with tokenizer and chat
+"""Path of the embedded model, in Hugging Face's format: a small Gemma 4, with tokenizer and chat
 template.
 """
 

@@ -136,7 +136,7 @@ class ModelDrafter:
             jobs = self._jobs(queries)
             if jobs:
                 self._draft(list(jobs.values()))
-        except Exception:
+        except Exception:  # raised on: the draft model's KV may be half written, whatever it was
             self._start_over()
             raise
         found: list[Draft | None] = []

@@ -83,7 +83,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """What a step computes of its sequences.
+    """The outputs that a step computes for its sequences.
 
     Attributes:
         sampling: the sequences that sampled rows belong to, in order.

@@ -157,7 +157,7 @@ class AsyncLLM:
 
     @property
     def info(self) -> ModelInfo:
-        """The model's context length, dtype, device and memory."""
+        """Facts about the loaded model, such as its context length in tokens."""
         return self._opened.service.info
 
     # A str is a Sequence[str] to the type checker, so the overloads overlap; this one comes first.

@@ -331,7 +331,7 @@ class LanguageModel(Module):
 
     @property
     def own_layout(self) -> tuple[LayerSpec, ...]:
-        """The same without the layer of a head that looks ahead."""
+        """The layout without the layer of a multi-token prediction head."""
         return self.layout
 
     def add_head(self, tensors: Iterable[str]) -> bool:

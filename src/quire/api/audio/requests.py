@@ -69,7 +69,7 @@ class TranscriptionRequest(TranslationRequest):
 
 @dataclass(frozen=True, slots=True)
 class Whispering:
-    """What is left to decide for transcripts of Whisper once the language is known.
+    """Settings of a Whisper transcript.
 
     Attributes:
         language: the code of the language; None if the model has to find out.

@@ -116,7 +116,7 @@ class Attending:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the keys and values of a step's rows are written.
+    """The device memory that the keys and values of a step's rows are written to.
 
     Attributes:
         blocks, offsets: addresses of each row's block id and offset.

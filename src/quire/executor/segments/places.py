@@ -1,4 +1,4 @@
-"""Where the rows of a program's values lie among a segment's values: views cost no instruction."""
+"""Maps a program's values to those of a segment. Views are read in place and cost nothing."""
 
 from __future__ import annotations
 

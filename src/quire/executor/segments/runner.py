@@ -57,7 +57,7 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
 
 
 class Attends(Enum):
-    """Where attention is computed: plain KV blocks are read inside segments, others outside."""
+    """Whether segments compute attention. They read plain KV blocks only."""
 
     INSIDE = "attention inside"
     OUTSIDE = "attention outside"

@@ -82,7 +82,7 @@ def _eighth(size: int) -> int:
 
 
 class BlockKind(Protocol):
-    """What a block of the transformer is made of; see `QwenAudio`."""
+    """Sizes of a transformer block of the encoder; see `QwenAudio`."""
 
     @property
     def hidden_size(self) -> int: ...
