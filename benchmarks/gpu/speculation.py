@@ -1,0 +1,262 @@
+"""Speculation with an imposed acceptance on a random model: `speculation.py FOLDER OUT`.
+
+Answers are drawn beforehand, and each sampled token is replaced by the answer's own: greedy tokens
+of random weights change with the number of rows of a step. So rows meet as many different experts
+as random tokens do. A drafter that knows the answers guesses each token rightly with the
+probability `--rate`. Bursts with speculation off and on take turns on one engine; the lengths of
+drafts follow from measured step times, as in a server.
+
+The first table is what a step costs by its number of rows: one stream with a fixed number of
+drafts. `host` is the part of a step in which the card has nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from workload import drawn
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
+from quire.device.device import current_device, open_device
+from quire.device.private import use_private_cache
+from quire.engine.assembly import assemble
+from quire.engine.engine import Engine
+from quire.engine.warm_up import measure_steps, warm_up
+from quire.executor import eager
+from quire.models.weights.loader import LoadedModel, open_model
+from quire.sampling import history
+from quire.sampling.rows import RowSampling, Sampled
+from quire.sampling.sampler import sample
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafts import Draft, DraftQuery
+
+_SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
+"""What `quire serve` sets for its engine. MLX reads it when it is imported."""
+_PROMPT = 128
+_FIXED = (0, 1, 3, 7, 15)
+"""Numbers of drafts whose steps are timed."""
+
+
+class Answers:
+    """Answers that were drawn before they are generated, by the seed of their requests."""
+
+    def __init__(self, tokens: int, vocab_size: int) -> None:
+        self._tokens, self._vocab_size = tokens, vocab_size
+        self._drawn: dict[int, list[int]] = {}
+
+    def answer(self, seed: int) -> list[int]:
+        """Return the tokens of an answer."""
+        if seed not in self._drawn:
+            numbers = random.Random(seed)
+            self._drawn[seed] = [
+                numbers.randrange(10, self._vocab_size) for _ in range(self._tokens)
+            ]
+        return self._drawn[seed]
+
+    def sampled(self, logits: mx.array, rows: list[RowSampling]) -> Sampled:
+        """Sample as the engine does, then replace the tokens by those of the answers."""
+        own = sample(logits, rows)
+        wanted = [
+            self.answer(row.params.seed)[row.position - _PROMPT]
+            if row.params.seed is not None and _PROMPT <= row.position < _PROMPT + self._tokens
+            else 0
+            for row in rows
+        ]
+        return replace(own, tokens=mx.minimum(own.tokens, 0) + mx.array(wanted, dtype=mx.int32))
+
+
+class Oracle:
+    """Guesses each token of an answer rightly with a given probability.
+
+    Args:
+        rate: probability of a right guess.
+        most: most guesses in a step; a measurement changes it.
+    """
+
+    name = "scripted"
+    looks_ahead = True
+
+    def __init__(self, answers: Answers, rate: float, most: int = 16) -> None:
+        self.most, self._answers, self._rate = most, answers, rate
+
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        return [self._draft(each) for each in queries]
+
+    def forget(self, number: int) -> None:
+        pass
+
+    def _draft(self, query: DraftQuery) -> Draft | None:
+        seed = query.request.sampling.seed
+        if seed is None:
+            return None
+        begin = len(query.tokens) - len(query.request.prompt)
+        tokens = self._answers.answer(seed)[begin:][: min(query.limit, self.most)]
+        for place in range(len(tokens)):
+            # The same position is right or wrong however often it is guessed.
+            if random.Random(seed << 20 | begin + place).random() >= self._rate:
+                tokens[place] += -1 if tokens[place] > 10 else 1
+        return Draft(tuple(tokens), self.name) if tokens else None
+
+
+def burst(
+    engine: Engine, streams: int, tokens: int, name: str, seed: int, mode: Any
+) -> dict[str, Any]:
+    """Serve streams to their ends. Rates are those while all of them generate."""
+    before = engine.stats()
+    for number in range(streams):
+        sampling = SamplingParams(temperature=0.0, seed=seed + number)
+        prompt = drawn(_PROMPT, seed + number)
+        asked = Request(f"{name} {number}", prompt, sampling, max_tokens=tokens, speculation=mode)
+        engine.add(asked)
+    counts: dict[str, int] = {}
+    steps: list[tuple[float, int]] = []
+    ended = False
+    last = time.perf_counter()
+    while engine.has_work:
+        whole = len(counts) == streams and not ended
+        outputs = engine.step()
+        now = time.perf_counter()
+        made = 0
+        for output in outputs:
+            if output.error is not None:
+                raise SystemExit(f"{name}: {output.error.message}")
+            if output.token_ids:
+                counts[output.request_id] = counts.get(output.request_id, 0) + len(output.token_ids)
+                made += len(output.token_ids)
+            ended = ended or output.finish is not None
+        if whole and not ended:
+            steps.append((now - last, made))
+        last = now
+    after = engine.stats()
+    drafted = sum(dict(after.drafts).values()) - sum(dict(before.drafts).values())
+    accepted = sum(dict(after.accepted_drafts).values()) - sum(
+        dict(before.accepted_drafts).values()
+    )
+    result = {
+        "streams": streams,
+        "speculation": mode,
+        "steps": after.steps - before.steps,
+        "drafts a step": round(drafted / (after.steps - before.steps), 2),
+        "accepted": round(accepted / drafted, 3) if drafted else None,
+    }
+    if not steps:  # the first stream ended before the last one began
+        return result
+    seconds, made = (sum(column) for column in zip(*steps, strict=True))
+    return result | {
+        "tokens/s": round(made / seconds, 1),
+        "median step, ms": round(statistics.median(each for each, _ in steps) * 1e3, 3),
+        "tokens a step and stream": round(made / len(steps) / streams, 2),
+    }
+
+
+def step_costs(loaded: LoadedModel, config: EngineConfig, answers: Answers) -> list[dict[str, Any]]:
+    """Return what a step of one stream costs by the number of drafts, all of them wrong."""
+    drafter = Oracle(answers, rate=0.0)
+    engine = assemble(loaded, config, drafters=(drafter,), draft_lengths=EveryDraft())
+    rows: list[dict[str, Any]] = []
+    for again in range(2):  # the first time graphs are recorded
+        rows = []
+        for drafts in _FIXED:
+            drafter.most = drafts
+            mode = "auto" if drafts else "off"
+            seed = 9000 + 100 * drafts + again
+            row = burst(engine, 1, 48, f"{drafts} drafts {again}", seed, mode)
+            device = engine.step_times.generating.seconds(drafts + 1)
+            step = row["median step, ms"]
+            known = None if device is None else round(device * 1e3, 3)
+            rows.append(
+                {"rows": drafts + 1, "step, ms": step, "on the card, ms": known}
+                | {"host, ms": known and round(step - known, 3)}
+            )
+    return rows
+
+
+def _case(row: dict[str, Any]) -> tuple[int, str]:
+    return row["streams"], row["speculation"]
+
+
+def main(asked: argparse.Namespace) -> None:
+    begun = time.perf_counter()
+    use_private_cache()
+    config = EngineConfig(
+        asked.folder,
+        kv_memory=asked.kv_gigabytes << 30,
+        max_sequences=max(asked.streams),
+        prefix_cache=False,
+    )
+    open_device(config.blas, config.kernels, config.threads)
+    loaded = open_model(asked.folder)
+    if current_device().compiles:
+        warm_up(loaded, config)
+    times = measure_steps(loaded, config)
+    answers = Answers(asked.tokens, loaded.model.vocab_size)
+    eager.sample = answers.sampled  # type: ignore[attr-defined,assignment]
+    # Rows of greedy requests then say which position they are of.
+    history.is_greedy = lambda params: False  # type: ignore[attr-defined]
+    result: dict[str, Any] = {
+        "model": Path(asked.folder).name,
+        "device": current_device().name,
+        "rate": asked.rate,
+        "opened, s": round(time.perf_counter() - begun, 1),
+    }
+    rows: list[dict[str, Any]] = []
+
+    def note(**more: Any) -> None:
+        result.update(more, seconds=round(time.perf_counter() - begun, 1))
+        asked.out.write_text(json.dumps(result, indent=1))
+
+    costs = step_costs(loaded, config, answers)
+    note(costs=costs)
+    for row in costs:
+        print(json.dumps(row), flush=True)
+    drafter = Oracle(answers, asked.rate)
+    engine = assemble(loaded, config, drafters=(drafter,), step_times=times)
+    for again in range(asked.rounds):
+        for streams in asked.streams:
+            for mode in ("off", "auto"):
+                name = f"round {again}, {streams} streams, {mode}"
+                seed = 1000 * again + 100 * streams
+                row = burst(engine, streams, asked.tokens, name, seed, mode)
+                print(json.dumps({"round": again} | row), flush=True)
+                rows.append({"round": again} | row)
+                note(rows=rows)
+    lines = []
+    for streams in asked.streams:
+        off, on = (
+            max(row.get("tokens/s", 0.0) for row in rows if _case(row) == case)
+            for case in ((streams, "off"), (streams, "auto"))
+        )
+        lines.append(
+            {"streams": streams, "off": off, "on": on, "times": off and round(on / off, 2)}
+        )
+        print(json.dumps(lines[-1]), flush=True)
+    note(lines=lines)
+
+
+if __name__ == "__main__":
+    if not _SETTINGS.keys() <= os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**_SETTINGS, **os.environ})
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--rate", type=float, default=0.7, help="probability of a right guess")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
+    parser.add_argument("--kv-gigabytes", type=int, default=8)
+    main(parser.parse_args())
