@@ -16,38 +16,36 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from contexts import CONTEXTS, STREAMS, Recorded, streams
 
 from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.gpu_kernels import kernel_text
 from quire.engine.factory import open_engine
-from quire.executor.graphs import recorder
-from quire.executor.graphs import runner as graphs
 from quire.executor.graphs.executor import GraphExecutor
+from quire.executor.graphs.recorder import Kernel
 
 LAUNCHES, STEPS = 6, 20
 _SOURCES = ("quire.executor.graphs", "quire.attention.paged", "quire.device.cuda")
 
 
-class Noted:
-    """Stands before `recorder.launches` and remembers the kernels of each graph by its size."""
-
-    def __init__(self) -> None:
-        self.graphs: dict[int, tuple[list[recorder.Kernel], list[Launch]]] = {}
-        """By the rows that the graph serves; the last one that was recorded."""
-
-    def __call__(
-        self, recorded: Sequence[recorder.Kernel], functions: Sequence[int]
-    ) -> list[Launch]:
-        found = recorder.launches(recorded, functions)
-        rows = recorded[0].grid[0]  # the first kernel embeds a row in each thread block
-        self.graphs[rows] = list(recorded), found
-        return found
+def recorded_kernels(
+    executor: GraphExecutor, format: str
+) -> tuple[list[Kernel], list[Launch], list[mx.array]]:
+    """Return the kernels of the graph of `STREAMS` rows, their launches for the pools of now, and
+    the arrays that these need."""
+    cache = executor.graphs._cache
+    for (stored, rows), found in cache._recorded.items():
+        if rows == STREAMS and stored.name == parse_format(format).name:
+            launches, kept = found.launches(cache._graphs[stored].addresses)
+            return found.recorder.kernels, launches, kept
+    raise SystemExit(f"steps in {format} are not recorded")
 
 
 def named(source: str) -> str:
-    """The file that holds a kernel's body: of those in its source, the one that comes last."""
+    """Return the file whose text comes last in a kernel's source, which holds its body."""
     places: dict[str, int] = {}
     for package in _SOURCES:
         for file in files(package).joinpath("sources").iterdir():
@@ -55,26 +53,34 @@ def named(source: str) -> str:
                 places[file.name.removesuffix(".cuh")] = source.find(
                     kernel_text(package, file.name)
                 )
-    return max(places, key=lambda name: places[name])
+    last = max(places, key=lambda name: places[name])
+    return last if places[last] >= 0 else "generated"
 
 
-def microseconds(recorded: Recorded, launches: Sequence[Launch]) -> float:
-    """Of a graph of these kernels, on the inputs of the last step."""
-    graph = Graph(launches)
+def microseconds(recorded: Recorded, launches: Sequence[Launch], kept: Sequence[mx.array]) -> float:
+    """Time a graph of some launches on the inputs of the last step."""
+    graph = Graph(launches, kept)
     found = recorded.milliseconds(graph.handle, LAUNCHES)
     assert found is not None, "the last step launched no graph"
     return found * 1e3
 
 
 def profiled(
-    recorded: Recorded, kernels: Sequence[recorder.Kernel], launches: Sequence[Launch]
+    recorded: Recorded,
+    kernels: Sequence[Kernel],
+    launches: Sequence[Launch],
+    kept: Sequence[mx.array],
 ) -> list[dict[str, Any]]:
-    """Microseconds by kernel, those of one source and grid together; the greatest first."""
+    """Return microseconds by source and grid of kernels, the greatest first.
+
+    Args:
+        kept: arrays that the launches need.
+    """
     sums: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
     names: dict[str, str] = {}
-    before = microseconds(recorded, launches[:1])
+    before = microseconds(recorded, launches[:1], kept)
     for count in range(2, len(launches) + 1):
-        now = microseconds(recorded, launches[:count])
+        now = microseconds(recorded, launches[:count], kept)
         kernel = kernels[count - 1]
         if kernel.source not in names:
             names[kernel.source] = named(kernel.source)
@@ -89,8 +95,6 @@ def profiled(
 
 
 def main(folder: str, out: Path, formats: list[str]) -> None:
-    noted = Noted()
-    graphs.launches = noted  # type: ignore[attr-defined]
     engine = open_engine(EngineConfig(folder, kv_memory=40 << 30))
     executor = engine._executor
     if not isinstance(executor, GraphExecutor):
@@ -98,16 +102,13 @@ def main(folder: str, out: Path, formats: list[str]) -> None:
     recorded = Recorded(executor.graphs)
     found: list[dict[str, Any]] = []
     for format in formats or ["plain"]:
-        noted.graphs.clear()
         for context in CONTEXTS:
             with streams(engine, format, context):
                 for _ in range(STEPS):
                     engine.step()
-                if STREAMS not in noted.graphs:
-                    raise SystemExit(f"steps in {format} are not recorded")
                 alone = recorded.milliseconds()
-                kernels, launches = noted.graphs[STREAMS]
-                rows = profiled(recorded, kernels, launches)
+                kernels, launches, kept = recorded_kernels(executor, format)
+                rows = profiled(recorded, kernels, launches, kept)
             total = round(sum(row["us"] for row in rows), 1)
             facts = {"format": format, "context": context, "graph, ms": alone, "us": total}
             found.append(facts | {"kernels": rows})

@@ -295,31 +295,41 @@ def chunked(size: int) -> Scenario:
 def preempted(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """A budget that holds the longest request and half as much again: the younger ones give way."""
+    """A budget that holds the longest request and some more: the younger ones give way."""
     longest = max(len(request.prompt) + request.max_tokens for request in wanted)
     stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
-    budget = int(1.5 * assemble(loaded, config).worst_case_bytes(stored, longest))
-    company = Company(loaded, replace(config, kv_memory=budget, max_context=longest))
-    company.run(wanted)
-    assert company.engine.stats().preemptions > 0, "the budget was no pressure"
-    return company.answers
+    least = assemble(loaded, config).worst_case_bytes(stored, longest)
+    return _pressed(loaded, replace(config, max_context=longest), wanted, least)
 
 
 def under_pressure(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """A budget that holds the longest, and so much more that another begins and both outgrow it."""
+    """As `preempted`, with the largest media item counted into what the longest request takes."""
     longest = max(len(each.prompt) + each.max_tokens for each in wanted)
     largest = max(placed.item.tokens for each in wanted for placed in each.media)
     limits = Company(loaded, config).engine._scheduler.limits
     least = limits.worst_case_bytes(config.kv_format, longest, largest)
+    return _pressed(loaded, config, wanted, least)
+
+
+def _pressed(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request], least: int
+) -> dict[str, Generated]:
+    """Answers with the least of some budgets in which a second request begins and both outgrow it.
+
+    Where tails take most of the bytes, `page` above all, little more than `least` lets no second
+    one begin.
+
+    Args:
+        least: the bytes that the longest request takes.
+    """
     for share in (3 / 2, 7 / 4, 15 / 8):
         company = Company(loaded, replace(config, kv_memory=int(least * share)))
         company.run(wanted)
         if company.engine.stats().preemptions:
-            break
-    assert company.engine.stats().preemptions > 0, "no budget was pressure"
-    return company.answers
+            return company.answers
+    raise AssertionError("no budget was pressure")
 
 
 SCENARIOS: dict[str, Scenario] = {

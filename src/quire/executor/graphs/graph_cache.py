@@ -17,7 +17,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import Graph, card
+from quire.device.cuda.driver import Graph, Launch, card
 from quire.device.cuda.extension import Extension
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.layout import InputLayout
@@ -64,12 +64,16 @@ class _Recorded:
 
     def graph(self, addresses: Addresses) -> Graph:
         """Return the graph of the step for pools at `addresses`."""
+        return Graph(*self.launches(addresses))
+
+    def launches(self, addresses: Addresses) -> tuple[list[Launch], list[mx.array]]:
+        """Return the launches for pools at `addresses`, and the arrays that must outlive them."""
         moved = dict(zip(chain(*self.addresses), chain(*addresses), strict=True))
         kept = self.recorder.kept
         if addresses != self.addresses:
             tables, arrays = self.recorder.moved_tables(moved)
             moved, kept = {**moved, **tables}, [*kept, *arrays]
-        return Graph(launches(self.recorder.kernels, self.functions, moved), kept)
+        return launches(self.recorder.kernels, self.functions, moved), kept
 
 
 class GraphCache:
