@@ -431,6 +431,17 @@ def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
     assert [budget.graphed(500, 8, waiting, 64) for waiting in (224, 225)] == [56, 500]
 
 
+def test_a_long_prompt_is_read_by_large_steps_before_an_eager_one_is_measured() -> None:
+    """Warm-up reads prompts by wide graphs alone, so that no eager step may be known."""
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    for rows in (1, 32, 512):
+        budget.observe(rows, 0, 0, 2e-5 * rows + 0.002)
+    first = budget.prompt_budget(0)
+    assert budget.graphed(first, 0, 20_000, 512) == 512
+    assert budget.graphed(first, 0, 20_000, 64) == 128  # eager, and so measured
+    assert budget.prompt_seconds(512) == pytest.approx(0.01224)
+
+
 def test_graphed_steps_that_read_keep_to_the_allowance_of_prompts() -> None:
     budget = with_graphs()
     read = 0

@@ -43,8 +43,8 @@ _UNSEEN = 2
 _LEAST_GRAPHED = 8
 """Fewest rows that a CUDA graph must have left for prompts."""
 _GRAPHED_STEPS = 4
-"""Assumed ratio of the times of an eager step and of a graphed one, before both are measured: 35 to
-45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H200).
+"""Assumed ratio of the times of the largest eager step and of a graphed one, before both are
+measured: 35 to 45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H200).
 """
 
 
@@ -159,7 +159,8 @@ class PrefillBudget:
         """Return the prompt tokens of the next step: those that fit a CUDA graph, or `tokens`.
 
         A graphed step reads what fits into the time for prompts. Prompts are read by graphs if
-        graphs need no more time for all that waits than eager steps.
+        graphs need no more time for all that waits than eager steps. If no eager step was measured
+        and graphs would need too many steps, this one has more tokens than a graph, so that it is.
 
         Args:
             tokens: tokens that an eager step may read.
@@ -175,10 +176,11 @@ class PrefillBudget:
         graph_s = self.times.generating.known_seconds(decode_rows + rows)
         eager_s = self.times.prompts(decode_rows).known_seconds(chunk)
         if graph_s is None or eager_s is None:
-            fits = steps <= _GRAPHED_STEPS
-        else:
-            alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
-            fits = steps * graph_s <= -(-waiting // chunk) * (alone_s + eager_s)
+            if steps <= _GRAPHED_STEPS * -(-waiting // self.room(decode_rows)):
+                return rows
+            return max(tokens, min(waiting, 2 * max_graph_rows))  # too many for a graph
+        alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
+        fits = steps * graph_s <= -(-waiting // chunk) * (alone_s + eager_s)
         return rows if fits else tokens
 
     def _graph_rows(self, decode_rows: int, prompts: int) -> int:
@@ -256,7 +258,8 @@ class PrefillBudget:
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """Return the expected seconds to read a prompt; None before any was read."""
-        return self.times.prompts(0).seconds(tokens)
+        table = self.times.prompts(0)
+        return (table if table.largest else self.times.generating).seconds(tokens)
 
     def step_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
         """Return a step's expected seconds; `step_s` before any was seen."""
