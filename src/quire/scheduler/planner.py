@@ -155,14 +155,20 @@ class Planner:
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
         max_graph_rows = 0 if format is None else self._max_graph_rows(format)
-        shares = self._shares(
-            prompts, generating, budget=budget, max_graph_rows=max_graph_rows, count=count
-        )
-        for sequence, share in zip(prompts, shares, strict=True):
-            if share and sequence.status is Status.RUNNING:
-                self._plan_chunk(sequence, share, plan)
-        reading = {sequence.number for sequence in prompts}
-        read = [rows.count for rows in plan if rows.sequence.number in reading]
+        read = list[int]()
+        while prompts and not read:
+            shares = self._shares(
+                prompts, generating, budget=budget, max_graph_rows=max_graph_rows, count=count
+            )
+            if not any(shares):
+                break
+            for sequence, share in zip(prompts, shares, strict=True):
+                if share and sequence.status is Status.RUNNING:
+                    self._plan_chunk(sequence, share, plan)
+            reading = {sequence.number for sequence in prompts}
+            read = [rows.count for rows in plan if rows.sequence.number in reading]
+            # Where all that got a share lost their places, the others read in this step.
+            prompts = [sequence for sequence in prompts if sequence.status is Status.RUNNING]
         graphed = not read or generating + sum(read) <= max_graph_rows
         self._prefill_budget.start(generating, count, len(read), sum(read), graphed=graphed)
         return encoding
