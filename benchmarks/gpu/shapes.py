@@ -202,6 +202,68 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def _seeing(text: dict[str, Any], **vision: Any) -> dict[str, Any]:
+    """Return Gemma 4 with its vision encoder around a decoder."""
+    return {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": text | {"use_bidirectional_attention": "vision"},
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "position_embedding_size": 10_240,
+            "use_clipped_linears": False,
+            "standardize": True,
+            **vision,
+        },
+        "audio_config": None,
+        "boi_token_id": 255_999,
+        "image_token_id": 258_880,
+        "eoi_token_id": 258_882,
+        "video_token_id": 258_884,
+        "boa_token_id": 256_000,
+        "audio_token_id": 258_881,
+        "eoa_token_index": 258_883,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    }
+
+
+SHAPES["gemma-4-26b-a4b-pictures"] = _seeing(
+    SHAPES["gemma-4-26b-a4b"],
+    hidden_size=1152,
+    intermediate_size=4304,
+    num_hidden_layers=27,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=72,
+)
+SHAPES["tiny-pictures"] = _seeing(
+    _gemma_4(
+        6,
+        hidden_size=128,
+        intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_global_key_value_heads=1,
+        head_dim=64,
+        global_head_dim=64,
+        enable_moe_block=False,
+    ),
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=16,
+)
+
+_ENCODERS = ("vision_tower.", "embed_vision.")
+"""Beginnings of names of parameters that stay in bfloat16, as published models have them."""
 _EXPERTS = {"qwen3-": "mlp.switch_mlp", "gemma": "experts.switch_glu"}
 """mlx-lm's names of experts, by a part of the shape's name."""
 
@@ -222,11 +284,7 @@ def write(
         repeated: all layers have the numbers of the first of their shape, which stand in the file
             once: a model of 60 GB takes seconds to write. Not every reader opens such a file.
     """
-    config = dict(SHAPES[shape])
-    if layers:
-        config["num_hidden_layers"] = layers
-        if "layer_types" in config:
-            config["layer_types"] = config["layer_types"][-layers:]  # the last one is full
+    config = configuration(shape, layers, packed=packed)
     folder.mkdir(parents=True, exist_ok=True)
     shard: dict[str, mx.array] = {}
     index: dict[str, str] = {}
@@ -247,7 +305,8 @@ def write(
     for name, place in named_parameters(build(config)).items():
         name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
         alike = re.sub(r"layers\.\d+\.", "", name), tuple(place.shape)
-        made = _tensors(name, place.shape, packed=packed)
+        own = packed and not name.startswith(_ENCODERS)
+        made = _tensors(name, place.shape, packed=own)
         if repeated and first.setdefault(alike, name) != name:
             before, here = (each.removesuffix(".weight") for each in (first[alike], name))
             copies |= {each: each.replace(here, before) for each in made}
@@ -262,9 +321,25 @@ def write(
         _repeat(folder / name, {copy: own for copy, own in copies.items() if index[own] == name})
     index |= {copy: index[own] for copy, own in copies.items()}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def configuration(shape: str, layers: int | None = None, *, packed: bool = True) -> dict[str, Any]:
+    """Return the `config.json` of a shape.
+
+    Args:
+        layers: the decoder has only so many, for a quick look.
+        packed: whether matrices are in 4 bits.
+    """
+    config = dict(SHAPES[shape])
     if packed:
         config["quantization"] = {"group_size": GROUP, "bits": BITS}
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    if not layers:
+        return config
+    text = dict(config.get("text_config", config)) | {"num_hidden_layers": layers}
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][-layers:]  # the last one is full
+    return config | {"text_config": text} if "text_config" in config else text
 
 
 def _repeat(path: Path, copies: dict[str, str]) -> None:
@@ -305,7 +380,13 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, help="only so many, for a quick look")
     parser.add_argument("--unpacked", action="store_true", help="matrices in bfloat16")
     parser.add_argument("--repeated", action="store_true", help="all layers have the same numbers")
+    parser.add_argument("--config-only", action="store_true", help="config.json, no weights")
     asked = parser.parse_args()
+    if asked.config_only:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        own = configuration(asked.shape, asked.layers, packed=not asked.unpacked)
+        (asked.folder / "config.json").write_text(json.dumps(own, indent=1))
+        raise SystemExit
     write(
         asked.shape,
         asked.folder,

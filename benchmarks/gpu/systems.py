@@ -1,0 +1,136 @@
+"""Quire's engine, vLLM and mlx-lm behind one interface, each opened in a process of its own.
+
+Modules of a system are imported when it is opened: no process needs them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from loads import AROUND, PICTURE, Answered, Asked, Row, System
+
+NOTES = {
+    "quire": ["the head, embeddings and routers of models in 4 bits are in 4 bits, too"],
+    "vllm": [
+        "weights are drawn at random in AWQ's layout; Quire's are random codes of MLX's",
+        "head, embeddings and routers stay in bfloat16, as in published AWQ models",
+        "the engine runs in the measuring process, as Quire's does",
+        "pictures are cut by transformers when they are asked about, Quire's by its own processor",
+    ],
+    "mlx-lm": ["BatchGenerator, which caches no prompts between requests"],
+    "llama.cpp": [
+        "llama-batched-bench: weights in Q4_0, and all prompts are read before a stream generates",
+        "its first tokens are those of all prompts together",
+    ],
+}
+"""What makes a system's figures differ from others' besides its speed."""
+
+
+def picture(seed: int) -> Any:
+    """Return a random picture of `PICTURE` pixels, which no cache knows."""
+    from PIL import Image
+
+    width, height = PICTURE
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 16, width // 16, 3), np.uint8)
+    return Image.fromarray(coarse).resize(PICTURE)
+
+
+def open_vllm(folder: Path, kv_gigabytes: int, most_streams: int) -> System:
+    """Open vLLM; its module needs vLLM when it is used, not when it is imported."""
+    from vllm_system import VLLM
+
+    return VLLM(folder, kv_gigabytes, most_streams)
+
+
+class Quire:
+    """Quire's engine. Pictures are cut when they are asked about, by its server's processor."""
+
+    caches_prefixes = True
+
+    def __init__(self, folder: Path, kv_gigabytes: int, most_streams: int) -> None:
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # as `quire serve` sets for its engine
+        os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+        import mlx.core as mx
+
+        from quire.core.config import EngineConfig
+        from quire.engine.factory import open_engine
+        from quire.media.processors.gemma4 import Cutter
+
+        config = EngineConfig(
+            str(folder),
+            kv_memory=kv_gigabytes << 30,
+            max_sequences=max(64, most_streams),
+            speculate="off",  # random weights repeat themselves
+        )
+        self._engine = open_engine(config)
+        own = json.loads((folder / "config.json").read_text())
+        self.sees = "vision_config" in own
+        self._marks = [own.get(f"{name}_token_id", 0) for name in ("boi", "image", "eoi")]
+        self._cutter = Cutter(patch=16, pooling=3, max_soft_tokens=280)
+        device = mx.device_info().get("device_name", "cpu")
+        self.about: Row = {"version": version("quire"), "mlx": mx.__version__, "device": device}
+
+    def add(self, asked: Asked) -> None:
+        from quire.core.media import PlacedMedia
+        from quire.core.request import Request, SamplingParams
+
+        prompt, media = asked.prompt, ()
+        if asked.picture is not None:
+            item = self._cutter.item("image", picture(asked.picture), "", "auto")
+            begin, placeholder, end = self._marks
+            media = (PlacedMedia(AROUND + 1, item),)
+            rows = (begin, *item.tokens * (placeholder,), end)
+            prompt = (*prompt[:AROUND], *rows, *prompt[AROUND:])
+        greedy = SamplingParams(temperature=0.0)
+        self._engine.add(Request(asked.name, prompt, greedy, asked.max_tokens, media=media))
+
+    def step(self) -> list[Answered]:
+        found = []
+        for each in self._engine.step():
+            if each.error is not None:
+                raise SystemExit(f"{each.request_id}: {each.error.message}")
+            found.append(Answered(each.request_id, each.token_ids, each.finish is not None))
+        return found
+
+
+class MLXLM:
+    """mlx-lm's BatchGenerator, which reads what is added when earlier prompts are read."""
+
+    caches_prefixes = sees = False
+
+    def __init__(self, folder: Path, kv_gigabytes: int, most_streams: int) -> None:
+        import mlx.core as mx
+        from mlx_lm.generate import BatchGenerator
+        from mlx_lm.utils import load_model
+
+        model, _ = load_model(folder)
+        mx.eval(model.parameters())
+        self._generator = BatchGenerator(
+            model, completion_batch_size=most_streams, prefill_batch_size=most_streams
+        )
+        self._names: dict[int, str] = {}
+        self.about: Row = {"version": version("mlx-lm"), "mlx": mx.__version__}
+
+    def add(self, asked: Asked) -> None:
+        (own,) = self._generator.insert([list(asked.prompt)], [asked.max_tokens])
+        self._names[own] = asked.name
+
+    def step(self) -> list[Answered]:
+        _, responses = self._generator.next()
+        return [
+            Answered(self._names[each.uid], [each.token], each.finish_reason is not None)
+            for each in responses
+        ]
+
+
+SYSTEMS: dict[str, Callable[[Path, int, int], System]] = {
+    "quire": Quire,
+    "vllm": open_vllm,
+    "mlx-lm": MLXLM,
+}
