@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from quire.core.errors import RequestError
@@ -58,10 +59,9 @@ def rows_of(encoders: EncoderCache, start: int, count: int) -> tuple[list[int], 
     row = scheduled("a", start, count, [[1, 2, 3]], KVFormat(), images=media)
     found = encoders.rows([scheduled("b", 5, 1, [[4, 5]], KVFormat()), row])
     assert found is not None
-    (deeper,) = found.deeper
-    assert deeper.rows.tolist() == found.rows.tolist()
-    rows: Any = found.rows.tolist()
-    return rows, found.values.tolist(), deeper.values.tolist()
+    placed = np.array(found.placed)[:, 0]
+    values, deeper = (np.array(level)[placed].tolist() for level in found.levels)
+    return np.flatnonzero(placed).tolist(), values, deeper
 
 
 class Plain(Waves):
@@ -77,10 +77,9 @@ def test_items_of_different_levels_share_a_step() -> None:
     encoders.advance([whole(each.item) for each in media])
     found = encoders.rows([scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=media)])
     assert found is not None
-    (deeper,) = found.deeper
-    assert found.rows.tolist() == [1, 2, 4, 5]
-    assert deeper.rows.tolist() == [4, 5]
-    assert found.deepened(mx.zeros((8, 2)), 0)[4:6].tolist() == deeper.values.tolist()
+    assert np.flatnonzero(np.array(found.placed)).tolist() == [1, 2, 4, 5]
+    deepened = found.deepened(mx.zeros((8, 2)), 0)
+    assert deepened.tolist() == [[0, 0]] * 4 + [[0, 10], [20, 30]] + [[0, 0]] * 2
     assert found.deepened(mx.zeros((8, 2)), 1).sum().item() == 0
 
 

@@ -150,7 +150,7 @@ def solo_logits(
     Args:
         rows: what an encoder made of each image, `[tokens, hidden]` a level; None asks the model's.
     """
-    media = media_rows(model, images, rows) if images else None
+    media = media_rows(model, images, rows, len(tokens)) if images else None
     positions = model.positions(tokens, images)
     return model.logits(model(SoloStep(model.layout, tokens, media, images, positions)))
 
@@ -177,13 +177,15 @@ def image_features(vision: MediaEncoder, image: MediaItem) -> mx.array:
 def media_rows(
     model: LanguageModel,
     images: Sequence[PlacedMedia],
-    rows: Sequence[tuple[mx.array, ...]] | None = None,
+    rows: Sequence[tuple[mx.array, ...]] | None,
+    count: int,
 ) -> MediaRows:
-    """The rows of a whole sequence that stand for images; `rows` as for `solo_logits`."""
+    """The rows of a whole sequence of `count` tokens that stand for images; `rows` as for
+    `solo_logits`."""
     if rows is None:
         rows = [encoded(model.encoders[each.item.kind], each.item) for each in images]
     places = [np.arange(each.start, each.end, dtype=np.int32) for each in images]
-    return MediaRows.of(list(zip(places, rows, strict=True)))
+    return MediaRows.of(list(zip(places, rows, strict=True)), count)
 
 
 def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -> list[int]:

@@ -85,7 +85,7 @@ class Simulation:
             PrefillBudget(1.0, 2.0, self.chunk),
             lambda format, salt: sha256(f"{format}|{salt}".encode()).digest(),
             clock=lambda: self.time,
-            max_graph_rows=lambda format: self.max_graph_rows,
+            max_graph_rows=lambda format, media: self.max_graph_rows,
             drafting=Drafting(self.drafters, EveryDraft(), 1 << 20),
         )
         self._held: dict[bytes, HostBlock] = {}

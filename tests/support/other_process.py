@@ -67,8 +67,8 @@ class OtherProcess(Contents):
     def serves(self, format: KVFormat) -> bool:
         return bool(self._ask("serves", format))
 
-    def max_graph_rows(self, format: KVFormat) -> int:
-        return int(self._ask("max_graph_rows", format))
+    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
+        return int(self._ask("max_graph_rows", format, media))
 
     def prepare(self) -> None:
         self._ask("prepare")

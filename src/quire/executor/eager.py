@@ -104,7 +104,7 @@ class EagerExecutor:
     def serves(self, format: KVFormat) -> bool:
         return False
 
-    def max_graph_rows(self, format: KVFormat) -> int:
+    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
         return 0
 
     def prepare(self) -> None:

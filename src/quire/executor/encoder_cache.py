@@ -47,7 +47,7 @@ class EncoderCache:
                 part = slice(begin - placed.start, end - placed.start)
                 found.append((rows, tuple(array[part] for array in self._features(placed.item))))
             first += item.count
-        return MediaRows.of(found) if found else None
+        return MediaRows.of(found, first) if found else None
 
     def cross_states(
         self, sequences: Sequence[ScheduledSequence], multiple: int

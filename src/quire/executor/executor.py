@@ -52,8 +52,12 @@ class Executor(Protocol):
         """Return whether steps over a KV format may run as CUDA graphs."""
         ...
 
-    def max_graph_rows(self, format: KVFormat) -> int:
-        """Return the most rows of a step that is likely to be graphed; 0 if none is."""
+    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
+        """Return the most rows of a step that is likely to be graphed; 0 if none is.
+
+        Args:
+            media: whether rows of the step are media.
+        """
         ...
 
     def prepare(self) -> None:

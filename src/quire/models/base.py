@@ -29,39 +29,62 @@ class MediaRows:
     """Rows of a step whose embeddings come from a media encoder.
 
     Attributes:
-        rows: int32 `[M]`, indices of these rows in the step.
-        values: embeddings `[M, hidden]`.
-        deeper: further levels of encoders that have them: the first is added to the output of the
-            decoder's first layer, and so on.
+        placed: bool `[T, 1]`, which of the step's rows these are.
+        levels: `[T, hidden]` each, whatever they hold of other rows: embeddings, and further levels
+            of encoders that have them. The second is added to the output of the decoder's first
+            layer, and so on.
     """
 
-    rows: mx.array
-    values: mx.array
-    deeper: tuple[MediaRows, ...] = ()
+    placed: mx.array
+    levels: tuple[mx.array, ...]
 
     @classmethod
-    def of(cls, items: Sequence[tuple[npt.NDArray[np.int32], tuple[mx.array, ...]]]) -> MediaRows:
-        """Combine each item's row indices with its encoder's outputs, level by level."""
-        first, *deeper = (
-            cls(
-                mx.array(np.concatenate([rows for rows, made in items if level < len(made)])),
-                mx.concatenate([made[level] for _, made in items if level < len(made)]),
-            )
-            for level in range(max(len(made) for _, made in items))
-        )
-        return cls(first.rows, first.values, tuple(deeper))
+    def of(
+        cls, items: Sequence[tuple[npt.NDArray[np.int32], tuple[mx.array, ...]]], rows: int
+    ) -> MediaRows:
+        """Combine each item's row indices with its encoder's outputs, level by level.
 
-    def placed(self, embeddings: mx.array) -> mx.array:
+        Args:
+            rows: number of the step's rows.
+        """
+        placed = np.zeros((rows, 1), bool)
+        for own, _ in items:
+            placed[own] = True
+        levels = range(max(len(made) for _, made in items))
+        return cls(mx.array(placed), tuple(_by_row(items, level, rows) for level in levels))
+
+    def replaced(self, embeddings: mx.array) -> mx.array:
         """Replace the embeddings of these rows by the encoder's, `[T, hidden]`."""
-        embeddings[self.rows] = self.values.astype(embeddings.dtype)
-        return embeddings
+        return mx.where(self.placed, self.levels[0].astype(embeddings.dtype), embeddings)
 
     def deepened(self, hidden: mx.array, layer: int) -> mx.array:
         """Add the encoder's level for this layer to the layer's output, `[T, hidden]`."""
-        if layer >= len(self.deeper):
+        if layer + 1 >= len(self.levels):
             return hidden
-        added = self.deeper[layer]
-        return hidden.at[added.rows].add(added.values.astype(hidden.dtype))
+        added = self.levels[layer + 1].astype(hidden.dtype)
+        return hidden + mx.where(self.placed, added, mx.zeros((), hidden.dtype))
+
+
+def _by_row(
+    items: Sequence[tuple[npt.NDArray[np.int32], tuple[mx.array, ...]]], level: int, rows: int
+) -> mx.array:
+    """Return a level's rows in the order of the step's, `[rows, hidden]`.
+
+    Rows of items that lack the level are zero; rows of no item are those of any.
+    """
+    source = np.zeros(rows, np.int32)
+    parts: list[mx.array] = []
+    count = 0
+    for own, made in items:
+        if level < len(made):
+            source[own] = np.arange(count, count + len(own))
+            parts.append(made[level])
+            count += len(own)
+        else:
+            source[own] = -1
+    parts += [mx.zeros((1, parts[0].shape[1]), parts[0].dtype)] * bool((source < 0).any())
+    source[source < 0] = count
+    return mx.concatenate(parts)[mx.array(source)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +261,11 @@ class MediaEncoder(Module):
             RequestError: the encoder does not take this shape; the message names the limit.
         """
 
+    @property
+    def levels(self) -> int:
+        """The most arrays that an item is encoded to; see `__call__`."""
+        return 1
+
     def cross_keys(self, shape: tuple[int, ...]) -> int:
         """Return the number of rows for cross-attention; 0 if the rows replace embeddings instead.
 
@@ -250,7 +278,7 @@ class MediaEncoder(Module):
         """Encode features, uint8 `[feature_bytes]` as in `MediaItem`, to arrays `[rows, hidden]`.
 
         The first array replaces the placeholders' embeddings. Encoders of several levels
-        (DeepStack, arXiv:2406.04334) return further ones, see `MediaRows.deeper`.
+        (DeepStack, arXiv:2406.04334) return further ones, see `MediaRows.levels`.
         """
 
     def pieces(self, shape: tuple[int, ...]) -> Pieces:

@@ -54,7 +54,7 @@ class Decoder(Module):
         if "embed_positions" in self:
             x = x + embed(self.embed_positions, step.positions, x.dtype)
         if step.media is not None:
-            x = step.media.placed(x)
+            x = step.media.replaced(x)
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
         for index, layer in enumerate(self.layers):
             x = layer(x, step, rotate)

@@ -69,6 +69,18 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     return StepPrograms(whole, _trace(model, head, ("R",), rows))
 
 
+def steps_of(model: LanguageModel) -> Variant:
+    """Return the kind of step that holds text and, if the model has encoders, media rows."""
+    encoders = model.encoders.values()
+    if not encoders:
+        return Variant()
+    how = Variant()
+    with traced_by(operations := TracedOperations(KnownWeights(named_parameters(model)))):
+        hidden = model(TracedStep(operations, model, how, how.fields(_points(how.symbols)[0])))
+    levels = max(each.levels for each in encoders)
+    return Variant(media=hidden.shape[-1], levels=levels, dtype=hidden.dtype)
+
+
 def multiplied(model: LanguageModel) -> frozenset[str]:
     """Return the paths of the weights that a step multiplies rows by."""
     weights, how = KnownWeights(named_parameters(model)), Variant()
@@ -100,7 +112,7 @@ def _points(symbols: Sequence[str]) -> list[dict[str, int]]:
 
     Sizes differ from each other, and there are fewer wanted rows than rows.
     """
-    base = {name: 4 if name in "RM" else 5 + 2 * i for i, name in enumerate(symbols)}
+    base = {name: 4 if name == "R" else 5 + 2 * i for i, name in enumerate(symbols)}
     steps = [base | {name: base[name] + 2} for name in symbols]
     return [base, *steps, {name: size + 4 for name, size in base.items()}]
 

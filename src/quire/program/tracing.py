@@ -199,13 +199,17 @@ class Variant:
     Attributes:
         axes: axes of positions; 0 means int32 `[T]`, more mean float32 `[axes, T]`.
         narrowed: whether sharing layers compute only the R wanted rows.
-        media: width of the M media rows that replace embeddings; 0 for none.
+        media: width of the media rows that replace embeddings; 0 for none.
+        levels: arrays of media rows; see `MediaRows`.
+        dtype: type of media rows.
         crossed: width of the E encoder rows that cross-attention layers read; 0 for none.
     """
 
     axes: int = 0
     narrowed: bool = False
     media: int = 0
+    levels: int = 1
+    dtype: mx.Dtype = mx.float32
     crossed: int = 0
 
     @property
@@ -214,7 +218,6 @@ class Variant:
         return (
             "T",
             *("R",) * self.narrowed,
-            *("M",) * bool(self.media),
             *("E",) * bool(self.crossed),
         )
 
@@ -229,8 +232,9 @@ class Variant:
         if self.narrowed:
             made["wanted"] = mx.zeros(sizes["R"], dtype=mx.int32)
         if self.media:
-            made["media.rows"] = mx.zeros(sizes["M"], dtype=mx.int32)
-            made["media.values"] = mx.zeros((sizes["M"], self.media))
+            made["media.placed"] = mx.zeros((sizes["T"], 1), dtype=mx.bool_)
+            for level in range(self.levels):
+                made[f"media.{level}"] = mx.zeros((sizes["T"], self.media), dtype=self.dtype)
         if self.crossed:
             made["attending"] = mx.ones((sizes["T"], 1), dtype=mx.bool_)
             made["states"] = mx.zeros((sizes["E"], self.crossed))
@@ -259,7 +263,8 @@ class TracedStep:
         self.media: MediaRows | None = None
         self.cross: CrossRows | None = None
         if variant.media and not part:
-            self.media = MediaRows(given["media.rows"], given["media.values"])
+            levels = tuple(given[f"media.{level}"] for level in range(variant.levels))
+            self.media = MediaRows(given["media.placed"], levels)
         if variant.crossed and not part:
             self.cross = CrossRows(given["attending"], given["states"])
 

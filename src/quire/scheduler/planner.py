@@ -35,7 +35,8 @@ class Planner:
     Args:
         fail, clock: see `Admission`.
         max_graph_rows: returns the most rows of a step that runs as a CUDA graph, by the format of
-            its sequences. In formats with tails the rows of a sequence must lie in one block.
+            its sequences and whether it reads media. In formats with tails the rows of a sequence
+            must lie in one block.
         drafting: drafts tokens for sequences that have drafters.
     """
 
@@ -47,7 +48,7 @@ class Planner:
         prefill_budget: PrefillBudget,
         fail: Callable[[Sequence, Failure], None],
         clock: Callable[[], float],
-        max_graph_rows: Callable[[KVFormat], int],
+        max_graph_rows: Callable[[KVFormat, bool], int],
         drafting: Drafting,
     ) -> None:
         self.counters = Counters()
@@ -154,7 +155,9 @@ class Planner:
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
-        max_graph_rows = 0 if format is None else self._max_graph_rows(format)
+        max_graph_rows = 0
+        if format is not None:
+            max_graph_rows = self._max_graph_rows(format, any(map(_reads_media, prompts)))
         read = list[int]()
         while prompts and not read:
             shares = self._shares(
@@ -162,9 +165,7 @@ class Planner:
             )
             if not any(shares):
                 break
-            for sequence, share in zip(prompts, shares, strict=True):
-                if share and sequence.status is Status.RUNNING:
-                    self._plan_chunk(sequence, share, plan)
+            self._plan_chunks(prompts, shares, plan, room=max_graph_rows - generating)
             reading = {sequence.number for sequence in prompts}
             read = [rows.count for rows in plan if rows.sequence.number in reading]
             # Where all that got a share lost their places, the others read in this step.
@@ -196,20 +197,48 @@ class Planner:
         levels = [sequence.level for sequence in prompts]
         return self._prefill_split.split(budget, remaining, room, levels)
 
-    def _plan_chunk(self, sequence: Sequence, share: int, plan: list[PlannedRows]) -> None:
-        """Plan the next `share` tokens of a prompt, or fewer if blocks are short."""
+    def _plan_chunks(
+        self, prompts: list[Sequence], shares: list[int], plan: list[PlannedRows], room: int
+    ) -> None:
+        """Plan a chunk of each prompt that has a share.
+
+        Args:
+            room: rows that a graph has left for prompts. If the shares fit, a chunk that is longer
+                than its share, because a media item is not split, is planned if it fits, too.
+        """
+        graphed, read = sum(shares) <= room, 0
+        for sequence, share in zip(prompts, shares, strict=True):
+            if share and sequence.status is Status.RUNNING:
+                left = room - read if graphed and read else None
+                read += self._plan_chunk(sequence, share, plan, room=left)
+
+    def _plan_chunk(
+        self, sequence: Sequence, share: int, plan: list[PlannedRows], room: int | None
+    ) -> int:
+        """Plan the next `share` tokens of a prompt, or fewer if blocks are short.
+
+        Args:
+            room: the most rows; a longer chunk waits. None for no limit.
+
+        Returns:
+            The number of rows planned.
+        """
         count = min(share, self.sharing.until_snapshot(sequence))
         if count < len(sequence.progress.tokens) - sequence.progress.computed:
             count = self.tables.to_block_end(sequence, count)
         rows = self._chunk(sequence, count)
+        if room is not None and rows.count > room:
+            return 0
         fits = self.tables.extend(sequence, rows.end)
         while not fits and rows.count > self._block_size:
             smaller = self._chunk(sequence, rows.count // 2)
             if smaller.count == rows.count:
                 break  # a single item
             rows, fits = smaller, self.tables.extend(sequence, smaller.end)
-        if fits or self.admission.make_room(rows, plan):
-            plan.append(rows)
+        if not fits and not self.admission.make_room(rows, plan):
+            return 0
+        plan.append(rows)
+        return rows.count
 
     def _plan_encoding(
         self, prompts: list[Sequence], seconds: float
@@ -297,14 +326,17 @@ class Planner:
 
 
 def _one_format(sequences: list[Sequence]) -> KVFormat | None:
-    """Return the sequences' common format.
-
-    None if formats differ, or if a sequence reads media or does not sample.
-    """
+    """Return the sequences' common format; None if formats differ, or one does not sample."""
     formats = {each.format for each in sequences}
-    if len(formats) != 1 or any(each.request.media for each in sequences):
+    if len(formats) != 1:
         return None
     return formats.pop() if all(each.request.task.samples for each in sequences) else None
+
+
+def _reads_media(sequence: Sequence) -> bool:
+    """Return whether a prompt has media that are not read yet."""
+    computed = sequence.progress.computed
+    return any(placed.end > computed for placed in sequence.request.media)
 
 
 def _generates(sequence: Sequence) -> bool:

@@ -50,7 +50,7 @@ class Scheduler:
         prefill_budget: PrefillBudget,
         identity: Callable[[KVFormat, str], bytes],
         clock: Callable[[], float] = time.monotonic,
-        max_graph_rows: Callable[[KVFormat], int] = lambda format: 0,
+        max_graph_rows: Callable[[KVFormat, bool], int] = lambda format, media: 0,
         drafting: Drafting | None = None,
     ) -> None:
         self.config = config

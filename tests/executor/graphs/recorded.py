@@ -15,7 +15,7 @@ from quire.attention.backend import Backends
 from quire.attention.reference import ReferenceBackend
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.core.request import Request, SamplingParams
+from quire.core.request import Request
 from quire.device.device import current_device
 from quire.device.operations import Operations
 from quire.executor import eager, factory
@@ -159,7 +159,7 @@ class Compared:
         for request in asked:
             tokens, prompt, answer = answers[request.id].tokens, request.prompt, answers[request.id]
             forced = [
-                Request(f"{n}", (*prompt, *tokens[:n]), SamplingParams(temperature=0), max_tokens=1)
+                replace(request, id=f"{n}", prompt=(*prompt, *tokens[:n]), max_tokens=1)
                 for n in range(len(tokens))
             ]
             expected = served(loaded, forced, config)

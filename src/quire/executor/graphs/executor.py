@@ -35,8 +35,8 @@ class GraphExecutor(EagerExecutor):
     def serves(self, format: KVFormat) -> bool:
         return self.graphs.serves_format(format)
 
-    def max_graph_rows(self, format: KVFormat) -> int:
-        return self.graphs.max_graph_rows(format)
+    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
+        return self.graphs.max_graph_rows(format, media)
 
     def _run(self, inputs: StepInputs) -> Computed:
         return self.graphs.compute(inputs, lambda: self.model(inputs)) or super()._run(inputs)

@@ -85,6 +85,8 @@ class GraphCache:
     Attributes:
         heads: attention head shapes of the layers that keep keys, by layer.
         hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
+        media: `[rows, hidden]` buffers that every graph reads the levels of media rows from; empty
+            for models without encoders.
     """
 
     def __init__(
@@ -106,8 +108,13 @@ class GraphCache:
         width = hidden.shape[-1]
         assert isinstance(width, int), "the hidden size is fixed"
         self.hidden = mx.zeros((WIDE_ROWS, width), dtype=hidden.dtype)
+        self.media = tuple(
+            mx.zeros((WIDE_ROWS, width), dtype=programs.body.values[id].dtype)
+            for name, id in programs.body.fields.items()
+            if name.removeprefix("media.").isdecimal()
+        )
         self._logits: mx.array | None = None
-        mx.eval(self.hidden)
+        mx.eval(self.hidden, *self.media)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
         """Recorded steps by format and rows."""
@@ -214,7 +221,10 @@ class GraphCache:
         given = {
             "tokens.0": Place(inputs.tokens, None),
             "positions.0": Place(inputs.positions, None),
+            "media.placed": Place(inputs.placed, None),
         }
+        for level, array in enumerate(self.media):
+            given[f"media.{level}"] = Place(recorder.address(array), None)
         recording = Recording(recorder, pools, self._layout, states)
         recording.record(self._programs.body, given, [hidden])
         recording.code_tails()

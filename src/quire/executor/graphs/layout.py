@@ -8,6 +8,7 @@ from functools import cache
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
@@ -57,6 +58,7 @@ def step_type(max_rows: int, groups: int) -> np.dtype[np.void]:
         [
             ("rows", np.int32, (_HEAD_INTS,)),
             ("positions", np.int32, (max_rows,)),
+            ("placed", np.bool_, (max_rows,)),
             ("groups", group, (groups,)),
         ]
     )
@@ -110,6 +112,8 @@ class InputLayout:
         """Address of all inputs except tokens. The first is `rows`."""
         self.rows = self.numbers
         self.positions = self.numbers + inputs.fields["positions"][1]
+        self.placed = self.numbers + inputs.fields["placed"][1]
+        """Whether each row is media; see `MediaRows`."""
         self._first_group = self.numbers + inputs.fields["groups"][1]
         self.table = self.numbers + inputs.itemsize
 
@@ -130,14 +134,20 @@ def step_numbers(
     layout: KVLayout,
     memory: InputLayout,
     block_size: int,
+    placed: npt.NDArray[np.bool_] | None = None,
 ) -> Ints | None:
-    """Return a step's inputs except its tokens, in the layout of `InputLayout`.
+    """Return a step's inputs except its tokens and media, in the layout of `InputLayout`.
 
     None if the block tables are too long, if positions differ between axes or are no whole numbers,
     or if a state goes to too many slots.
+
+    Args:
+        placed: which rows are media; None if none are.
     """
     step = step_record(memory.max_rows, len(layout.groups))
     step["rows"][0, 0] = sum(each.count for each in rows)
+    if placed is not None:
+        step["placed"][0, : len(placed)] = placed
     if not write_positions(step, rows):
         return None
     tables: list[Ints] = []

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from quire.attention.backend import AttentionCase
 from quire.cache.pools import Pools
@@ -33,7 +34,7 @@ from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.program.passes import recordable
-from quire.program.trace import NotLinear, StepPrograms, trace
+from quire.program.trace import NotLinear, StepPrograms, steps_of, trace
 from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
@@ -62,7 +63,7 @@ def open_cuda_graphs(
     if current_device().kernel_language != "cuda":
         return None
     try:
-        traced = trace(model)
+        traced = trace(model, steps_of(model))
         programs = StepPrograms(recordable(traced.body), recordable(traced.head))
         graphs = CUDAGraphs(
             programs,
@@ -189,7 +190,7 @@ class CUDAGraphs:
         rows = inputs.sequences
         if not 0 < sum(each.count for each in rows) <= self._most_rows(rows[0].format):
             return False
-        if inputs.media is not None or inputs.cross is not None:
+        if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
             return False
         format = rows[0].format
         if not self.serves_format(format) or not self._within_blocks(rows):
@@ -201,12 +202,15 @@ class CUDAGraphs:
         tokens = self._pools.block_size
         return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
 
-    def max_graph_rows(self, format: KVFormat) -> int:
+    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
         """Return the most rows of a step that is likely to be graphed; 0 if none is.
 
         Several rows may belong to one sequence; in formats with tails they must lie in one block.
+
+        Args:
+            media: whether rows of the step are media.
         """
-        if not self.serves_format(format):
+        if not self.serves_format(format) or (media and not self._cache.media):
             return 0
         rows = self._most_rows(format)
         while rows > 1 and self._known(format, rows) is False:
@@ -250,18 +254,36 @@ class CUDAGraphs:
         layout = self._cache.inputs(max_rows)
         if graph is None:
             return None
-        numbers = step_numbers(inputs.sequences, self._layout, layout, self._pools.block_size)
+        given, placed = self._media_inputs(inputs), None
+        if inputs.media is not None:
+            placed = np.array(inputs.media.placed)[:, 0]
+        numbers = step_numbers(
+            inputs.sequences, self._layout, layout, self._pools.block_size, placed=placed
+        )
         if numbers is None:
             return None
         return self._extension.replay(
             graph=graph.handle,
-            inputs=[inputs.tokens],
-            targets=[layout.tokens],
+            inputs=[inputs.tokens, *given.values()],
+            targets=[layout.tokens, *given],
             workspace=self._cache.output(max_rows)[0],
             rows=sum(each.count for each in inputs.sequences),
             numbers=numbers.tobytes(),
             numbers_target=layout.numbers,
         )
+
+    def _media_inputs(self, inputs: StepInputs) -> dict[int, mx.array]:
+        """Return the levels of a step's media rows, by the address that graphs read them from."""
+        if inputs.media is None:
+            return {}
+        buffers, dtype = self._cache.media, self._cache.media[0].dtype
+        levels = list(inputs.media.levels)
+        levels += [mx.zeros_like(levels[0])] * (len(buffers) - len(levels))
+        pointer = self._extension.pointer
+        return {
+            pointer(buffer): level.astype(dtype)
+            for buffer, level in zip(buffers, levels, strict=True)
+        }
 
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]

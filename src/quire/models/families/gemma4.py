@@ -220,7 +220,7 @@ class Decoder(Module):
         tokens = self._looked_up(step)
         x = self.embedded(tokens)
         if step.media is not None:
-            x = step.media.placed(x)
+            x = step.media.replaced(x)
         rotations = self._rotations(step)
         own = self._own_embeddings(x, tokens)
         x = self._opened(x)
@@ -257,7 +257,7 @@ class Decoder(Module):
         if step.media is None:
             return step.tokens
         padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)
-        return mx.put_along_axis(step.tokens, step.media.rows, padding, axis=0)
+        return mx.where(step.media.placed[:, 0], padding, step.tokens)
 
     def _rotations(self, step: ForwardContext) -> dict[str, Rotate]:
         """Return the step's rotations by layer type."""

@@ -395,6 +395,10 @@ class QwenPictureEncoder(CutEncoder):
         rows, columns = shape
         return Pieces(self.visual.kind.depth + 1, rows * columns)
 
+    @property
+    def levels(self) -> int:
+        return 1 + len(self.visual.kind.levels)
+
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         rows, columns = shape
         patches = features.reshape(rows * columns, self.visual.kind.patch_values)
