@@ -344,6 +344,11 @@ class LanguageModel(Module):
         """
         return None
 
+    @property
+    def position_axes(self) -> int:
+        """Axes of `positions` of prompts with media; 0 if a token's position is its index."""
+        return 0
+
     def cross_media(self, media: Sequence[PlacedMedia]) -> tuple[CrossMedia, ...]:
         """Return the media that a prompt's tokens attend to by cross-attention, in order."""
         return ()

@@ -70,9 +70,12 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
 
 
 def steps_of(model: LanguageModel) -> Variant:
-    """Return the kind of step that holds text and, if the model has encoders, media rows."""
+    """Return the kind of step that holds text and, if the model has encoders, media rows.
+
+    Media rows with positions of several axes are left out.
+    """
     encoders = model.encoders.values()
-    if not encoders:
+    if not encoders or model.position_axes:
         return Variant()
     how = Variant()
     with traced_by(operations := TracedOperations(KnownWeights(named_parameters(model)))):

@@ -91,6 +91,10 @@ class FusedModel(DecoderModel):
         table, dtype = self.model.embed_tokens, self.model.norm.weight.dtype
         return {"image": PatchEncoder(table, self.img_projector, self._patch, self._around, dtype)}
 
+    @property
+    def position_axes(self) -> int:
+        return 5
+
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:

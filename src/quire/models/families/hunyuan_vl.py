@@ -103,6 +103,10 @@ class HunyuanVL(VisionLanguageModel):
     def encoders(self) -> Mapping[str, MediaEncoder]:
         return {} if self.visual is None else {"image": HunyuanPictureEncoder(self.visual)}
 
+    @property
+    def position_axes(self) -> int:
+        return self._axes
+
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:

@@ -116,6 +116,10 @@ class VisionLanguageModel(DecoderModel):
     def encoders(self) -> Mapping[str, MediaEncoder]:
         return {} if self.visual is None else self.visual.encoders
 
+    @property
+    def position_axes(self) -> int:
+        return 3
+
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.float32] | None:
@@ -134,6 +138,10 @@ class VisionLanguageModel(DecoderModel):
 
 class TextPositionsModel(VisionLanguageModel):
     """A vision-language model whose picture rows are numbered like text tokens."""
+
+    @property
+    def position_axes(self) -> int:
+        return 0
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
