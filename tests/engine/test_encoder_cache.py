@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from itertools import count
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -40,6 +41,7 @@ class Waves(MediaEncoder):
 
 
 FEATURES: dict[MediaKey, bytes] = {}
+NUMBERS = count(1)
 
 
 def sound(frames: int, kind: str = "audio") -> MediaItem:
@@ -51,12 +53,12 @@ def sound(frames: int, kind: str = "audio") -> MediaItem:
 
 def whole(item: MediaItem) -> EncoderWork:
     """All of an item's encoding, which is one piece."""
-    return EncoderWork(item, 0, 1, item.tokens, completes=True)
+    return EncoderWork(item, 0, 1, item.tokens, completes=True, group=next(NUMBERS))
 
 
-def rows_of(encoders: EncoderCache, start: int, count: int) -> tuple[list[int], Any, Any]:
+def rows_of(encoders: EncoderCache, start: int, rows: int) -> tuple[list[int], Any, Any]:
     media = (PlacedMedia(3, sound(4)),)
-    row = scheduled("a", start, count, [[1, 2, 3]], KVFormat(), images=media)
+    row = scheduled("a", start, rows, [[1, 2, 3]], KVFormat(), images=media)
     found = encoders.rows([scheduled("b", 5, 1, [[4, 5]], KVFormat()), row])
     assert found is not None
     placed = np.array(found.placed)[:, 0]
@@ -123,3 +125,28 @@ def test_what_no_encoder_takes_is_refused(item: MediaItem, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         media.check(Request("a", (1,) * 9, media=(PlacedMedia(1, item),)))
     media.check(Request("a", (1,) * 9, media=(PlacedMedia(1, sound(4)),)))
+
+
+class Several(Waves):
+    """Takes several items at once."""
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        self.asked.append(shape)
+        frames = features.view(mx.float32).reshape(-1, 2)
+        return frames, frames * 10
+
+
+def test_items_of_a_group_are_encoded_by_one_call() -> None:
+    waves = Several()
+    encoders = EncoderCache({"waves": waves}, FEATURES.__getitem__)
+    items = [sound(2, "waves"), replace(sound(2, "waves"), digest=b"other")]
+    FEATURES[items[1].key] = bytes(memoryview(cast("Any", mx.arange(8, 12, dtype=mx.float32))))
+    works = [EncoderWork(each, 0, 1, 2, completes=True, group=1) for each in items]
+    encoders.advance(works)
+    assert waves.asked == [(2,)]
+    assert encoders.sizes(works) == {item.key: 32 for item in items}
+    encoders.forget([items[0].key])
+    media = (PlacedMedia(1, items[1]),)
+    found = encoders.rows([scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=media)])
+    assert found is not None
+    assert np.array(found.levels[0])[1:3].tolist() == [[8, 9], [10, 11]]

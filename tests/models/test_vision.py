@@ -123,3 +123,15 @@ def test_places_of_patches_matter(tmp_path: Path) -> None:
     (wide,), (tall,) = vision(patches, (4, 6)), vision(patches, (6, 4))
     assert _differ(wide[:1], wide[1:2]) > 0.01
     assert _differ(wide, tall) > 0.01
+
+
+def test_pictures_of_one_shape_are_encoded_together(tmp_path: Path) -> None:
+    config = gemma4_vision_config()
+    vision = _vision(tmp_path / "a", config, random_weights(config))
+    one, other = IMAGE.features, IMAGE.features[::-1]
+    alone = [vision(mx.array(list(each), dtype=mx.uint8), IMAGE.shape)[0] for each in (one, other)]
+    both = mx.array(list(one + other), dtype=mx.uint8)
+    (together,) = vision(both, IMAGE.shape)
+    assert vision.takes_several
+    assert _differ(alone[0], alone[1]) > 0.01
+    assert _differ(together, mx.concatenate(alone)) < 1e-5

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.core.kv_format import KVFormat
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem, Pieces, PlacedMedia
 from quire.core.request import Request
 from quire.scheduler.encoding_cost import EncodingCost
 from quire.scheduler.encodings import Encodings
@@ -114,3 +116,41 @@ def test_keys_take_turns_at_encoders() -> None:
         planned, _ = encodings.plan(running, 0.0)
         order += ["a" if piece.item in (picture(1), picture(2)) else "b" for piece in planned]
     assert order == ["a", "b", "a", "b"] or order == ["b", "a", "b", "a"]
+
+
+def together(number: int, shape: int = 10) -> Sequence:
+    """A request of one picture, of which four of a shape are encoded by one call."""
+    own = sequence(number, picture(100 + number, shape))
+    pieces = {own.request.media[0].item.key: Pieces(4, shape, together=4)}
+    return Sequence(own.request, KVFormat(), b"", number, SequenceParts(pieces=pieces))
+
+
+def test_pictures_of_a_shape_that_begin_together_go_on_together() -> None:
+    encodings = Encodings(1000)
+    encodings.cost.observe([work(10)], 1.0)
+    running = [*map(together, range(6)), together(6, shape=30)]
+    groups: dict[int, list[tuple[MediaItem, int, int]]] = {}
+    while encodings.update_needs(running):
+        planned, _ = encodings.plan(running, 8.0)
+        assert sum(each.count * each.rows / 10 for each in planned) <= 8
+        for each in planned:
+            groups.setdefault(each.group, []).append((each.item, each.first, each.count))
+    items = [{item.key for item, _, _ in group} for group in groups.values()]
+    assert sorted(map(len, items)) == [1, 2, 4]
+    for group in groups.values():
+        pieces = [
+            [(first, count) for item, first, count in group if item == one]
+            for one in {item for item, _, _ in group}
+        ]
+        assert all(each == pieces[0] for each in pieces)
+        assert sum(count for _, count in pieces[0]) == 4
+
+
+def test_keys_do_not_share_a_group() -> None:
+    encodings = Encodings(1000)
+    running = [together(0), together(1)]
+    running[1].request = replace(running[1].request, caller="other")
+    encodings.update_needs(running)
+    encodings.cost.observe([work(10)], 1.0)
+    planned, _ = encodings.plan(running, 8.0)
+    assert len({each.group for each in planned}) == 2

@@ -451,3 +451,11 @@ def test_graphed_steps_that_read_keep_to_the_allowance_of_prompts() -> None:
         budget.start(8, 1, int(rows > 0), rows, graphed=True)
     added_s = read * (0.008 - 0.0027) / 56  # a row takes that much of a graph
     assert 0.9 <= added_s / (100 * 0.0027) <= 1.1
+
+
+def test_a_graphed_step_is_expected_to_take_what_graphs_of_its_rows_do() -> None:
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    budget.observe(0, 1, 300, 0.05)
+    budget.observe(2, 1, 298, 0.01, graphed=True)
+    assert budget.known_seconds(0, 1, 300) == pytest.approx(0.05)
+    assert budget.known_seconds(0, 1, 300, graphed=True) == pytest.approx(0.01)

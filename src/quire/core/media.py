@@ -46,10 +46,12 @@ class Pieces:
     Attributes:
         count: number of pieces, of about equal cost.
         rows: hidden states of one piece. Its cost is learned by this number.
+        together: the most items of one shape whose pieces are computed by one call.
     """
 
     count: int
     rows: int
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

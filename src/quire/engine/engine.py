@@ -402,17 +402,17 @@ def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) 
     if result.guesses:
         return  # the head's time is no part of what a step takes without it
     if plan.encoding:
-        rest = _known_seconds(scheduler, plan)
+        rest = _known_seconds(scheduler, plan, graphed=result.graphed)
         scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))
     elif plan.sequences:
         shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
         budget.observe(*shape, seconds, graphed=result.graphed)
 
 
-def _known_seconds(scheduler: Scheduler, plan: StepPlan) -> float:
+def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = False) -> float:
     """Return the expected time of a step without encoders and guesses."""
     return scheduler.prefill_budget.known_seconds(
-        plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+        plan.decode_rows, plan.prompt_chunks, plan.prompt_rows, graphed=graphed
     )
 
 

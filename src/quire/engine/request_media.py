@@ -9,7 +9,11 @@ from weakref import WeakValueDictionary
 from quire.core.errors import RequestError
 from quire.core.media import MediaItem, MediaKey, Pieces, PlacedMedia
 from quire.core.request import Request
+from quire.device.device import current_device
 from quire.models.base import MediaEncoder
+
+_MOST_TOGETHER = 4
+"""Most items that one call encodes; bounds the memory of hidden states."""
 
 
 class RequestMedia:
@@ -55,5 +59,11 @@ class RequestMedia:
 
     def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
         """Return how the encoding of each of a request's items is cut into pieces."""
-        items = (placed.item for placed in request.media)
-        return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}
+        return {placed.item.key: self._pieces(placed.item) for placed in request.media}
+
+    def _pieces(self, item: MediaItem) -> Pieces:
+        encoder = self._encoders[item.kind]
+        pieces = encoder.pieces(item.shape)
+        # On a CPU a call costs little beside its work, and items one by one have equal bits.
+        several = encoder.takes_several and current_device().fuses
+        return replace(pieces, together=_MOST_TOGETHER) if several else pieces

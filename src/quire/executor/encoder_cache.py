@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,13 @@ from quire.scheduler.plan import EncoderWork, ScheduledSequence
 
 Encoded = tuple[mx.array, ...]
 """The result of `MediaEncoder.__call__`: one array of rows per level."""
+
+
+class _Started(NamedTuple):
+    """Items whose encoding has begun, in the order of their rows, and its state."""
+
+    items: tuple[MediaKey, ...]
+    encoding: Encoding
 
 
 class EncoderCache:
@@ -28,7 +36,7 @@ class EncoderCache:
     ) -> None:
         self._encoders, self._given = encoders, features
         self._made: dict[MediaKey, Encoded] = {}
-        self._started: dict[MediaKey, Encoding] = {}
+        self._started: dict[MediaKey, _Started] = {}
 
     def rows(self, sequences: Sequence[ScheduledSequence]) -> MediaRows | None:
         """Return the rows of a step that are media; None if there are none.
@@ -77,29 +85,41 @@ class EncoderCache:
 
     def advance(self, work: Iterable[EncoderWork]) -> list[mx.array]:
         """Build the graph of pieces; the caller evaluates it in the same step."""
-        to_eval: list[mx.array] = []
+        groups: dict[int, list[EncoderWork]] = {}
         for each in work:
-            key = each.item.key
-            if each.first == 0:
-                self._started[key] = self._encode(each.item)
-            encoding = self._started[key]
-            state: Encoded = ()
-            for _ in range(each.count - each.completes):
-                state = next(encoding)
-            if each.completes:
-                state = self._made[key] = finished(encoding, pieces=1)
+            groups.setdefault(each.group, []).append(each)
+        return [array for group in groups.values() for array in self._advance(group)]
+
+    def _advance(self, group: Sequence[EncoderWork]) -> Encoded:
+        """Build the graph of pieces of items that one call encodes; return its last arrays."""
+        keys, some = [each.item.key for each in group], group[0]
+        if some.first == 0:
+            started = _Started(tuple(keys), self._encode([each.item for each in group]))
+            self._started |= dict.fromkeys(keys, started)
+        items, encoding = self._started[keys[0]]
+        state: Encoded = ()
+        for _ in range(some.count - some.completes):
+            state = next(encoding)
+        if some.completes:
+            state = finished(encoding, pieces=1)
+            parts = zip(*(mx.split(level, len(items)) for level in state), strict=True)
+            made = dict(zip(items, parts, strict=True)) if len(items) > 1 else {items[0]: state}
+            for key in keys:
+                self._made[key] = made[key]
                 del self._started[key]
-            to_eval += state
-        return to_eval
+        return state
 
     def sizes(self, work: Iterable[EncoderWork]) -> dict[MediaKey, int]:
         """Return the bytes of the features that these pieces complete."""
         keys = [each.item.key for each in work if each.completes]
         return {key: sum(a.nbytes for a in self._made[key]) for key in keys if key in self._made}
 
-    def _encode(self, item: MediaItem) -> Encoding:
-        features = mx.array(np.frombuffer(self._given(item.key), dtype=np.uint8))
-        return self._encoders[item.kind].encode(features, item.shape)
+    def _encode(self, items: Sequence[MediaItem]) -> Encoding:
+        """Begin to encode items of one kind and shape."""
+        features = b"".join(self._given(each.key) for each in items)
+        some = items[0]
+        encoder = self._encoders[some.kind]
+        return encoder.encode(mx.array(np.frombuffer(features, dtype=np.uint8)), some.shape)
 
     def _features(self, item: MediaItem) -> Encoded:
         """Return an item's cached features, or compute them uncached.
@@ -108,7 +128,7 @@ class EncoderCache:
         planned.
         """
         made = self._made.get(item.key)
-        return finished(self._encode(item)) if made is None else made
+        return finished(self._encode([item])) if made is None else made
 
     def clear(self) -> None:
         """Drop everything, after a failed step."""

@@ -290,6 +290,13 @@ class MediaEncoder(Module):
         yield from ()
         return self(features, shape)
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether the features may be those of several items of one shape, one after the other. The
+        rows then are theirs, in the same order.
+        """
+        return False
+
 
 class CutEncoder(MediaEncoder):
     """An encoder that works in pieces: by layers, and by independent parts of an item if there are

@@ -27,12 +27,14 @@ class _Encoding:
     Attributes:
         done: number of pieces planned.
         bytes: bytes of the features; 0 until they are complete.
+        group: see `EncoderWork`; 0 before the first piece is planned.
     """
 
     item: MediaItem
     pieces: Pieces
     done: int = 0
     bytes: int = 0
+    group: int = 0
 
     @property
     def complete(self) -> bool:
@@ -70,6 +72,8 @@ class Encodings:
         """By sequence number, the items that its next rows need, and the first row that
         needs one.
         """
+        self._groups = 0
+        """Number of groups of items so far."""
         self._oldest_first = False
         self._shares: Shares[str] = Shares()
         """Number of rows encoded so far, by API key."""
@@ -118,7 +122,8 @@ class Encodings:
         """Choose pieces for about `seconds`; return them with their expected time.
 
         API keys take turns by rows encoded so far. Within a key, steps alternate between the oldest
-        request and the one with the least left to encode.
+        request and the one with the least left to encode, and items of one shape that begin
+        together go on together.
         """
         queues = [(each.request.caller, self._queue(each)) for each in running]
         queues = [(caller, queue) for caller, queue in queues if queue]
@@ -127,20 +132,25 @@ class Encodings:
             queues.sort(key=lambda each: _work(each[1]))
         turns = self._shares.ordered(caller for caller, _ in queues)
         queues.sort(key=lambda each: turns.index(each[0]))
+        waiting = [(caller, each) for caller, queue in queues for each in queue]
         planned: list[EncoderWork] = []
         left = seconds
-        for caller, encoding in ((caller, each) for caller, queue in queues for each in queue):
-            if encoding.complete:
-                continue  # two requests bring it
+        seen: set[MediaKey] = set()
+        for caller, encoding in waiting:
+            if encoding.complete or encoding.item.key in seen:
+                continue  # two requests bring it, or it goes on with another
+            own = (each for name, each in waiting if name == caller and each.item.key not in seen)
+            group = _group(encoding, own)
             piece_s = self.cost.seconds(encoding.item.kind, encoding.pieces.rows)
             most = encoding.pieces.count - encoding.done
-            count = 0 if piece_s is None else min(most, int(left / piece_s))
+            count = 0 if piece_s is None else min(most, int(left / (piece_s * len(group))))
             if count == 0 and planned:
                 break
             count = max(count, 1)
-            planned.append(self._work(encoding, count))
-            self._shares.charge(caller, count * encoding.pieces.rows)
-            left -= count * (seconds if piece_s is None else piece_s)
+            planned += self._work(group, count)
+            seen |= {each.item.key for each in group}
+            self._shares.charge(caller, count * encoding.pieces.rows * len(group))
+            left -= seconds if piece_s is None else count * piece_s * len(group)
         return planned, min(seconds, seconds - left)
 
     def ready(self, sequence: Sequence) -> int:
@@ -215,17 +225,36 @@ class Encodings:
                 queue.append(encoding)
         return queue
 
-    def _work(self, encoding: _Encoding, count: int) -> EncoderWork:
-        first = encoding.done
-        encoding.done += count
-        self._encodings[encoding.item.key] = encoding
-        return EncoderWork(
-            encoding.item,
-            first,
-            count=count,
-            rows=encoding.pieces.rows,
-            completes=encoding.complete,
-        )
+    def _work(self, group: Iterable[_Encoding], count: int) -> Iterator[EncoderWork]:
+        """Plan the next pieces of a group."""
+        self._groups += 1
+        for encoding in group:
+            first = encoding.done
+            encoding.done += count
+            encoding.group = encoding.group or self._groups
+            self._encodings[encoding.item.key] = encoding
+            yield EncoderWork(
+                encoding.item,
+                first,
+                count=count,
+                rows=encoding.pieces.rows,
+                completes=encoding.complete,
+                group=encoding.group,
+            )
+
+
+def _group(encoding: _Encoding, others: Iterable[_Encoding]) -> list[_Encoding]:
+    """Return the encodings that go on with one: those of its group, or, if it begins, others of its
+    shape that begin.
+    """
+    own = encoding.group, encoding.item.kind, encoding.item.shape, encoding.pieces
+    found = {
+        each.item.key: each
+        for each in others
+        if (each.group, each.item.kind, each.item.shape, each.pieces) == own
+    }
+    found.pop(encoding.item.key, None)
+    return [encoding, *found.values()][: encoding.pieces.together]
 
 
 def _items(sequence: Sequence) -> set[MediaKey]:

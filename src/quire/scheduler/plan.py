@@ -165,6 +165,8 @@ class EncoderWork:
     Attributes:
         rows: hidden states of one piece.
         completes: whether these include the last piece, so that the item's features are complete.
+        group: number of the items that one call encodes. They have one shape, and their pieces are
+            in the same steps.
     """
 
     item: MediaItem
@@ -172,6 +174,7 @@ class EncoderWork:
     count: int
     rows: int
     completes: bool
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,8 +267,12 @@ class PrefillBudget:
             return self._step_s
         return self.known_seconds(decode_rows, chunks, prompt_rows)
 
-    def known_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
+    def known_seconds(
+        self, decode_rows: int, chunks: int, prompt_rows: int, *, graphed: bool = False
+    ) -> float:
         """Return a step's expected seconds; 0 if no such step was seen."""
+        if graphed and self.times.generating.largest:
+            return self._generating_s(decode_rows + prompt_rows)
         known = decode_rows and self.times.generating.largest
         generating_s = self._generating_s(decode_rows) if known else 0.0
         prompts_s = self.times.prompts(decode_rows).seconds(prompt_rows) if prompt_rows else None

@@ -21,7 +21,7 @@ from quire.models.arguments import read_arguments
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.layers.clipped import ClippedLinear, Projector
 from quire.models.layers.common import ACTIVATIONS, GATES
-from quire.models.layers.encoder_attention import attend
+from quire.models.layers.encoder_attention import Parts
 from quire.models.layers.norm import RMSNorm, unweighted_norm
 from quire.models.layers.rope import Rope, RopeParameters, Rotate
 from quire.models.settings import Settings
@@ -102,12 +102,13 @@ class PatchEmbedder(Module):
         self.position_embedding_table = mx.ones((2, size, args.hidden_size))
 
     def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
-        """uint8 `[rows * columns, patch_values]` -> `[rows * columns, hidden]`."""
+        """uint8 `[items * rows * columns, patch_values]` -> `[items * rows * columns, hidden]`."""
         xs, ys = self.position_embedding_table
         places = xs[None, :columns] + ys[:rows, None]  # [rows, columns, hidden]
         colours = patches.astype(mx.float32) * (2 / 255) - 1  # -1 to 1
         x: mx.array = self.input_proj(colours.astype(places.dtype))
-        return x + places.reshape(x.shape)
+        places = places.reshape(rows * columns, -1)
+        return (x.reshape(-1, *places.shape) + places).reshape(x.shape)
 
 
 class Attention(Module):
@@ -126,13 +127,13 @@ class Attention(Module):
         self._v_norm = unweighted_norm(eps)
         self._head_dim = dim
 
-    def __call__(self, x: mx.array, rotate: Rotate) -> mx.array:
+    def __call__(self, x: mx.array, rotate: Rotate, items: Parts) -> mx.array:
         """`[N, hidden]` -> `[N, hidden]`."""
         n, dim = x.shape[0], self._head_dim
         q = rotate(self.q_norm(self.q_proj(x).reshape(n, self._heads, dim)))
         k = rotate(self.k_norm(self.k_proj(x).reshape(n, self._kv_heads, dim)))
         v = self._v_norm(self.v_proj(x).reshape(n, self._kv_heads, dim))
-        return self.o_proj(attend(q[None], k[None], v[None], scale=1.0).reshape(n, -1))
+        return self.o_proj(items.attend(q, k, v, scale=1.0).reshape(n, -1))
 
 
 class MLP(Module):
@@ -164,9 +165,10 @@ class EncoderLayer(Module):
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps=eps)
         self.post_feedforward_layernorm = RMSNorm(hidden, eps=eps)
 
-    def __call__(self, x: mx.array, rotate: Rotate) -> mx.array:
+    def __call__(self, x: mx.array, rotate: Rotate, items: Parts) -> mx.array:
         """`[N, hidden]` -> `[N, hidden]`."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotate))
+        y = self.self_attn(self.input_layernorm(x), rotate, items)
+        x = x + self.post_attention_layernorm(y)
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
@@ -178,18 +180,19 @@ class Encoder(Module):
         self.layers = [EncoderLayer(args) for _ in range(args.num_hidden_layers)]
         self._rope = Rope(args.head_dim // 2, RopeParameters(rope_theta=args.rope_theta))
 
-    def __call__(self, x: mx.array, columns: int) -> Iterator[mx.array]:
-        """Yield each layer's output, `[rows * columns, hidden]`."""
-        rotate = self._rotation(x.shape[0], columns)
+    def __call__(self, x: mx.array, rows: int, columns: int) -> Iterator[mx.array]:
+        """Yield each layer's output, `[items * rows * columns, hidden]`."""
+        items = Parts(x.shape[0] // (rows * columns))
+        rotate = self._rotation(rows, columns, items.count)
         for layer in self.layers:
-            x = layer(x, rotate)
+            x = layer(x, rotate, items)
             yield x
 
-    def _rotation(self, patches: int, columns: int) -> Rotate:
+    def _rotation(self, rows: int, columns: int, items: int) -> Rotate:
         """Return a rotation of each head's first half by the patch's column, and of the second by
         its row.
         """
-        index = mx.arange(patches)
+        index = mx.tile(mx.arange(rows * columns), items)
         turn_x, turn_y = self._rope(index % columns), self._rope(index // columns)
 
         def rotate(x: mx.array) -> mx.array:
@@ -217,19 +220,19 @@ class VisionTower(Module):
         return self.patch_embedder.position_embedding_table.dtype
 
     def layers(self, patches: mx.array, rows: int, columns: int) -> Iterator[mx.array]:
-        """Yield each layer's output `[rows * columns, hidden]`, for uint8 patches `[rows * columns,
-        patch_values]`.
+        """Yield each layer's output `[items * rows * columns, hidden]`, for uint8 patches `[items *
+        rows * columns, patch_values]`.
         """
-        return self.encoder(self.patch_embedder(patches, rows, columns), columns)
+        return self.encoder(self.patch_embedder(patches, rows, columns), rows, columns)
 
-    def pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
-        """Pool the last layer's output to `[tokens, hidden]`.
+    def pooled(self, x: mx.array, columns: int) -> mx.array:
+        """Pool the last layer's output to `[items * tokens, hidden]`.
 
         This is in float32: scaled values would overflow in float16, and standardisation subtracts a
         bias about as large as the values.
         """
         k, hidden = self.args.pooling_kernel_size, self.args.hidden_size
-        squares = x.astype(mx.float32).reshape(rows // k, k, columns // k, k, hidden)
+        squares = x.astype(mx.float32).reshape(-1, k, columns // k, k, hidden)
         pooled: mx.array = squares.mean(axis=(1, 3)).reshape(-1, hidden) * hidden**0.5
         if self.args.standardize:
             bias, scale = self.std_bias.astype(mx.float32), self.std_scale.astype(mx.float32)
@@ -259,12 +262,16 @@ class Gemma4VisionEncoder(CutEncoder):
         rows, columns = shape
         return Pieces(self.args.num_hidden_layers + 1, rows * columns)
 
+    @property
+    def takes_several(self) -> bool:
+        return True
+
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         rows, columns = shape
-        x = patches = features.reshape(rows * columns, self.args.patch_values)
+        x = patches = features.reshape(-1, self.args.patch_values)
         for x in self.vision_tower.layers(patches, rows, columns):
             yield (x,)
-        soft_tokens = self.vision_tower.pooled(x, rows, columns)
+        soft_tokens = self.vision_tower.pooled(x, columns)
         return (self.embed_vision(soft_tokens, self.vision_tower.dtype),)
 
 
