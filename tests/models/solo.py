@@ -11,7 +11,8 @@ import numpy.typing as npt
 from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
 from quire.executor.recurrent_rows import RecurrentRows
-from quire.models.base import LanguageModel, MediaEncoder, MediaRows
+from quire.models.base import LanguageModel, MediaEncoder
+from quire.models.media_rows import MediaRows
 
 
 class SoloStates:

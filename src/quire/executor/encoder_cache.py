@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.core.media import MediaItem, MediaKey
-from quire.models.base import Encoding, MediaEncoder, MediaRows, finished
+from quire.models.base import Encoding, MediaEncoder, finished
+from quire.models.media_rows import MediaRows
 from quire.scheduler.plan import EncoderWork, ScheduledSequence
 
 Encoded = tuple[mx.array, ...]

@@ -16,7 +16,8 @@ from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32
 from quire.device.recurrence import DeltaGates
 from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows
-from quire.models.base import CrossRows, ForwardContext, MediaRows
+from quire.models.base import CrossRows, ForwardContext
+from quire.models.media_rows import MediaRows
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 

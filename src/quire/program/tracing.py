@@ -15,7 +15,8 @@ from quire.device.operations import Operations
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
-from quire.models.base import CrossRows, ForwardContext, LanguageModel, MediaRows
+from quire.models.base import CrossRows, ForwardContext, LanguageModel
+from quire.models.media_rows import MediaRows
 from quire.program.values import Weight
 
 Output = tuple[tuple[int, ...], mx.Dtype]
