@@ -39,8 +39,10 @@ def recorded_kernels(
     cache = executor.graphs._cache
     for (stored, rows), found in cache._recorded.items():
         if rows == STREAMS and stored.name == parse_format(format).name:
-            launches, kept = found.launches(cache._graphs[stored].addresses)
-            return found.recorder.kernels, launches, kept
+            graphs, kept = found.launches(cache._graphs[stored].addresses)
+            if len(graphs) > 1:
+                raise SystemExit("MLX computes parts of this step between several graphs")
+            return found.recorder.kernels, graphs[0], kept
     raise SystemExit(f"steps in {format} are not recorded")
 
 

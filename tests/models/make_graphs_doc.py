@@ -58,8 +58,9 @@ On CUDA a step is one graph, recorded from the program of the step
 ([architecture](../ARCHITECTURE.md)). It has up to {MAX_ROWS} rows, over plain KV blocks up to
 {WIDE_ROWS}.
 
-A family whose steps have a node without a kernel is served eagerly, and so is a request whose KV
-format has no kernels for the family's attention.
+MLX computes a node without a kernel between two graphs of the step. A family with such a node that
+reads or writes the KV cache is served eagerly, and so is a request whose KV format has no kernels
+for the family's attention.
 
 The table is of the test configurations with wider matrices, in affine codes of 4 bits in groups of
 64; the [second table](#other-weights) is of other weights. Values have 64, 128, 256 or 512
@@ -77,7 +78,8 @@ OTHER_WEIGHTS = """
 
 Nodes with kernels, as above, by how all matrices are stored, or those of experts alone. Affine
 groups of 128 columns are read like those of 64. Matrices in codes of 2, 3, 5 or 6 bits, or in
-affine groups of 32, have kernels only where they have at most 512 outputs; as experts none.
+affine groups of 32, have kernels only where they have at most 512 outputs; as experts none. MLX
+computes the others.
 
 """
 FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3")

@@ -15,7 +15,6 @@ import pytest
 
 from quire.device.cuda.driver import Card, Launch
 from quire.device.device import current_device
-from quire.device.mixture import mixed
 from quire.device.operations import UnfusedOperations
 from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
@@ -98,8 +97,8 @@ class PreciseOperations(UnfusedOperations):
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         return self.linear(x, weight.unpacked(mx.float32), bias)
 
-    def experts(
-        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    def expert_outputs(
+        self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         def product(rows: mx.array, matrices: ExpertMatrices) -> mx.array:
             assert isinstance(matrices.weight, PackedWeight)
@@ -113,7 +112,7 @@ class PreciseOperations(UnfusedOperations):
             inner = self.gated(experts.gating, product(rows, experts.gate), up)
         else:
             inner = self.activate(experts.activation, up)
-        return mixed(product(inner, experts.down).squeeze(-2), weights, x.dtype)
+        return product(inner, experts.down).squeeze(-2)
 
 
 class _CUDA:

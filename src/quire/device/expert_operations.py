@@ -30,7 +30,17 @@ class ExpertOperations(CacheOperations):
         Returns:
             `[T, hidden]`.
         """
-        return mixture.weighted_sum(cast("Operations", self), x, chosen, weights, experts)
+        return self.weighted_sum(self.expert_outputs(x, chosen, experts), weights)
+
+    def expert_outputs(
+        self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
+    ) -> mx.array:
+        """Return what each row's chosen experts make of it: `[T, k, hidden]`."""
+        return mixture.outputs(cast("Operations", self), x, chosen, experts)
+
+    def weighted_sum(self, x: mx.array, weights: mx.array) -> mx.array:
+        """Return the weighted sum `[T, hidden]` of experts' outputs `[T, k, hidden]`."""
+        return mixture.mixed(x, weights, x.dtype)
 
     def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
         """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""

@@ -36,14 +36,10 @@ class Router(Protocol):
         ...
 
 
-def weighted_sum(
-    operations: Operations,
-    x: mx.array,
-    chosen: mx.array,
-    weights: mx.array,
-    experts: GatedExperts | PlainExperts,
+def outputs(
+    operations: Operations, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
 ) -> mx.array:
-    """Compute `Operations.experts` in MLX's operations."""
+    """Compute `Operations.expert_outputs` in MLX's operations."""
     rows, k = chosen.shape
     if rows * k < _SORT_FROM:
         y = _outputs(operations, x[:, None, None], chosen, experts, ordered=False)
@@ -52,7 +48,7 @@ def weighted_sum(
         order = mx.argsort(flat).astype(mx.int32)
         y = _outputs(operations, x[order // k][:, None], flat[order], experts, ordered=True)
         y = y[mx.argsort(order).astype(mx.int32)].reshape(rows, k, 1, -1)
-    return mixed(y.squeeze(-2), weights, x.dtype)
+    return y.squeeze(-2)
 
 
 def mixed(y: mx.array, weights: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -266,7 +266,7 @@ def split_experts(program: Program) -> Program:
     """Split `experts` nodes into the experts' outputs and their weighted sum.
 
     Each becomes `expert_outputs`, `[T, k, hidden]`, and `weighted_sum`, which a row kernel
-    computes. Replay knows neither node, so only executors that record kernels run this pass.
+    computes.
     """
     values, nodes = dict(program.values), list[Node]()
     for node in program.nodes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import mlx.nn as nn
 import pytest
 
 from quire.core.config import EngineConfig
@@ -16,6 +18,7 @@ from tests.executor.graphs.recorded import (
     opened,
     streams_of,
 )
+from tests.executor.graphs.test_between import six_bits_down
 from tests.executor.graphs.test_recording import experts_in_mxfp4, in_codes
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_metal import why_not
@@ -39,6 +42,7 @@ FAMILIES = [
     "glm4_moe_lite",
     "kimi_linear",
     "mamba2",
+    "llama4_text-several",
 ]
 
 
@@ -97,3 +101,25 @@ def test_logits_of_mxfp4_have_the_same_bits_in_any_batch() -> None:
     loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
     scenarios = ["batch of unequal lengths", "in chunks of 9"]
     assert_the_same_bits_in_any_batch(loaded, prompts((3, 20), tokens=4), scenarios=scenarios)
+
+
+def six_bit_experts(model: nn.Module) -> None:
+    """Mutates: pack experts in codes that no kernel reads."""
+    in_codes(model, Packing(64, 6, "affine"), "experts")
+    in_codes(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "pack"), [("gpt_oss", six_bit_experts), ("llama", six_bits_down)]
+)
+def test_mlx_computes_nodes_without_kernels_between_graphs(
+    family: str, pack: Callable[[nn.Module], None], compared: Compared
+) -> None:
+    wide = {"hidden_size": 576, "intermediate_size": 128, "head_dim": 64}
+    config = grown(family) | (wide if family == "llama" else {})
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    compared.assert_agree(opened(config, pack), PLAIN, rounds, ["2-r1", "again 2-r0"])
+    (whole,) = compared.wholes
+    recorded = next(iter(whole._cache._recorded.values()))
+    assert recorded.segments
+    assert all(segment.nodes and segment.reads for segment in recorded.segments)

@@ -21,6 +21,7 @@ class Survey(Recording):
     Attributes:
         nodes: number of nodes that compute something.
         refused: number of nodes without kernels, by node kind and reason.
+        unsupported: the nodes without kernels, with the reason.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Survey(Recording):
         super().__init__(recorder, pools, layout, states)
         self.nodes = 0
         self.refused = Counter[tuple[str, str]]()
+        self.unsupported: list[tuple[Node, str]] = []
 
     def _record(self, node: Node) -> None:
         if node.kind in RESHAPES:
@@ -43,6 +45,7 @@ class Survey(Recording):
         except UnsupportedNode as error:
             name = str(node.attributes["what"]) if node.kind == FUSED else node.kind
             self.refused[name, str(error)] += 1
+            self.unsupported.append((node, str(error)))
             for value in node.outputs:
                 if value not in self._places:
                     self._written(value, [])

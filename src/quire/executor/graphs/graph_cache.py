@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 
 import mlx.core as mx
 
@@ -19,6 +19,8 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch, card
 from quire.device.cuda.extension import Extension
+from quire.executor.graphs.between import Segment, needs_pools
+from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
@@ -28,6 +30,7 @@ from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
 from quire.program.trace import StepPrograms
+from quire.program.values import Node
 
 log = logging.getLogger("quire.engine")
 
@@ -47,7 +50,20 @@ class _Graphs:
     """CUDA graphs of one KV format, by row count. Invalid once the pools are reallocated."""
 
     addresses: Addresses
-    graphs: dict[int, Graph] = field(default_factory=dict)
+    graphs: dict[int, StepGraphs] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
+    """A step: one graph, or several with a segment between each two.
+
+    Attributes:
+        first: the first graph.
+        following: each segment, and the graph behind it.
+    """
+
+    first: Graph
+    following: Sequence[tuple[Segment, Graph]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +77,27 @@ class _Recorded:
     recorder: Recorder
     functions: Sequence[int]
     addresses: Addresses
+    segments: Sequence[Segment]
 
-    def graph(self, addresses: Addresses) -> Graph:
-        """Return the graph of the step for pools at `addresses`."""
-        return Graph(*self.launches(addresses))
+    def graphs(self, addresses: Addresses) -> StepGraphs:
+        """Return the graphs of the step for pools at `addresses`."""
+        parts, kept = self.launches(addresses)
+        first, *others = (Graph(part, kept) for part in parts)
+        return StepGraphs(first, list(zip(self.segments, others, strict=True)))
 
-    def launches(self, addresses: Addresses) -> tuple[list[Launch], list[mx.array]]:
-        """Return the launches for pools at `addresses`, and the arrays that must outlive them."""
+    def launches(self, addresses: Addresses) -> tuple[list[list[Launch]], list[mx.array]]:
+        """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
         moved = dict(zip(chain(*self.addresses), chain(*addresses), strict=True))
         kept = self.recorder.kept
         if addresses != self.addresses:
             tables, arrays = self.recorder.moved_tables(moved)
             moved, kept = {**moved, **tables}, [*kept, *arrays]
-        return launches(self.recorder.kernels, self.functions, moved), kept
+        recorded, functions = self.recorder.kernels, self.functions
+        ends = [*self.recorder.parts, len(recorded)]
+        return [
+            launches(recorded[first:end], functions[first:end], moved, first)
+            for first, end in pairwise([0, *ends])
+        ], kept
 
 
 class GraphCache:
@@ -102,6 +126,8 @@ class GraphCache:
         self._extension, self._compiler = extension, compiler()
         self._batch_invariant = batch_invariant
         self.heads = attention_heads(programs.body)
+        self._by_mlx: list[Node] = []
+        """Nodes of the body without kernels."""
         self._head = served_head(programs.head, card())
         self._inputs: dict[int, InputLayout] = {}
         hidden = programs.body.values[programs.body.outputs[0]]
@@ -123,10 +149,10 @@ class GraphCache:
         self._make_logits()
 
     def check(self) -> None:
-        """Record steps over plain blocks without compiling them.
+        """Find the nodes without kernels; MLX will compute them between graphs.
 
         Raises:
-            UnsupportedNode: a part of the program has no kernel.
+            UnsupportedNode: one of them reads or writes pools, or rows must be batch-invariant.
         """
         if self._batch_invariant and self._logits is None:
             raise UnsupportedNode("there is no kernel for the head")
@@ -135,7 +161,21 @@ class GraphCache:
             layer: PlainPool(self._layout.group[layer], tokens, (0, 0)) for layer in self.heads
         }
         states = unplaced_states(self._layout, self._pools.dtype)
-        self._record(self._recorder(MAX_ROWS), pools, states)
+        recorder = self._recorder(MAX_ROWS)
+        survey = Survey(recorder, pools, self._layout, states)
+        survey.record(self._programs.body, self._given(recorder), [self._hidden_buffer(recorder)])
+        for node, reason in survey.unsupported:
+            if self._batch_invariant or needs_pools(node):
+                raise UnsupportedNode(reason)
+        self._by_mlx = [node for node, _ in survey.unsupported]
+        if self._by_mlx:
+            self._record(self._recorder(MAX_ROWS), pools, states)
+            log.info(
+                "CUDA graphs compute %d of %d nodes of a step, MLX the others between graphs: %s",
+                survey.nodes - len(self._by_mlx),
+                survey.nodes,
+                "; ".join(dict.fromkeys(reason for _, reason in survey.unsupported)),
+            )
 
     def inputs(self, max_rows: int) -> InputLayout:
         """Return the input buffers for graphs of `max_rows` rows."""
@@ -153,8 +193,8 @@ class GraphCache:
             return self.hidden, False
         return self._logits, True
 
-    def graph(self, max_rows: int, format: KVFormat) -> Graph | None:
-        """Return the graph for the current pools. Return None while writes to the pools are
+    def graph(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
+        """Return a step's graphs for the current pools. Return None while writes to the pools are
         pending.
         """
         stores = {
@@ -176,7 +216,7 @@ class GraphCache:
             if recorded is None:
                 recorded = self._record_step(max_rows, stores, states, addresses)
                 self._recorded[format, max_rows] = recorded
-            graph = known.graphs[max_rows] = recorded.graph(addresses)
+            graph = known.graphs[max_rows] = recorded.graphs(addresses)
         return graph
 
     def _record_step(
@@ -192,11 +232,11 @@ class GraphCache:
             for layer, store in stores.items()
         }
         recorder = self._recorder(max_rows)
-        self._record(recorder, pools, states)
+        segments = self._record(recorder, pools, states)
         functions = self._compiler.functions([each.source for each in recorder.kernels])
         seconds, count = time.perf_counter() - started, len(functions)
         log.info("CUDA graph of %d rows: %d kernels, compiled in %.1f s", max_rows, count, seconds)
-        return _Recorded(recorder, functions, addresses)
+        return _Recorded(recorder, functions, addresses, segments)
 
     def _recorder(self, max_rows: int) -> Recorder:
         return Recorder(
@@ -210,26 +250,35 @@ class GraphCache:
 
     def _record(
         self, recorder: Recorder, pools: dict[int, LayerPool], states: dict[int, LayerStates]
-    ) -> None:
-        """Record the body, and the head if it has kernels.
+    ) -> list[Segment]:
+        """Record the body, and the head if it has kernels. Return the segments of the body.
 
         Raises:
             UnsupportedNode: there is no kernel for a part of the body.
         """
-        inputs = recorder.inputs
-        hidden = Buffer(recorder.address(self.hidden), self.hidden.nbytes)
-        given = {
-            "tokens.0": Place(inputs.tokens, None),
-            "positions.0": Place(inputs.positions, None),
-            "media.placed": Place(inputs.placed, None),
-        }
-        for level, array in enumerate(self.media):
-            given[f"media.{level}"] = Place(recorder.address(array), None)
-        recording = Recording(recorder, pools, self._layout, states)
-        recording.record(self._programs.body, given, [hidden])
+        hidden = self._hidden_buffer(recorder)
+        recording = Recording(recorder, pools, self._layout, states, self._by_mlx)
+        recording.record(self._programs.body, self._given(recorder), [hidden])
         recording.code_tails()
         if self._logits is not None and recorder.max_rows <= MAX_ROWS:
             self._record_head(recorder, recording, hidden)
+        return recording.segments
+
+    def _hidden_buffer(self, recorder: Recorder) -> Buffer:
+        return _buffer_of(recorder.address(self.hidden), self.hidden)
+
+    def _given(self, recorder: Recorder) -> dict[str, Place]:
+        """Return the places of the fields of the body."""
+        inputs = recorder.inputs
+        known = [(at, inputs.array(at)) for at in (inputs.tokens, inputs.positions)]
+        known += [(recorder.address(array), array) for array in self.media]
+        levels = (f"media.{level}" for level in range(len(self.media)))
+        names = "tokens.0", "positions.0", *levels
+        found = {
+            name: Place(at, _buffer_of(at, array))
+            for name, (at, array) in zip(names, known, strict=True)
+        }
+        return {**found, "media.placed": Place(inputs.placed, None)}
 
     def _record_head(self, recorder: Recorder, recording: Recording, hidden: Buffer) -> None:
         """Record the kernels that turn hidden states into logits.
@@ -252,7 +301,7 @@ class GraphCache:
         self._logits = mx.zeros((MAX_ROWS, outputs))
         mx.eval(self._logits)
         recorder = self._recorder(MAX_ROWS)
-        hidden = Buffer(recorder.address(self.hidden), self.hidden.nbytes)
+        hidden = self._hidden_buffer(recorder)
         try:
             self._record_head(recorder, Recording(recorder, {}, self._layout, {}), hidden)
         except UnsupportedNode as error:
@@ -271,3 +320,10 @@ class GraphCache:
             shape = shape_of(*dims, heads, tokens, capped=False, sinks=False)
             found[group] = min(found[group], shape.rows(few=False))
         return found
+
+
+def _buffer_of(address: int, array: mx.array) -> Buffer:
+    """Return an array as a buffer."""
+    memory = array.reshape(-1).view(mx.uint8)
+    mx.eval(memory)
+    return Buffer(address, array.nbytes, memory)

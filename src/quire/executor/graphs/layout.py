@@ -117,6 +117,11 @@ class InputLayout:
         self._first_group = self.numbers + inputs.fields["groups"][1]
         self.table = self.numbers + inputs.itemsize
 
+    def array(self, at: int) -> mx.array:
+        """Return the integers of all rows that stand at one of the addresses: `[max_rows]`."""
+        start = (at - self.tokens) // 4
+        return self._memory[start : start + self.max_rows]
+
     def group(self, number: int) -> GroupInputs:
         """Return the addresses of a KV group's inputs."""
         return addresses(GroupInputs, self._group(number), self.max_rows)

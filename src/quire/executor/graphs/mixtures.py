@@ -25,12 +25,14 @@ class Routed:
     Attributes:
         order: the pairs.
         tiles: for each tile its expert, first pair and number of pairs.
+        pairs: the most pairs.
         max_tiles: the most tiles.
         tile: the most pairs of a tile.
     """
 
     order: Buffer
     tiles: Buffer
+    pairs: int
     max_tiles: int
     tile: int
 
@@ -66,10 +68,10 @@ class MixtureRecording(ValueRecording):
         arguments += [each.address for each in writes]
         source = kernel.text(max_tiles, tile)
         recorder.add(source, (1, 1, 1), ROUTE_THREADS, arguments, reads, writes)
-        self._routed[route.outputs[0]] = Routed(order, tiles, max_tiles, tile)
+        self._routed[route.outputs[0]] = Routed(order, tiles, pairs, max_tiles, tile)
 
     def _experts(self, node: Node) -> None:
-        recorder, chosen = self._recorder, node.inputs[1]
+        recorder, chosen = self._recorder, self._uses.source(node.inputs[1])
         if chosen not in self._routed:
             raise UnsupportedNode("experts whose router has no kernel")
         experts: GatedExperts | PlainExperts = node.weight("experts")
@@ -99,7 +101,7 @@ class MixtureRecording(ValueRecording):
         if len({each.packing for each in weights}) > 1:
             raise UnsupportedNode("experts whose gates are packed otherwise than their values")
         biases = [each.bias for each in matrices]
-        routed = self._routed[chosen]
+        routed = self._routed[self._uses.source(chosen)]
         order, tiles = routed.order, routed.tiles
         width, top = weights[0].outputs, self._width(chosen, 1)
         cut = recorder.gemm(
@@ -107,7 +109,7 @@ class MixtureRecording(ValueRecording):
         )
         gemm = self._fitting(cut)
         reads = [*self._read([x]), order, tiles]
-        inner = recorder.buffer(2 * recorder.max_rows * top * width, reads)
+        inner = recorder.buffer(2 * routed.pairs * width, reads)
         offsets = [recorder.weight(each) for each in biases if each is not None]
         arguments = [self._place(x).address]
         arguments += [part for each in weights for part in recorder.matrix(each)]

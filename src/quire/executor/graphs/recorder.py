@@ -40,12 +40,16 @@ class Kernel:
 
 
 def launches(
-    recorded: Sequence[Kernel], functions: Sequence[int], moved: Mapping[int, int] = NOTHING_MOVED
+    recorded: Sequence[Kernel],
+    functions: Sequence[int],
+    moved: Mapping[int, int] = NOTHING_MOVED,
+    first: int = 0,
 ) -> list[Launch]:
     """Return the launches with compiled kernels.
 
     Args:
         moved: maps addresses at recording to the current ones.
+        first: number of the first of these kernels among those of the step.
     """
     return [
         Launch(
@@ -54,7 +58,7 @@ def launches(
             each.block,
             each.shared,
             tuple(moved.get(address, address) for address in each.arguments),
-            each.after,
+            tuple(number - first for number in each.after),
         )
         for each, function in zip(recorded, functions, strict=True)
     ]
@@ -66,12 +70,14 @@ class Buffer:
 
     Attributes:
         bytes: its size.
+        memory: the array at `address`, flat, uint8; None if the address lies within another one.
         writer: number of the kernel that last wrote it.
         readers: numbers of the kernels that read that content.
     """
 
     address: int
     bytes: int
+    memory: mx.array | None = None
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
 
@@ -90,6 +96,7 @@ class Recorder:
     Attributes:
         kept: arrays that kernels read or write, and that must live as long as the graph.
         tables: maps a table's address to the addresses that it holds.
+        parts: numbers of the first kernels of the graphs behind the first one; see `begin_part`.
     """
 
     max_rows: int
@@ -101,6 +108,7 @@ class Recorder:
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    parts: list[int] = field(default_factory=list)
     _free: list[Buffer] = field(default_factory=list)
     _before: list[int] = field(default_factory=list)
     """For each kernel, a bit set of the kernels that are finished before it starts."""
@@ -119,7 +127,7 @@ class Recorder:
         reads, writes = list(reads), list(writes)
         needed = {each.writer for each in (*reads, *writes)} - {None}
         needed |= {reader for each in writes for reader in each.readers}
-        after = self._reduced(sorted(number for number in needed if number is not None))
+        after = self._reduced(sorted(n for n in needed if n is not None and n >= self._first))
         number = len(self.kernels)
         self.kernels.append(Kernel(source, grid, block, shared, tuple(arguments), after))
         self._before.append(self._done_with(after))
@@ -134,14 +142,23 @@ class Recorder:
         self, source: str, grid: tuple[int, int, int], block: int, arguments: Sequence[int]
     ) -> int:
         """Add a kernel that depends on all others. Return its number."""
-        after = self._reduced(range(len(self.kernels)))
+        after = self._reduced(range(self._first, len(self.kernels)))
         self.kernels.append(Kernel(source, grid, block, 0, tuple(arguments), after))
         self._before.append(self._done_with(after))
         return len(self.kernels) - 1
 
+    def begin_part(self) -> None:
+        """Let the kernels from here on be another graph, which runs when the one before is done."""
+        self.parts.append(len(self.kernels))
+
+    @property
+    def _first(self) -> int:
+        """Number of the first kernel of the graph that is being recorded."""
+        return self.parts[-1] if self.parts else 0
+
     def _done_with(self, kernels: Iterable[int]) -> int:
         """Return a bit set of the given kernels and all kernels that finish before them."""
-        done = 0
+        done = (1 << self._first) - 1
         for each in kernels:
             done |= self._before[each] | 1 << each
         return done
@@ -173,8 +190,8 @@ class Recorder:
         if best is not None:
             self._free.remove(best)
             return best
-        memory = mx.zeros((max(bytes, 16),), dtype=mx.uint8)
-        return Buffer(self.constant(memory), memory.nbytes)
+        memory = mx.zeros((-(-max(bytes, 1) // 16) * 16,), dtype=mx.uint8)
+        return Buffer(self.constant(memory), memory.nbytes, memory)
 
     def release(self, buffer: Buffer) -> None:
         """Let later kernels write to a buffer that nobody reads any more."""

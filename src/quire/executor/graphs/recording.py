@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -12,6 +12,7 @@ from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels
+from quire.executor.graphs.between import Segment, memory_of, read_by
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.head_nodes import HeadRecording
 from quire.executor.graphs.joined import joined_kernel
@@ -56,6 +57,10 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
         pools: the pool of each layer that keeps keys and values, by layer.
         layout: says which layer owns the keys that a layer reads.
         states: arrays of each layer's recurrent states, by layer.
+        by_mlx: nodes without kernels, which become segments.
+
+    Attributes:
+        segments: what MLX computes between two parts of the recorder's kernels, in order.
     """
 
     def __init__(
@@ -64,8 +69,11 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
         pools: Mapping[int, LayerPool],
         layout: KVLayout,
         states: Mapping[int, LayerStates],
+        by_mlx: Iterable[Node] = (),
     ) -> None:
         super().__init__(recorder)
+        self._by_mlx = frozenset(by_mlx)
+        self.segments: list[Segment] = []
         self._pools, self._layout, self._states = pools, layout, states
         self._kinds: dict[str, Callable[[Node], None]] = {
             "embed": partial(self._generate, embed_kernel),
@@ -102,14 +110,48 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
             UnsupportedNode: there is no kernel for one of its nodes.
         """
         self._begin(program, given, outputs)
-        last = self._last_reads(program)
+        last, done = self._last_reads(program), list[int]()
         for number, node in enumerate(program.nodes):
-            self._record(node)
-            for value in last.get(number, ()):
+            if node in self._by_mlx:
+                self._segment(node)
+            else:
+                self._record(node)
+            done += last.get(number, ())
+            if node in self._by_mlx:
+                continue  # MLX may read its buffers until the next graph begins
+            for value in done:
                 place = self._places.get(value)
                 if place is not None and place.buffer is not None:
                     self._recorder.release(place.buffer)
+            done.clear()
         return list(outputs)
+
+    def _segment(self, node: Node) -> None:
+        """Let MLX compute a node behind the kernels recorded so far."""
+        recorder = self._recorder
+        if not self.segments or recorder.parts[-1] < len(recorder.kernels):
+            recorder.begin_part()
+            self.segments.append(Segment(self._program))
+        segment = self.segments[-1]
+        for value in read_by(node):
+            self._read_by_mlx(segment, value)
+        segment.nodes.append(node)
+        for value in node.outputs:
+            segment.writes[value] = self._written(value, []).address
+
+    def _read_by_mlx(self, segment: Segment, value: int) -> None:
+        """Let a segment know a value, which may be a view of what a kernel computed."""
+        known = {id for each in segment.nodes for id in each.outputs}
+        if value in known or value in segment.reads or value in self._program.constants:
+            return
+        source = self._uses.source(value)
+        if source in self._places and source not in segment.writes:
+            segment.reads[value] = memory_of(value, self._places[source].buffer)
+            return
+        view = self._uses.makers[value]
+        for each in view.inputs:
+            self._read_by_mlx(segment, each)
+        segment.nodes.append(view)
 
     def _record(self, node: Node) -> None:
         """Record the kernels of a node.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -250,9 +251,9 @@ class CUDAGraphs:
         return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
-        graph = self._cache.graph(max_rows, inputs.sequences[0].format)
+        graphs = self._cache.graph(max_rows, inputs.sequences[0].format)
         layout = self._cache.inputs(max_rows)
-        if graph is None:
+        if graphs is None:
             return None
         given, placed = self._media_inputs(inputs), None
         if inputs.media is not None:
@@ -262,15 +263,21 @@ class CUDAGraphs:
         )
         if numbers is None:
             return None
-        return self._extension.replay(
-            graph=graph.handle,
+        rows = sum(each.count for each in inputs.sequences)
+        replay = partial(
+            self._extension.replay, workspace=self._cache.output(max_rows)[0], rows=rows
+        )
+        output = replay(
+            graph=graphs.first.handle,
             inputs=[inputs.tokens, *given.values()],
             targets=[layout.tokens, *given],
-            workspace=self._cache.output(max_rows)[0],
-            rows=sum(each.count for each in inputs.sequences),
             numbers=numbers.tobytes(),
             numbers_target=layout.numbers,
         )
+        for segment, graph in graphs.following:
+            found = segment.compute(output, rows)
+            output = replay(graph=graph.handle, inputs=found, targets=segment.targets)
+        return output
 
     def _media_inputs(self, inputs: StepInputs) -> dict[int, mx.array]:
         """Return the levels of a step's media rows, by the address that graphs read them from."""
