@@ -2,16 +2,16 @@
 
 `python benchmarks/gpu/two_cards.py OUT.json` writes the shapes of Gemma 4 31B in bfloat16 and Llama
 3.1 70B in 4 bits (a file of one layer's size, whose layers have the same numbers), and runs bursts
-of 1, 8 and 32 streams on one card, on one without CUDA graphs, and on two (which have none yet),
-each in a process of its own. On a machine without
-cards processes of CPUs take part: `--shapes tiny --tokens 8`. What has been measured is in the file
-at any time.
+of 1, 8 and 32 streams on one card and on two, each in processes of its own. The log says whether
+steps run as CUDA graphs. On a machine without cards processes of CPUs take part: `--shapes tiny
+--tokens 8`. What has been measured is in the file at any time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -42,10 +42,8 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     from engine import run
     from quire.core.config import EngineConfig
     from quire.engine.factory import open_engine
-    from quire.executor import factory
 
-    if asked.eager:
-        factory.open_cuda_graphs = lambda *_, **__: None  # type: ignore[attr-defined]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     begun = time.perf_counter()
     config = EngineConfig(
         asked.one, ranks=ranks, kv_memory=asked.kv_gigabytes << 30, speculate="off"
@@ -79,13 +77,12 @@ def main(asked: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     for shape in asked.shapes:
         folder = written(shape, asked.models)
-        eager = [(1, True)] if 1 in asked.ranks and count_cards() else []
-        for ranks, eagerly in [*((each, False) for each in asked.ranks), *eager]:
+        for ranks in asked.ranks:
             part = asked.out.with_suffix(f".{shape}-{ranks}.json")
             command = [sys.executable, __file__, str(part), "--one", str(folder)]
             command += ["--ranks", str(ranks), "--tokens", str(asked.tokens)]
-            command += ["--kv-gigabytes", str(asked.kv_gigabytes), *["--eager"] * eagerly]
-            result: dict[str, Any] = {"shape": shape, "ranks": ranks, "eager": eagerly}
+            command += ["--kv-gigabytes", str(asked.kv_gigabytes)]
+            result: dict[str, Any] = {"shape": shape, "ranks": ranks}
             try:
                 ended = subprocess.run(command, timeout=asked.limit, check=False)
                 result["exit code"] = ended.returncode
@@ -109,7 +106,6 @@ if __name__ == "__main__":
     parser.add_argument("--models", type=Path, default=Path("models"))
     parser.add_argument("--limit", type=float, default=250, help="seconds of each run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--eager", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         given.out.write_text(json.dumps(measure(given)))

@@ -6,16 +6,20 @@ The model itself goes layer by layer as on any CPU; what is recorded beside it i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from quire.device.cuda.driver import Card, Launch
+from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.device import current_device
 from quire.device.operations import UnfusedOperations
+from quire.device.ranks import Part
 from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
@@ -24,12 +28,16 @@ from quire.executor.graphs import runner as graphs
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
+from tests.support.lockstep import Lockstep
 
 SMALL = Card(multiprocessors=4, shared=227 << 10)
 """With the shared memory of an H200, and few thread blocks at a time."""
 _MLX_ALIGNED = 8
 """Bytes, of MLX's arrays on a CPU."""
 _TOLERANCE = 2e-2
+_MOST_RANKS = 4
+_WAITS = "await("
+"""Of sources of kernels that wait for those of other ranks."""
 
 
 class EmulatedCompiler:
@@ -57,10 +65,16 @@ class EmulatedGraph:
 
 
 class EmulatedExtension:
-    """Replays when it is asked to, not when its output is computed."""
+    """Replays when it is asked to, not when its output is computed.
+
+    Attributes:
+        meet: lets the other ranks run until each of them has begun the same exchange.
+    """
 
     def __init__(self, compiler: EmulatedCompiler) -> None:
         self._compiler = compiler
+        self._threads = ThreadPoolExecutor(_MOST_RANKS, initializer=_own_stream)
+        self.meet: Callable[[], object] = lambda: None
 
     def pointer(self, array: mx.array) -> int:
         return int(memory_of(array).ctypes.data)
@@ -83,7 +97,12 @@ class EmulatedExtension:
         for each in EmulatedGraph.made[graph].launches:
             source = self._compiler.sources[each.function]
             kernel = Kernel(source, each.grid, each.block, each.shared, each.arguments, each.after)
-            launch(kernel, _MLX_ALIGNED)
+            if _WAITS not in source:
+                launch(kernel, _MLX_ALIGNED)
+                continue
+            exchange = self._threads.submit(launch, kernel, _MLX_ALIGNED)
+            self.meet()
+            exchange.result()
         return mx.array(memory_of(workspace)).view(workspace.dtype)[:rows]
 
 
@@ -122,7 +141,24 @@ class _CUDA:
     kernels = None
 
 
-def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_stream() -> None:
+    mx.set_default_stream(mx.new_stream(mx.cpu))
+
+
+def emulate_ranks(
+    monkeypatch: pytest.MonkeyPatch, extension: EmulatedExtension, ranks: Lockstep
+) -> None:
+    """Let ranks that run in lockstep reach each other's memory on emulated cards."""
+    size = ranks.part.size
+    memory = [np.zeros(inbox_bytes(size), np.uint8) for _ in range(size)]
+    addresses = tuple(each.ctypes.data for each in memory)
+    inboxes = [Inboxes(Part(rank, size), addresses) for rank in range(size)]
+    kept = lambda part, memory=memory: inboxes[part.rank]  # noqa: E731  # keeps the memory
+    monkeypatch.setattr(graphs, "verified_inboxes", kept)
+    monkeypatch.setattr(extension, "meet", ranks.meet)
+
+
+def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     """Engines that are opened from now on record their steps, held against precise ones."""
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
@@ -137,3 +173,4 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "verified_kernels", lambda: VerifiedKernels(None, ""))
     for module in (graph_cache, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)
+    return extension

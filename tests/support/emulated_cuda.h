@@ -1,5 +1,6 @@
 // Enough of CUDA to run the attention kernels on a CPU, on the thread groups of `emulated_metal.h`.
 // What a kernel says in PTX is said here in C++, under the same names. ALIGNED is of how many bytes arrays are.
+#include <sched.h>
 #include <sys/mman.h>
 #include <vector>
 
@@ -73,6 +74,8 @@ static inline float powf(float x, float y) { return __builtin_powf(x, y); }
 static inline float fmodf(float x, float y) { return __builtin_fmodf(x, y); }
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
+template <typename E>
+static inline E __ldcv(const E* from) { return *from; }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 static inline int atomicAdd(int* to, int more) { *to += more; return *to - more; }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
@@ -90,6 +93,12 @@ static inline uint raised16(uint bits, uint mask) { return (bits & mask) | 0x640
 static inline uint places_of(uint codes) { return (codes ^ codes >> 1) & 0x77777777u; }
 static inline uint chosen(uint x, uint y, uint mask) { return (x & mask) | (y & ~mask); }
 static inline uint bytes_at(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
+
+// Flags of other ranks, whose kernels run in other threads.
+static inline void tell(uint* flag, uint round) { __atomic_store_n(flag, round, __ATOMIC_RELEASE); }
+static inline void await(const uint* flag, uint round) {
+  while ((int)(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - round) < 0) sched_yield();
+}
 
 namespace emulated {
 static uint3 block, blocks;

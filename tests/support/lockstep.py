@@ -31,7 +31,7 @@ class Lockstep:
         self._models = [
             open_model(folder, part=Part(rank, size), **options) for rank in range(size)
         ]
-        self.loaded = self._models[0]
+        self.loaded, self.part = self._models[0], Part(0, size)
         self._calls: list[deque[Call]] = []
         self._ranks: list[greenlet] = []
         self._given: list[list[mx.array]] = []
@@ -65,6 +65,10 @@ class Lockstep:
     def gathered(self, x: mx.array) -> mx.array:
         return self._exchanged(x, mx.concatenate)
 
+    def meet(self) -> None:
+        """Return when all ranks have called it as often as this one."""
+        self._exchanged(mx.array(0), lambda arrays: arrays[0])
+
     def _exchanged(self, x: mx.array, combine: Callable[[list[mx.array]], mx.array]) -> mx.array:
         rank = self._ranks.index(getcurrent())
         number = len(self._given[rank])
@@ -78,7 +82,7 @@ class Lockstep:
         return combine([given[number] for given in self._given])
 
     def _follow(self, rank: int, config: EngineConfig) -> None:
-        executor = SplitExecutor(self._models[rank], config)
+        executor = SplitExecutor(self._models[rank], config, Part(rank, len(self._models)))
         self._ranks[0].switch()
         while True:
             assert self._calls[rank], "the leading rank waits for a call that it has not sent"

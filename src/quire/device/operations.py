@@ -13,6 +13,7 @@ from quire.device import activations, recurrence, rotation
 from quire.device.activations import Gating
 from quire.device.expert_operations import ExpertOperations
 from quire.device.mixture import Router
+from quire.device.ranks import RankOperations
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import (
@@ -25,7 +26,7 @@ from quire.device.weights import (
 )
 
 
-class Operations(ExpertOperations):
+class Operations(ExpertOperations, RankOperations):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 
     gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)

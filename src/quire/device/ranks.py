@@ -83,22 +83,30 @@ def use_collectives(collectives: Collectives) -> None:
     _collectives = collectives
 
 
-def summed(x: mx.array, part: Part) -> mx.array:
-    """Return the sum of the ranks' arrays, the same bits on each; `x` if one rank is the whole."""
-    if part.size == 1:
-        return x
+def collectives() -> Collectives:
+    """Return the collectives of the ranks that this process has joined."""
     assert _collectives is not None, "this process has not joined others"
-    return _collectives.summed(x)
+    return _collectives
 
 
-def gathered(x: mx.array, part: Part) -> mx.array:
-    """Concatenate the ranks' columns: `[R, own columns]` -> `[R, all columns]`, the same bits on
-    each rank.
-    """
+class RankOperations:
+    """The operations of models split over ranks."""
+
+    def summed(self, x: mx.array, part: Part) -> mx.array:
+        """Return the sum of all ranks' arrays, the same bits on each."""
+        return collectives().summed(x)
+
+    def gathered(self, x: mx.array, part: Part) -> mx.array:
+        """Concatenate the ranks' columns: `[R, own columns]` -> `[R, all columns]`."""
+        return collectives().gathered(x.T).T
+
+
+def agreed(value: int, part: Part) -> int:
+    """Return the smallest of the ranks' numbers. All ranks call it at the same point."""
     if part.size == 1:
-        return x
-    assert _collectives is not None, "this process has not joined others"
-    return _collectives.gathered(x.T).T
+        return value
+    found = collectives().gathered(mx.array([value], mx.int32))
+    return int(found.min().item())  # type: ignore[arg-type]  # an integer
 
 
 def chosen_backend(asked: str = "") -> str:

@@ -63,25 +63,28 @@ def main() -> int:
     calls: SimpleQueue[Call] = SimpleQueue()
     Thread(target=_listen, args=(frames, calls), daemon=True).start()
     use_private_cache()
-    rank = opening.part.rank
+    part = opening.part
     try:
         loaded = _opened(opening, output)
     except QuireError as error:
         time.sleep(_FIRST_SAY_S)  # the leading process fails alike, and says why to the server
-        log.error("process %d of the split model: %s", rank, error)
+        log.error("process %d of the split model: %s", part.rank, error)
         return 1
-    executor = SplitExecutor(loaded, opening.config)
+    executor: SplitExecutor | None = None
     while True:
         call = calls.get()
         try:
             if call.method == BEGIN:
-                executor = SplitExecutor(loaded, *call.arguments)
-            elif call.method == PROBE:
+                (config,) = call.arguments
+                executor = SplitExecutor(loaded, config, part)
+                continue
+            assert executor is not None, "the leading process begins"
+            if call.method == PROBE:
                 output.send(Probed(executor.probe()))
             else:
                 call.of(executor)
         except Exception:  # whatever it was, this rank can no longer follow
-            log.exception("process %d of the split model failed", rank)
+            log.exception("process %d of the split model failed", part.rank)
             return 1
 
 

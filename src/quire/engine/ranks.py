@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.cache.specs import KVLayout
 from quire.constraints.masks import TokenMask
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
@@ -31,9 +32,10 @@ from quire.device.device import current_device
 from quire.device.ranks import Part, chosen_backend, join
 from quire.engine.follower_process import FollowerProcess
 from quire.executor.contents import Contents
-from quire.executor.eager import EagerExecutor
 from quire.executor.executor import Executor
 from quire.executor.factory import open_pools
+from quire.executor.graphs.executor import GraphExecutor
+from quire.executor.graphs.runner import open_cuda_graphs
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.plan import StepPlan
 
@@ -83,7 +85,7 @@ class Followers:
             ModelError: the model cannot be split here, or a process does not start.
         """
         check_split(config)
-        hosts = config.hosts or Hosts.local(config.ranks)
+        hosts = _hosts(config)
         addresses = _addresses(hosts)
         self.part = Part(0, config.ranks)
         self._processes = [
@@ -115,13 +117,20 @@ class Followers:
         return tuple(process.work_seconds for process in self._processes)
 
 
-class SplitExecutor(EagerExecutor):
+class SplitExecutor(GraphExecutor):
     """An executor of a part of a model. It launches steps whole, because the other ranks wait for
-    its sums.
+    its sums. CUDA graphs run on one machine, where ranks reach each other's memory.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, **parts: Any) -> None:
-        super().__init__(loaded.model, open_pools(loaded, config), **parts)
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, part: Part, **others: Any
+    ) -> None:
+        model, pools = loaded.model, open_pools(loaded, config)
+        graphs = None
+        if _hosts(config).beside(0) == part.size:
+            layout = KVLayout.of(model.layout)
+            graphs = open_cuda_graphs(model, layout, pools, loaded.fingerprint, part=part)
+        super().__init__(model, pools, graphs, **others)
 
     def _holds_back(self) -> bool:
         return False
@@ -165,7 +174,8 @@ class LeadingExecutor(SplitExecutor):
     def __init__(
         self, followers: Followers, loaded: LoadedModel, config: EngineConfig, **parts: Any
     ) -> None:
-        super().__init__(loaded, config, contents=_LeadingContents(followers), **parts)
+        contents = _LeadingContents(followers)
+        super().__init__(loaded, config, followers.part, contents=contents, **parts)
         self._followers = followers
         self._probed_at = 0.0
         self._own_seconds = 0.0
@@ -198,7 +208,7 @@ class LeadingExecutor(SplitExecutor):
 
 def check_split(config: EngineConfig) -> None:
     """Raise `ModelError` if a setting does not go with a split model."""
-    hosts = config.hosts or Hosts.local(config.ranks)
+    hosts = _hosts(config)
     cards, here = count_cards(), hosts.beside(0)
     if chosen_backend(hosts.backend) == "nccl" and 0 < cards < here:
         raise ModelError(
@@ -220,12 +230,16 @@ def shared(config: EngineConfig) -> EngineConfig:
     """Return the settings of each of several processes. Those of one machine share its memory and
     its cores, unless each has a card.
     """
-    hosts = config.hosts or Hosts.local(config.ranks)
+    hosts = _hosts(config)
     if chosen_backend(hosts.backend) == "nccl":
         return config
     beside = hosts.beside(0)
     threads = config.threads or max(1, (os.cpu_count() or 1) // beside)
     return replace(config, threads=threads, sharers=max(config.sharers, beside))
+
+
+def _hosts(config: EngineConfig) -> Hosts:
+    return config.hosts or Hosts.local(config.ranks)
 
 
 def _addresses(hosts: Hosts) -> tuple[tuple[str, ...], ...]:

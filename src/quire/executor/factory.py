@@ -7,7 +7,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.core.config import EngineConfig
 from quire.device.dtypes import DTYPES
-from quire.executor.eager import EagerExecutor, Observe
+from quire.executor.eager import Observe
 from quire.executor.executor import Executor
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import open_cuda_graphs
@@ -53,6 +53,4 @@ def open_executor(
         return SegmentExecutor(
             model, pools, segments, guesser=guesser, spill=spill, observe=observe
         )
-    if graphs is None:
-        return EagerExecutor(model, pools, guesser=guesser, spill=spill, observe=observe)
     return GraphExecutor(model, pools, graphs, guesser=guesser, spill=spill, observe=observe)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
-from quire.device.ranks import gathered
+from quire.device.collectives import gathered
 from quire.models.base import ForwardContext, LanguageModel, Module, named_parameters
 from quire.models.decoder_layers import DecoderLayer, layer_of
 from quire.models.description import Description

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
-from quire.device.ranks import summed
+from quire.device.collectives import summed
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.rope import Rotate

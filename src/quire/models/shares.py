@@ -14,6 +14,9 @@ import mlx.core as mx
 from quire.core.errors import ModelError
 from quire.device.ranks import Part
 
+_SMALL = 1 << 20
+"""Bytes of an array below which `mx.contiguous` may still return a view."""
+
 Run = tuple[int, int]
 """Number of pieces that stand side by side along an axis, and the size of each."""
 
@@ -56,9 +59,18 @@ class Cut:
                     "weights"
                 )
             first, last = (end * found // whole for end in ends)
-            pieces.append(array[(slice(None),) * axis + (slice(first, last),)])
+            pieces.append(own_piece(array, first, last, axis))
             before += count * size
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=axis)
+
+
+def own_piece(array: mx.array, first: int, last: int, axis: int = 0) -> mx.array:
+    """Return `[first, last)` along an axis as an array of its own: a view would keep all of
+    `array` in memory.
+    """
+    if array.nbytes < _SMALL:
+        return mx.contiguous(mx.take(array, mx.arange(first, last), axis=axis))
+    return mx.contiguous(array[(slice(None),) * axis + (slice(first, last),)])
 
 
 Cuts = Mapping[str, Cut]

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from quire.device.ranks import Part
 from quire.models.base import LanguageModel, named_parameters
-from quire.models.shares import Cut, Cuts, Split, head_rows
+from quire.models.shares import Cut, Cuts, Split, head_rows, own_piece
 
 _HEAD, _TABLE = "lm_head.", "model.embed_tokens."
 Weights = dict[str, mx.array]
@@ -49,6 +49,6 @@ def _largest_group(model: LanguageModel, weights: Weights) -> int:
 
 def _rows(array: mx.array, part: Part) -> mx.array:
     each = head_rows(array.shape[0], part)
-    own = array[part.rank * each : (part.rank + 1) * each]
+    own = own_piece(array, part.rank * each, min((part.rank + 1) * each, len(array)))
     missing = each - own.shape[0]
     return mx.pad(own, [(0, missing), *[(0, 0)] * (own.ndim - 1)]) if missing else own

@@ -12,6 +12,7 @@ from quire.cache.specs import KVLayout, RecurrentState
 from quire.device.activations import Gating
 from quire.device.mixture import Router
 from quire.device.operations import Operations
+from quire.device.ranks import Part
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
@@ -118,6 +119,15 @@ class TracedOperations(Operations):
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         out = (*x.shape[:-1], weight.codes.shape[-2]), x.dtype
         (y,) = self.note("packed_linear", {"x": x, "weight": weight, "bias": bias}, out)
+        return y
+
+    def summed(self, x: mx.array, part: Part) -> mx.array:
+        (y,) = self.note("summed", {"x": x}, (x.shape, x.dtype), part=part)
+        return y
+
+    def gathered(self, x: mx.array, part: Part) -> mx.array:
+        out = (*x.shape[:-1], x.shape[-1] * part.size), x.dtype
+        (y,) = self.note("gathered", {"x": x}, out, part=part)
         return y
 
     def embed(

@@ -207,7 +207,7 @@ def recorder_of(
     recording.code_tails()
     served = served_head(head, card)
     if served is not None:
-        record_head(recorder, *served, hidden, logits)
+        record_head(recorder, served, hidden, logits)
     return recorder
 
 
@@ -440,7 +440,7 @@ def test_a_card_with_too_little_shared_memory_is_refused() -> None:
 def test_heads_are_recorded(family: str) -> None:
     served = served_head(recordable(trace(packed_model(FAMILIES[family])).head), H200)
     assert served is not None
-    assert served[1] == (30.0 if family == "gemma4_moe" else None)
+    assert served.cap == (30.0 if family == "gemma4_moe" else None)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)

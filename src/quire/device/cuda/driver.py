@@ -87,14 +87,14 @@ class Graph:
     def __init__(self, launches: Sequence[Launch], kept: Sequence[mx.array] = ()) -> None:
         self._kept = kept
         graph, self._exec = ctypes.c_void_p(), ctypes.c_void_p()
-        _call("cuGraphCreate", ctypes.byref(graph), 0)
+        driver_call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
             nodes = [_added(graph, launch) for launch in launches]
             _depend(graph, nodes, launches)
             flags = ctypes.c_ulonglong(0)
-            _call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
+            driver_call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
         finally:
-            _call("cuGraphDestroy", graph)
+            driver_call("cuGraphDestroy", graph)
 
     @property
     def handle(self) -> int:
@@ -119,7 +119,7 @@ def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
     described = _KernelNode(launch.function, *sizes, ctypes.addressof(places), None, None, None)
     no_others = ctypes.c_size_t(0)
     arguments = ctypes.byref(node), graph, None, no_others, ctypes.byref(described)
-    _call("cuGraphAddKernelNode_v2", *arguments)
+    driver_call("cuGraphAddKernelNode_v2", *arguments)
     assert node.value is not None, "the driver made no node"
     return node.value
 
@@ -130,9 +130,9 @@ def _allow(function: int, shared: int) -> None:
     The limit is only ever raised, because other graphs may need more.
     """
     handle, allowed = ctypes.c_void_p(function), ctypes.c_int()
-    _call("cuFuncGetAttribute", ctypes.byref(allowed), _MOST_SHARED, handle)
+    driver_call("cuFuncGetAttribute", ctypes.byref(allowed), _MOST_SHARED, handle)
     if shared > allowed.value:
-        _call("cuFuncSetAttribute", handle, _MOST_SHARED, shared)
+        driver_call("cuFuncSetAttribute", handle, _MOST_SHARED, shared)
 
 
 class _Edge(ctypes.Structure):
@@ -165,7 +165,7 @@ def _depend(graph: ctypes.c_void_p, nodes: list[int], launches: Sequence[Launch]
         (ctypes.c_void_p * len(edges))(*(nodes[edge[end]] for edge in edges)) for end in (0, 1)
     )
     count = ctypes.c_size_t(len(edges))
-    _call("cuGraphAddDependencies_v2", graph, sources, targets, data, count)
+    driver_call("cuGraphAddDependencies_v2", graph, sources, targets, data, count)
 
 
 class Compiler:
@@ -237,8 +237,8 @@ def _compiled(text: str, options: list[str]) -> bytes:
 def _loaded(binary: bytes) -> int:
     """Return the function of a compiled kernel. Its module stays loaded until the process ends."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _call("cuModuleLoadData", ctypes.byref(module), binary)
-    _call("cuModuleGetFunction", ctypes.byref(function), module, b"kernel")
+    driver_call("cuModuleLoadData", ctypes.byref(module), binary)
+    driver_call("cuModuleGetFunction", ctypes.byref(function), module, b"kernel")
     assert function.value is not None, "the driver found no function"
     return function.value
 
@@ -272,7 +272,12 @@ def _nvrtc() -> Any:
     raise DriverError("libnvrtc is not to be found")
 
 
-def _call(name: str, *arguments: Any) -> None:
+def driver_call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver.
+
+    Raises:
+        DriverError: it returns an error.
+    """
     _check(name, getattr(_driver(), name)(*arguments))
 
 
@@ -296,7 +301,7 @@ def _capability() -> int:
 def _attribute(number: int) -> int:
     """Return an integer attribute of the GPU."""
     value = ctypes.c_int()
-    _call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
+    driver_call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
     return value.value
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quire.cache.disk_transfer import SpillTo
+from typing import Any
+
 from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
-from quire.executor.eager import EagerExecutor, Observe
+from quire.executor.eager import EagerExecutor
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.guessing import Guesser
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
@@ -17,26 +17,30 @@ class GraphExecutor(EagerExecutor):
     """Runs steps as CUDA graphs. Implements `Executor`.
 
     Steps that no graph serves, such as those with media or adapters, run eagerly.
+
+    Args:
+        graphs: None if none serves the model.
+        others: further arguments of `EagerExecutor`.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         pools: Pools,
-        graphs: CUDAGraphs,
-        *,
-        guesser: Guesser | None = None,
-        spill: SpillTo | None = None,
-        observe: Observe | None = None,
+        graphs: CUDAGraphs | None,
+        **others: Any,
     ) -> None:
-        super().__init__(model, pools, guesser=guesser, spill=spill, observe=observe)
-        self.graphs = graphs
+        super().__init__(model, pools, **others)
+        self._graphs = graphs
 
     def serves(self, format: KVFormat) -> bool:
-        return self.graphs.serves_format(format)
+        return self._graphs is not None and self._graphs.serves_format(format)
 
     def max_graph_rows(self, format: KVFormat, media: bool) -> int:
-        return self.graphs.max_graph_rows(format, media)
+        return 0 if self._graphs is None else self._graphs.max_graph_rows(format, media)
 
     def _run(self, inputs: StepInputs) -> Computed:
-        return self.graphs.compute(inputs, lambda: self.model(inputs)) or super()._run(inputs)
+        computed = None
+        if self._graphs is not None:
+            computed = self._graphs.compute(inputs, lambda: self.model(inputs))
+        return computed or super()._run(inputs)

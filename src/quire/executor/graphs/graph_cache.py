@@ -19,6 +19,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch, card
 from quire.device.cuda.extension import Extension
+from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs.between import Segment, needs_pools
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
@@ -105,6 +106,7 @@ class GraphCache:
 
     Args:
         batch_invariant: a row's bits do not depend on the other rows.
+        inboxes: see `Recorder`.
 
     Attributes:
         heads: attention head shapes of the layers that keep keys, by layer.
@@ -121,10 +123,11 @@ class GraphCache:
         extension: Extension,
         *,
         batch_invariant: bool = False,
+        inboxes: Inboxes | None = None,
     ) -> None:
         self._programs, self._layout, self._pools = programs, layout, pools
         self._extension, self._compiler = extension, compiler()
-        self._batch_invariant = batch_invariant
+        self._batch_invariant, self._inboxes = batch_invariant, inboxes
         self.heads = attention_heads(programs.body)
         self._by_mlx: list[Node] = []
         """Nodes of the body without kernels."""
@@ -246,6 +249,7 @@ class GraphCache:
             card(),
             batch_invariant=self._batch_invariant,
             copies=self._copies,
+            inboxes=self._inboxes,
         )
 
     def _record(
@@ -289,7 +293,7 @@ class GraphCache:
         assert self._logits is not None, "there is memory for logits"
         logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
         if self._head is not None:
-            record_head(recorder, *self._head, hidden, logits)
+            record_head(recorder, self._head, hidden, logits)
         else:
             given = {"hidden": Place(hidden.address, hidden)}
             recording.record(self._programs.head, given, [logits])

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
+from quire.device.ranks import WHOLE, Part
 from quire.device.weights import PackedWeight
 from quire.executor.graphs import kernels
+from quire.executor.graphs.exchange import Exchange, record_exchange
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, readable
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.program.values import FUSED, Program
@@ -95,30 +99,53 @@ class Head:
         )
 
 
-def record_head(
-    recorder: Recorder, weight: PackedWeight, softcap: float | None, hidden: Buffer, logits: Buffer
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ServedHead:
+    """A head that `record_head` supports.
+
+    Attributes:
+        matrix: this rank's rows of the head.
+        cap: see `Head`.
+        part: the rank, of those whose logits are put side by side.
+    """
+
+    matrix: PackedWeight
+    cap: float | None
+    part: Part
+
+    def kernel(self, max_rows: int, card: Card) -> Head:
+        """Return the kernel of steps of up to `max_rows` rows."""
+        outputs, words = self.matrix.codes.shape
+        return Head(max_rows, words * 8, outputs, self.matrix.packing.group_size, self.cap, card)
+
+
+def record_head(recorder: Recorder, served: ServedHead, hidden: Buffer, logits: Buffer) -> None:
     """Record the product of `hidden` with the head. Logits are float32."""
-    outputs, words = weight.codes.shape
-    group_size = weight.packing.group_size
-    head = Head(recorder.max_rows, words * 8, outputs, group_size, softcap, recorder.card)
+    head, alone = served.kernel(recorder.max_rows, recorder.card), served.part.size == 1
+    own = logits if alone else recorder.buffer(recorder.max_rows * head.outputs * 4, [hidden])
     arguments = [
         recorder.inputs.rows,
         hidden.address,
-        *recorder.matrix(ProductMatrix.of(weight)),
-        logits.address,
+        *recorder.matrix(ProductMatrix.of(served.matrix)),
+        own.address,
     ]
-    recorder.add(head.text, head.grid, 32 * head.warps, arguments, [hidden], [logits], head.shared)
+    recorder.add(head.text, head.grid, 32 * head.warps, arguments, [hidden], [own], head.shared)
+    if not alone:
+        kernel = Exchange(served.part, mx.float32, head.outputs, recorder.max_rows, gathered=True)
+        record_exchange(recorder, kernel, own.address, logits.address, [own], logits)
 
 
-def served_head(program: Program, card: Card) -> tuple[PackedWeight, float | None] | None:
-    """Return the matrix and the soft cap of a head that `record_head` supports; None otherwise."""
+def served_head(program: Program, card: Card) -> ServedHead | None:
+    """Return the head of a program if `record_head` supports it."""
     nodes = [
         each
         for node in program.nodes
         for each in (node.arguments if node.kind == FUSED else [node])
         if each.kind != "AsType"
     ]
+    part = WHOLE
+    if nodes and nodes[-1].kind == "gathered":
+        part = nodes.pop().attributes["part"]
     first = nodes[0] if nodes else None
     if first is None or first.kind != "packed_linear" or first.weight("bias") is not None:
         return None
@@ -138,6 +165,5 @@ def served_head(program: Program, card: Card) -> tuple[PackedWeight, float | Non
         (softcap,) = caps
     elif kinds:
         return None
-    outputs, words = weight.codes.shape
-    head = Head(64, words * 8, outputs, weight.packing.group_size, softcap, card)
-    return (weight, softcap) if head.fits else None
+    served = ServedHead(weight, softcap, part)
+    return served if served.kernel(64, card).fits else None

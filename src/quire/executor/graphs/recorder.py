@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.device.cuda.driver import Card, Launch
+from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
@@ -92,11 +93,13 @@ class Recorder:
         card: the card that the kernels run on.
         batch_invariant: a row's bits do not depend on how many rows there are.
         copies: arrays and their copies by identity, which outlive all graphs; see `copied`.
+        inboxes: memory by which ranks exchange rows; None if there is one rank, or none is shared.
 
     Attributes:
         kept: arrays that kernels read or write, and that must live as long as the graph.
         tables: maps a table's address to the addresses that it holds.
         parts: numbers of the first kernels of the graphs behind the first one; see `begin_part`.
+        exchanged: written by each exchange, so that these follow each other.
     """
 
     max_rows: int
@@ -105,10 +108,12 @@ class Recorder:
     card: Card
     batch_invariant: bool = False
     copies: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
+    inboxes: Inboxes | None = None
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: list[int] = field(default_factory=list)
+    exchanged: Buffer = field(default_factory=lambda: Buffer(0, 0))
     _free: list[Buffer] = field(default_factory=list)
     _before: list[int] = field(default_factory=list)
     """For each kernel, a bit set of the kernels that are finished before it starts."""

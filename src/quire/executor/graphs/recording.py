@@ -14,6 +14,7 @@ from quire.device.weights import Packing
 from quire.executor.graphs import kernels
 from quire.executor.graphs.between import Segment, memory_of, read_by
 from quire.executor.graphs.embed import embed_kernel
+from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.head_nodes import HeadRecording
 from quire.executor.graphs.joined import joined_kernel
 from quire.executor.graphs.mixtures import MixtureRecording
@@ -50,7 +51,7 @@ _FEW_OUTPUTS = 512
 """Most outputs of a matrix whose product is computed by one warp for each element."""
 
 
-class Recording(MixtureRecording, StateRecording, HeadRecording):
+class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecording):
     """Records programs for one number of rows.
 
     Args:
@@ -90,6 +91,8 @@ class Recording(MixtureRecording, StateRecording, HeadRecording):
             "convolve": self._convolve,
             "delta_rule": self._delta_rule,
             "state_space": self._state_space,
+            "summed": self._exchange,
+            "gathered": self._exchange,
             "Reduce": partial(self._generate, reduced_kernel),
             "Matmul": partial(self._generate, small_product_kernel),
             "Concatenate": partial(self._generate, joined_kernel),

@@ -23,9 +23,12 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import DriverError
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
+from quire.device.cuda.inboxes import Inboxes
 from quire.device.device import current_device
+from quire.device.ranks import WHOLE, Part, agreed
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.coding_check import DeviceRunner
+from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
@@ -40,6 +43,9 @@ from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
 
+_STANDINGS = False, None, True
+"""Verification results of a graph, the worst first: it differs, is not verified, agrees."""
+
 
 def open_cuda_graphs(
     model: LanguageModel,
@@ -48,12 +54,15 @@ def open_cuda_graphs(
     identity: str,
     *,
     batch_invariant: bool = False,
+    part: Part = WHOLE,
 ) -> CUDAGraphs | None:
-    """Trace a model and check that CUDA graphs can compute its steps.
+    """Trace a model and check that CUDA graphs can compute its steps. All ranks of a split model
+    call it at the same point, and get the same answer.
 
     Args:
         identity: identity of the weights, under which verification results are kept.
         batch_invariant: see `CUDAGraphs`.
+        part: the rank that the model is the share of.
 
     Returns:
         None on other devices, and where a part of the program has no kernel: a log line says which.
@@ -63,7 +72,9 @@ def open_cuda_graphs(
     """
     if current_device().kernel_language != "cuda":
         return None
+    graphs, problem = None, "another rank has none"
     try:
+        inboxes = None if part.size == 1 else verified_inboxes(part)
         traced = trace(model, steps_of(model))
         programs = StepPrograms(recordable(traced.body), recordable(traced.head))
         graphs = CUDAGraphs(
@@ -74,14 +85,17 @@ def open_cuda_graphs(
             identity,
             load_extension(),
             batch_invariant=batch_invariant,
+            inboxes=inboxes,
         )
         graphs.check()
-        return graphs
     except (UnsupportedNode, NotLinear, NoExtension, DriverError, OSError) as error:
         if batch_invariant:
             raise ModelError(f"batch-invariant: {error}") from error
-        log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", error)
-        return None
+        graphs, problem = None, str(error)
+    if agreed(int(graphs is not None), part):
+        return graphs
+    log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", problem)
+    return None
 
 
 class CUDAGraphs:
@@ -98,6 +112,8 @@ class CUDAGraphs:
         identity: identity of the weights.
         batch_invariant: every step, prompts included, runs as graphs whose rows do not depend on
             each other's bits.
+        inboxes: memory by which the ranks of a split model exchange rows. All ranks run each step
+            as a graph, or none does.
     """
 
     def __init__(
@@ -110,12 +126,21 @@ class CUDAGraphs:
         extension: Extension,
         *,
         batch_invariant: bool = False,
+        inboxes: Inboxes | None = None,
     ) -> None:
         self._logits_of = logits
+        self._part = WHOLE if inboxes is None else inboxes.part
+        self._agreed: set[tuple[KVFormat, int]] = set()
+        """Formats and row counts that the ranks have compared their results of."""
         self._layout, self._pools = layout, pools
         self._extension = extension
         self._cache = GraphCache(
-            programs, layout, pools, extension, batch_invariant=batch_invariant
+            programs,
+            layout,
+            pools,
+            extension,
+            batch_invariant=batch_invariant,
+            inboxes=inboxes,
         )
         self._formats: dict[KVFormat, bool] = {}
         """Whether the kernels support a KV format, for the formats seen so far."""
@@ -144,7 +169,7 @@ class CUDAGraphs:
         if not self._serves(inputs):
             return None
         max_rows = _max_rows(inputs.sequences)
-        verified = self._known(inputs.sequences[0].format, max_rows)
+        verified = self._known_by_all(inputs.sequences[0].format, max_rows)
         if verified is False:
             return None
         if verified is None:
@@ -187,6 +212,23 @@ class CUDAGraphs:
                 self._unknown.add(key)  # asked once: planning asks at each step
         return self.verified.get(key)
 
+    def _known_by_all(self, format: KVFormat, max_rows: int) -> bool | None:
+        """Return the worst of the ranks' `_known`; False if one of them does not serve the format.
+
+        The first call of a format and row count compares them, at the same step on each rank.
+        """
+        key = format, max_rows
+        if key not in self._agreed:
+            own = self._known(format, max_rows) if self.serves_format(format) else False
+            worst = _STANDINGS[agreed(_STANDINGS.index(own), self._part)]
+            self._agreed.add(key)
+            self.verified.pop(key, None)
+            if worst is None:
+                self._unknown.add(key)
+            else:
+                self.verified[key] = worst
+        return self.verified.get(key)
+
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
         if not 0 < sum(each.count for each in rows) <= self._most_rows(rows[0].format):
@@ -194,7 +236,7 @@ class CUDAGraphs:
         if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
             return False
         format = rows[0].format
-        if not self.serves_format(format) or not self._within_blocks(rows):
+        if not self._within_blocks(rows):
             return False
         return all(each.format == format and each.sampled == each.wanted for each in rows)
 
@@ -303,36 +345,55 @@ class CUDAGraphs:
         after = KeptStates(self._pools, self._layout, inputs.sequences)
         before.restore()
         format = inputs.sequences[0].format
-        difference: str | None
-        try:
-            found = self._launched(inputs, max_rows)
-            if found is None:
-                after.restore()
-                return expected
-            logits = self._cache.output(max_rows)[1]
-            whole = self._logits_of(expected) if logits else expected
-            wide = whole.astype(mx.float32)
-            if inputs.narrowed:
-                found = found[inputs.wanted]
-            error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
-            log.debug("%d rows: relative error %.2g", max_rows, float(error))
-            # Written so that a NaN is too much.
-            fine = float(error) <= kind_of(format).tolerance
-            difference = None if fine else f"relative error {float(error):.2g}"
-        except (DriverError, RuntimeError, UnsupportedNode) as problem:
-            difference = str(problem)
+        difference = self._unprepared(max_rows, format)
+        if agreed(int(difference is None), self._part):
+            try:
+                found = self._launched(inputs, max_rows)
+                if found is None:
+                    after.restore()
+                    return expected
+                difference = self._difference(found, expected, inputs, max_rows)
+            except (DriverError, RuntimeError) as problem:
+                difference = str(problem)
         # The graph computes the step again where rows are batch-invariant.
         (before if self._batch_invariant else after).restore()
-        self.verified[format, max_rows] = difference is None
-        if difference is None:
+        fine = bool(agreed(int(difference is None), self._part))
+        self.verified[format, max_rows] = fine
+        if fine:
             verified_kernels().add(self._verification(format, max_rows))
         else:
-            log.warning("CUDA graphs of %d rows disabled: %s", max_rows, difference)
+            why = difference or "another rank's differ"
+            log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return expected
+
+    def _unprepared(self, max_rows: int, format: KVFormat) -> str | None:
+        """Compile a graph. Return why that fails; None if it does not."""
+        try:
+            self._cache.graph(max_rows, format)
+        except (DriverError, RuntimeError, UnsupportedNode) as problem:
+            return str(problem)
+        return None
+
+    def _difference(
+        self, found: mx.array, expected: mx.array, inputs: StepInputs, max_rows: int
+    ) -> str | None:
+        """Return how the result of a graph differs from the model's; None if close enough."""
+        logits = self._cache.output(max_rows)[1]
+        whole = self._logits_of(expected) if logits else expected
+        wide = whole.astype(mx.float32)
+        if inputs.narrowed:
+            found = found[inputs.wanted]
+        error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
+        log.debug("%d rows: relative error %.2g", max_rows, float(error))
+        # Written so that a NaN is too much.
+        fine = float(error) <= kind_of(inputs.sequences[0].format).tolerance
+        return None if fine else f"relative error {float(error):.2g}"
 
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
         """Return the verification of graphs of `max_rows` rows against the model."""
-        subject = self._identity, format, max_rows, self._batch_invariant
+        subject: tuple[object, ...] = self._identity, format, max_rows, self._batch_invariant
+        if self._part.size > 1:
+            subject = *subject, self._part
         return Verification(Check.DECODE_STEPS_AGREE, subject)
 
 

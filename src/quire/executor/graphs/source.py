@@ -50,7 +50,11 @@ class NotGenerated(Exception):
 
 
 def source_text(
-    parameters: Sequence[str], body: Sequence[str], threads: int, constants: Mapping[str, int]
+    parameters: Sequence[str],
+    body: Sequence[str],
+    threads: int,
+    constants: Mapping[str, int],
+    functions: str = "",
 ) -> str:
     """Return the source of a kernel.
 
@@ -59,6 +63,7 @@ def source_text(
         body: C lines, which call `wait_for_others()` before they read other kernels' outputs.
         threads: threads of a thread block.
         constants: integers that the body uses, by name.
+        functions: C functions that the body calls.
     """
     signature = ", ".join(["const int* rows", *parameters])
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
@@ -67,6 +72,7 @@ def source_text(
         lines += ["#include <cuda_fp16.h>", "#define HALF"]
     lines += [_DEPENDENCIES, kernel_text(__package__, "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines += [functions]
     lines += [f'extern "C" __global__ void __launch_bounds__({threads}) kernel({signature}) {{']
     return "\n".join([*lines, "others_may_start();", *body, "}\n"])
 

@@ -17,7 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError
-from quire.device.ranks import WHOLE, summed
+from quire.device.collectives import summed
+from quire.device.ranks import WHOLE
 from quire.models.arguments import read_arguments
 from quire.models.audio.gemma3n import (
     Gemma3nAudioArguments,

@@ -18,8 +18,8 @@ import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec, SharedKV
 from quire.device.activations import Gating
+from quire.device.collectives import gathered, summed
 from quire.device.device import current_device
-from quire.device.ranks import gathered, summed
 from quire.device.weights import HeadPart
 from quire.models.audio.gemma4 import (
     AudioTower,
@@ -190,7 +190,8 @@ class DecoderLayer(Module):
         chosen, weights = self.router(x)
         mixed = self.experts(self.pre_feedforward_layernorm_2(x), chosen, weights)
         if self._part.size > 1:
-            y, mixed = summed(mx.stack([y, mixed]), self._part)
+            both = summed(mx.concatenate([y, mixed], axis=-1), self._part)
+            y, mixed = mx.split(both, 2, axis=-1)
         y = self.post_feedforward_layernorm_1(y)
         y += self.post_feedforward_layernorm_2(mixed)
         return y

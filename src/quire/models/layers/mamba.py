@@ -13,7 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.device.ranks import WHOLE, Part, summed
+from quire.device.collectives import summed
+from quire.device.ranks import WHOLE, Part
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm
 from quire.models.layers.causal_conv import CausalConv

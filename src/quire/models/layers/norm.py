@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from quire.device.collectives import summed
 from quire.device.device import current_device
-from quire.device.ranks import Part, summed
+from quire.device.ranks import Part
 from quire.models.base import Module
 
 Norm = Callable[[mx.array], mx.array]

@@ -13,7 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from quire.device.ranks import Part, summed
+from quire.device.collectives import summed
+from quire.device.ranks import Part
 from quire.models.base import Encoding, ForwardContext, Module
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.common import ACTIVATIONS, embed

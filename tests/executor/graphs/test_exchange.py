@@ -1,0 +1,67 @@
+"""Ranks exchange rows through each other's memory: sums, and columns side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.device.cuda.inboxes import Inboxes, inbox_bytes
+from quire.device.ranks import Part
+from quire.executor.graphs.exchange import Exchange
+from quire.executor.graphs.exchange_check import wrong_rows
+from tests.support.emulated_metal import why_not
+from tests.support.emulated_steps import EmulatedRunner
+from tests.support.nvcc import assert_compiles
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+def found_wrong(kernels: Sequence[Sequence[Exchange]]) -> list[str]:
+    """Run one exchange after the other, each on all ranks at once; return what was wrong."""
+    parts = [each.part for each in kernels[0]]
+    memory = [np.zeros(inbox_bytes(len(parts)), np.uint8) for _ in parts]
+    addresses = tuple(each.ctypes.data for each in memory)
+    begin = Barrier(len(parts))
+
+    def run(part: Part) -> list[str]:
+        with mx.stream(mx.new_stream(mx.cpu)):
+            inboxes = Inboxes(part, addresses)
+            begin.wait()
+            return [wrong_rows(each[part.rank], inboxes, EmulatedRunner()) for each in kernels]
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return [problem for each in pool.map(run, parts) for problem in each if problem]
+
+
+def exchanges(
+    ranks: int, width: int, rows: int, dtype: mx.Dtype, *, gathered: bool
+) -> list[Exchange]:
+    return [Exchange(Part(n, ranks), dtype, width, rows, gathered) for n in range(ranks)]
+
+
+def test_rows_are_added_up_and_put_side_by_side() -> None:
+    """Of one launch after the other, of different sizes, through the same memory."""
+    wide = exchanges(2, 1024, 3, mx.bfloat16, gathered=False)
+    assert not found_wrong([wide, exchanges(2, 40, 5, mx.float32, gathered=True), wide])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_many_rows_take_several_rounds(ranks: int) -> None:
+    many = exchanges(ranks, 8192, 512, mx.bfloat16, gathered=False)
+    odd = exchanges(ranks, 3, 7, mx.bfloat16, gathered=False)
+    columns = exchanges(ranks, 6004, 300, mx.float32, gathered=True)
+    assert not found_wrong([odd, many, columns, odd, many])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "gathered"), [(8192, False), (3, False), (64_128, True)])
+def test_exchanges_compile(tmp_path: Path, width: int, gathered: bool) -> None:
+    kernel = Exchange(Part(1, 4), mx.bfloat16, width, 512, gathered, polls=5)
+    assert_compiles(kernel.text, tmp_path)
