@@ -33,6 +33,8 @@ SHAPES = [
     cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=False),
     cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False),
     cuda.Shape(mx.bfloat16, 192, 128, 1, 20, 64, capped=False, sinks=False),
+    cuda.Shape(mx.bfloat16, 80, 80, 8, 4, 64, capped=False, sinks=False),
+    cuda.Shape(mx.bfloat16, 96, 96, 8, 4, 64, capped=False, sinks=True),
 ]
 
 
@@ -297,7 +299,9 @@ def _forget() -> None:
         (PLAIN, WindowKV(2, 128, 64), 100, mx.bfloat16, True),
         (PLAIN, FullKV(2, 512), 100, mx.float16, True),
         (PLAIN, FullKV(2, 128), 1, mx.float32, False),
-        (PLAIN, FullKV(2, 80), 1, mx.bfloat16, False),
+        (PLAIN, FullKV(2, 80), 1, mx.bfloat16, True),
+        (PLAIN, FullKV(2, 72), 1, mx.bfloat16, False),
+        (KVFormat("page", 8, 4), FullKV(2, 96), 1, mx.bfloat16, False),
         (KVFormat(dtype="float16"), FullKV(2, 128), 1, mx.bfloat16, False),
         (KVFormat("page", 8, 4), FullKV(2, 128), 1, mx.bfloat16, True),
         (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.bfloat16, True),

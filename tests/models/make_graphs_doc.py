@@ -63,8 +63,9 @@ reads or writes the KV cache is served eagerly, and so is a request whose KV for
 for the family's attention.
 
 The table is of the test configurations with wider matrices, in affine codes of 4 bits in groups of
-64; the [second table](#other-weights) is of other weights. Values have 64, 128, 256 or 512
-elements, keys a multiple of 64: other heads (80, 96) go eagerly.
+64; the [second table](#other-weights) is of other weights. Over plain blocks, keys and values of
+heads have a multiple of 16 elements, up to 128, or 256 or 512. Over coded ones they have 64, 128,
+256 or 512: requests in KV formats of codes go eagerly where heads have others (80, 96).
 
 "Nodes" counts those of a step that compute something, by how many of them have kernels. "Head" says
 whether logits are computed in the graph, too; else MLX computes them behind it. "-" in the KV

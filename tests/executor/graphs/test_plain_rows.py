@@ -36,6 +36,8 @@ class Case:
 CASES = {
     "sinks": Case(WindowKV(2, 64, 50), 4, sinks=True),
     "short values": Case(FullKV(2, 192, value_dim=128), 4),
+    "heads of 80": Case(FullKV(2, 80), 8),
+    "heads of 96": Case(FullKV(2, 96), 6, sinks=True),
     "latents": Case(FullKV(1, 576, value_dim=512, value_in_key=True), 20),
 }
 EVERYDAY = "sinks"

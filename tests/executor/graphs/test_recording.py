@@ -409,7 +409,7 @@ def test_kernels_compile(max_rows: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (FAMILIES["gemma4_moe"] | {"head_dim": 32}, "heads of 32, with values of 32"),
+        (FAMILIES["gemma4_moe"] | {"head_dim": 144}, "heads of 144, with values of 144"),
     ],
 )
 def test_nodes_without_a_kernel_are_refused(config: dict[str, Any], why: str) -> None:

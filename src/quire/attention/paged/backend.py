@@ -41,9 +41,8 @@ def kernels_serve(case: AttentionCase) -> bool:
     return (
         (_serves_plain(case) or _serves_packed(case))
         and case.block_size % 8 == 0
-        and spec.head_dim % 32 == 0
         and spec.head_dim <= max(cuda.VALUE_DIMS)
-        and spec.value_dim in cuda.VALUE_DIMS
+        and cuda.takes(spec.head_dim, spec.value_dim)
     )
 
 
@@ -65,7 +64,7 @@ def _serves_packed(case: AttentionCase) -> bool:
     if case.spec.attention is None:  # blocks of media have no tails
         return False
     known = case.format.scheme == "page" and case.block_size == packed.BLOCK_SIZE
-    known = known and case.spec.head_dim % (16 * cuda.warps_together(case.spec.value_dim)) == 0
+    known = known and case.spec.head_dim % 32 == 0 and case.spec.value_dim in cuda.VALUE_DIMS
     return known and case.dtype == mx.bfloat16
 
 

@@ -22,6 +22,7 @@ _MULTIPROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 
 VALUE_DIMS = (64, 128, 256, 512)
+"""Sizes of values that kernels over coded blocks take."""
 TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
 
 
@@ -221,11 +222,19 @@ def _combine_kernel(shape: Shape) -> Kernel:
     return compiled("combine", inputs, ["result"], shape, defines, source("splits"), body, 0)
 
 
+def takes(key_dim: int, value_dim: int) -> bool:
+    """Whether kernels over plain blocks take keys and values of these sizes."""
+    short = value_dim <= 128 and value_dim % 16 == 0
+    whole = key_dim % (16 * warps_together(value_dim)) == 0
+    return whole and (short or value_dim in VALUE_DIMS)
+
+
 def single_memory(shape: Shape) -> int:
     """Return the bytes that `single.cuh` lays out."""
     share, columns = warps_together(shape.value_dim), -(-shape.part // 8)
-    keys = -(-shape.key_dim // share // 64) * 64  # pieces change places within eight of them
-    vectors = 32 * 2 * (keys + shape.value_dim // share)
+    # Pieces of eight elements change places within eight of them.
+    keys, values = (-(-n // share // 64) * 64 for n in (shape.key_dim, shape.value_dim))
+    vectors = 32 * 2 * (keys + values)
     return 4 * vectors + columns * (256 if share == 1 else 8192)
 
 
@@ -237,7 +246,7 @@ def warps_together(value_dim: int) -> int:
 def shared_memory(shape: Shape, tiles: int) -> int:
     """Return the bytes that `attend.cuh` lays out."""
     queries = tiles * _QUERIES
-    halves = queries * (shape.key_dim + 8) + 2 * queries * (_KEYS + 8)
+    halves = queries * (-(-shape.key_dim // 32) * 32 + 8) + 2 * queries * (_KEYS + 8)
     return 2 * halves + 4 * 12 * queries
 
 

@@ -276,7 +276,8 @@ class PlainPool(LayerPool):
     def serves(cls, case: AttentionCase) -> bool:
         if case.spec.value_in_key:
             own = not case.format.dtype and case.dtype == mx.bfloat16
-            return own and case.spec.head_dim % 64 == 0 and case.block_size % 32 == 0
+            dims = case.spec.head_dim, case.spec.value_dim
+            return own and paged.takes(*dims) and case.block_size % 32 == 0
         return kernels_serve(case)
 
     @classmethod

@@ -274,7 +274,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
         q, k, v = heads["q"], heads["k"], heads.get("v")
         assert q is not None, "attention has queries"
         head_dim = spec.head_dim
-        if spec.value_dim not in paged.VALUE_DIMS or head_dim % 64:
+        if not paged.takes(head_dim, spec.value_dim):
             raise UnsupportedNode(f"heads of {head_dim}, with values of {spec.value_dim}")
         _check_heads(q, k, v)
         eps = {h.norm.attributes["eps"] for h in heads.values() if h and h.norm is not None}

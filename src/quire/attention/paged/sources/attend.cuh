@@ -2,11 +2,14 @@
   // tiles [n, 6]: first row, rows, lowest key, key past the highest, place of block 0 in `table`, unused
   // visible [T, 2]: first and last key, numbers: [0] scale * log2(e), [1] softcap * log2(e)
   constexpr int QUERIES = TILES * 16;
-  constexpr int Q_STRIDE = K_DIM + 8, P_STRIDE = 64 + 8;
+  // Keys are multiplied 32 elements at a time, and each lane adds up a power of two of a value's: behind
+  // shorter vectors (of 80 or 96) stand zeros.
+  constexpr int K_PARTS = (K_DIM + 31) / 32, V_PADDED = V_DIM <= 64 ? 64 : V_DIM <= 128 ? 128 : V_DIM;
+  constexpr int Q_STRIDE = K_PARTS * 32 + 8, P_STRIDE = 64 + 8;
 #ifndef V_STRIDE
 #define V_STRIDE V_DIM
 #endif
-  constexpr int E = V_DIM / 32;  // neighbouring elements of a value that a lane adds up
+  constexpr int E = V_PADDED / 32;  // neighbouring elements of a value that a lane adds up
   extern __shared__ __align__(16) unsigned char shared[];
   T* q_tile = (T*)shared;                                   // [QUERIES, Q_STRIDE]
   T* weights = q_tile + QUERIES * Q_STRIDE;                 // [2, QUERIES, P_STRIDE]
@@ -42,10 +45,10 @@
   }
 #endif
 
-  for (int i = threadIdx.x; i < QUERIES * (K_DIM / 8); i += 128) {
-    const int m = i / (K_DIM / 8), part = i % (K_DIM / 8);
+  for (int i = threadIdx.x; i < QUERIES * (K_PARTS * 4); i += 128) {
+    const int m = i / (K_PARTS * 4), part = i % (K_PARTS * 4);
     uint4 value = make_uint4(0, 0, 0, 0);
-    if (m < vectors)
+    if (m < vectors && part < K_DIM / 8)
       value = ((const uint4*)(q + ((size_t)(row0 + m / PART) * HEADS + head0 + m % PART) * K_DIM))[part];
     *(uint4*)(q_tile + m * Q_STRIDE + part * 8) = value;
   }
@@ -68,8 +71,13 @@
   __syncthreads();
 
   const T* k_row[2];
+  const auto key_part = [&](const T* row, int d) {
+    return K_DIM % 32 == 0 || d * 32 + quad * 8 < K_DIM ? *(const uint4*)(row + d * 32) : make_uint4(0, 0, 0, 0);
+  };
+  // Whether the value's elements that this lane adds up are inside it.
+  const bool inside = V_PADDED == V_DIM || warp * (V_PADDED / 4) + group * E < V_DIM;
 #if AHEAD
-  uint4 k_next[2][K_DIM / 32];  // keys of the pass to come
+  uint4 k_next[2][K_PARTS];  // keys of the pass to come
   uint4 v_now[2][8][E / 8 ? E / 8 : 1];
 #endif
   const auto load_keys = [&](int pass) {
@@ -80,7 +88,7 @@
       k_row[n] = keys + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * K_DIM + quad * 8;
 #if AHEAD
       #pragma unroll
-      for (int d = 0; d < K_DIM / 32; d++) k_next[n][d] = *(const uint4*)(k_row[n] + d * 32);
+      for (int d = 0; d < K_PARTS; d++) k_next[n][d] = key_part(k_row[n], d);
 #endif
     }
   };
@@ -103,11 +111,11 @@
     load_keys(pass);
 #endif
     #pragma unroll
-    for (int d = 0; d < K_DIM / 32; d++) {
+    for (int d = 0; d < K_PARTS; d++) {
 #if AHEAD
       const uint4 k0 = k_next[0][d], k1 = k_next[1][d];
 #else
-      const uint4 k0 = *(const uint4*)(k_row[0] + d * 32), k1 = *(const uint4*)(k_row[1] + d * 32);
+      const uint4 k0 = key_part(k_row[0], d), k1 = key_part(k_row[1], d);
 #endif
       #pragma unroll
       for (int t = 0; t < TILES; t++) {
@@ -124,7 +132,7 @@
     for (int half = 0; half < 2; half++) {
       const int key = pass * 64 + half * 32 + quad * 8;
       const size_t block = blocks[max(min(key, high - 1), low) / BLOCK];
-      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_STRIDE + warp * (V_DIM / 4) + group * E;
+      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_STRIDE + (inside ? warp * (V_PADDED / 4) + group * E : 0);
       #pragma unroll
       for (int j = 0; j < 8; j++) {
         const T* from = v_row + (size_t)j * V_STRIDE;
@@ -202,7 +210,7 @@
       const int key = pass * 64 + half * 32 + quad * 8;
       // Eight neighbouring keys lie in one block. Those past the end have no weight, but must be numbers.
       const size_t block = blocks[max(min(key, high - 1), low) / BLOCK];
-      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_STRIDE + warp * (V_DIM / 4) + group * E;
+      const T* v_row = values + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * V_STRIDE + (inside ? warp * (V_PADDED / 4) + group * E : 0);
       (void)v_row;
       #pragma unroll
       for (int pair = 0; pair < 4; pair += 2) {  // keys 0 to 3, then 4 to 7, of the eight
@@ -284,7 +292,8 @@
       for (int e = 0; e < E; e++)
         #pragma unroll
         for (int i = 0; i < 2; i++) {
-          const int d = warp * (V_DIM / 4) + (quad * 2 + i) * E + e;
+          const int d = warp * (V_PADDED / 4) + (quad * 2 + i) * E + e;
+          if (V_PADDED > V_DIM && d >= V_DIM) continue;
           const float x = out[t][e][2 * h + i] * factor;
           if (SPLIT) partial[at * V_DIM + d] = x; else result[at * V_DIM + d] = (T)x;
         }

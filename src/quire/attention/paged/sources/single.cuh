@@ -12,9 +12,9 @@
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
   constexpr int COLUMNS = (PART + 7) / 8;             // times eight query heads
   constexpr int UNIT = 32, TILES_OF = UNIT / 16;      // keys that a warp takes at a time
-  // Pieces of 16 bytes of a vector change places within eight, so a key's row is whole eights.
+  // Pieces of 16 bytes of a vector change places within eight, so the row of one is whole eights.
   constexpr int K_CHUNKS = K_OWN / 8, K_ROW = (K_CHUNKS + 7) / 8 * 128;
-  constexpr int V_ROW = V_OWN * 2, WARP = UNIT * (K_ROW + V_ROW);
+  constexpr int V_CHUNKS = V_OWN / 8, V_ROW = (V_CHUNKS + 7) / 8 * 128, WARP = UNIT * (K_ROW + V_ROW);
   extern __shared__ __align__(16) unsigned char shared[];
   float* met = (float*)(shared + 4 * WARP);           // [2, 4, TILES_OF * COLUMNS, 32, 4], where shared
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, group = lane >> 2;
@@ -56,9 +56,9 @@
   const auto fetch_values = [&](int block, int pass) {
     const T* from = values + vector0(block, pass) * V_STRIDE;
     #pragma unroll
-    for (int i = 0; i < V_ROW / 16; i++) {
-      const int n = i * 32 + lane, at = n / (V_ROW / 16);
-      fetch_value(from + at * V_STRIDE, at, n % (V_ROW / 16));
+    for (int i = 0; i < V_CHUNKS; i++) {
+      const int n = i * 32 + lane, at = n / V_CHUNKS;
+      fetch_value(from + at * V_STRIDE, at, n % V_CHUNKS);
     }
   };
   const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
@@ -79,7 +79,7 @@
     await_all();
     for (int at = max(fresh - pass * UNIT, 0); at < stop; at++) {
       for (int n = lane; n < K_CHUNKS; n += 32) fetch_key(keys + (vector + at) * K_DIM, at, n);
-      for (int n = lane; n < V_ROW / 16; n += 32) fetch_value(values + (vector + at) * V_STRIDE, at, n);
+      for (int n = lane; n < V_CHUNKS; n += 32) fetch_value(values + (vector + at) * V_STRIDE, at, n);
     }
     end_turn();
     await_all();

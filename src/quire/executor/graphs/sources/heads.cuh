@@ -9,7 +9,7 @@
   const bool query = head < HEADS, value = head >= HEADS + KV_HEADS;
   const int own = query ? head : value ? head - HEADS - KV_HEADS : head - HEADS;
   // Pair p is of elements (first, second): that turn together, or, behind the last, neighbours.
-  constexpr int HALF = HEAD_DIM / 2, EACH = HALF / 32;
+  constexpr int HALF = HEAD_DIM / 2, EACH = (HALF + 31) / 32;
   int first[EACH], second[EACH];
   const T* norm = query ? q_norm : k_norm;
   float sine[EACH] = {}, cosine[EACH] = {}, weight[2 * EACH] = {};
@@ -18,7 +18,7 @@
     const int p = lane + 32 * i;
     first[i] = p >= PAIRS || NEIGHBOURS ? 2 * p : p;
     second[i] = p >= PAIRS || NEIGHBOURS ? 2 * p + 1 : p + PAIRS;
-    if (QK_NORM && !value && norm) {
+    if (QK_NORM && !value && norm && p < HALF) {
       weight[2 * i] = (float)norm[first[i]];
       weight[2 * i + 1] = (float)norm[second[i]];
     }
@@ -51,8 +51,10 @@
   T* to = own_query;
 #endif
 #endif
-  // Values may be shorter than keys.
-  const auto inside = [&](int element) { return VALUE_DIM >= HEAD_DIM || !value || element < VALUE_DIM; };
+  // Values may be shorter than keys, and both no multiple of what the lanes take at a time.
+  const auto inside = [&](int element) {
+    return (HEAD_DIM % 64 == 0 && (VALUE_DIM >= HEAD_DIM || !value)) || element < (value ? VALUE_DIM : HEAD_DIM);
+  };
   float a[EACH], b[EACH], sum = 0.f;
   #pragma unroll
   for (int i = 0; i < EACH; i++) {
