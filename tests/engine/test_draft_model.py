@@ -15,6 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.engine.draft_model import ModelDrafter
+from quire.executor.factory import open_executor
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
 from tests.engine.test_speculation import FORMATS, SAMPLED
@@ -34,7 +35,8 @@ def drafted(
     budget: int = BUDGET,
 ) -> tuple[Company, ModelDrafter]:
     """Serves requests beside each other with a draft model."""
-    drafter = ModelDrafter(draft, budget, config.block_size, read_s=1.0)
+    executor = open_executor(draft, EngineConfig("", block_size=config.block_size))
+    drafter = ModelDrafter(draft, executor, budget, config.block_size, read_s=1.0)
     company = Company(loaded, replace(config, speculate="draft"), (drafter,), EveryDraft())
     company.run(wanted, every=3)
     return company, drafter

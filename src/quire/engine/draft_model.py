@@ -16,12 +16,10 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
 from quire.cache.reuse import Match
 from quire.cache.specs import KVLayout, recurrent_groups
-from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.core.speculation import DRAFT
-from quire.executor.factory import open_executor
-from quire.executor.segments.runner import StepSegments
+from quire.executor.executor import Executor
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.rows import RowSampling
 from quire.scheduler.block_tables import BlockTables
@@ -86,28 +84,29 @@ class ModelDrafter:
 
     Args:
         loaded: the draft model.
+        executor: runs its steps.
         budget: bytes for its KV blocks.
         read_s: seconds that it may read of prompts beside one step of the engine.
-        segments: see `executor.factory.open_executor`.
         clock: returns seconds.
     """
 
     name = DRAFT
     looks_ahead = False
+    keeps_guesses = True
+    """Whether the keys and values of right guesses stay."""
 
     def __init__(
         self,
         loaded: LoadedModel,
+        executor: Executor,
         budget: int,
         block_size: int,
         read_s: float,
-        segments: StepSegments | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.kv_budget = budget
         self._model = loaded.model
-        config = EngineConfig(str(loaded.path), block_size=block_size)
-        self._executor = open_executor(loaded, config, segments=segments)
+        self._executor = executor
         groups = KVLayout.of(loaded.model.layout).groups
         self._manager = BlockManager(budget, self._executor.block_bytes)
         self._tables = BlockTables(groups, self._manager, block_size)
@@ -145,6 +144,15 @@ class ModelDrafter:
             tokens = () if job is None else tuple(job.tokens)
             found.append(Draft(tokens, self.name) if tokens else None)
         return found
+
+    def _read(self, number: int) -> int | None:
+        """Return how many tokens of a sequence are read; None if it is not followed."""
+        followed = self._followed.get(number)
+        return None if followed is None else followed.own.progress.computed
+
+    def position(self, number: int, index: int) -> int:
+        """Return the position in a sequence of the draft model's token `index`."""
+        return index
 
     def forget(self, number: int) -> None:
         followed = self._followed.pop(number, None)
@@ -216,7 +224,7 @@ class ModelDrafter:
             else:
                 progress.tokens.extend(query.tokens[known:])
                 # Guesses that came true are read already, but for the row that the next follows.
-                if progress.computed == known and not self._recurrent:
+                if self.keeps_guesses and progress.computed == known and not self._recurrent:
                     new = progress.tokens[known:-1]
                     progress.computed += _agreed(followed.guessed, new)
                 followed.guessed = ()
@@ -271,11 +279,11 @@ class ModelDrafter:
         meanwhile.
         """
         started = self._clock()
-        reads = [_reading(job, job.followed.own.blocks.spares.values()) for job in jobs]
+        reads = [self._reading(job, job.followed.own.blocks.spares.values()) for job in jobs]
         self._launch(StepPlan(tuple(reads), self._manager.take_changes()))
         most = max(job.guesses for job in jobs)
         for depth in range(1, most):
-            deeper = [_guessing(job, depth) for job in jobs if job.guesses > depth]
+            deeper = [self._guessing(job, depth) for job in jobs if job.guesses > depth]
             self._launch(StepPlan(tuple(deeper)))
             self._collect(jobs)
         self._launch(None)
@@ -302,46 +310,44 @@ class ModelDrafter:
             if job.query.number in sampled:
                 job.tokens += sampled[job.query.number].tokens
 
+    def _reading(self, job: _Job, spares: Iterable[Block]) -> ScheduledSequence:
+        """Return the rows that process the known tokens and sample the first draft."""
+        own, end = job.followed.own, job.start + job.rows
+        sampling = (_sampling(job, self.position(job.query.number, end)),) if job.guesses else ()
+        return ScheduledSequence(
+            id=own.id,
+            number=own.number,
+            format=_FORMAT,
+            start=job.start,
+            count=job.rows,
+            tokens=own.progress.tokens[job.start : end],
+            positions=range(job.start, end),
+            placement=job.placement,
+            sampling=sampling,
+            snapshots=tuple((slot.pool.group, slot.id) for slot in spares),
+        )
+
+    def _guessing(self, job: _Job, depth: int) -> ScheduledSequence:
+        """Return the row of a guess, which is on the device, and samples the one after it."""
+        own, start = job.followed.own, job.start + job.rows + depth - 1
+        return ScheduledSequence(
+            id=own.id,
+            number=own.number,
+            format=_FORMAT,
+            start=start,
+            count=1,
+            tokens=array("i"),
+            positions=range(start, start + 1),
+            placement=job.after,
+            sampling=(_sampling(job, self.position(job.query.number, start + 1)),),
+        )
+
     def _start_over(self) -> None:
         """Forget every sequence after a failed step."""
         for number in list(self._followed):
             self.forget(number)
         self._manager.reset()
         self._executor.clear()
-
-
-def _reading(job: _Job, spares: Iterable[Block]) -> ScheduledSequence:
-    """Return the rows that process the known tokens and sample the first draft."""
-    own, end = job.followed.own, job.start + job.rows
-    sampling = (_sampling(job, end),) if job.guesses else ()
-    return ScheduledSequence(
-        id=own.id,
-        number=own.number,
-        format=_FORMAT,
-        start=job.start,
-        count=job.rows,
-        tokens=own.progress.tokens[job.start : end],
-        positions=range(job.start, end),
-        placement=job.placement,
-        sampling=sampling,
-        snapshots=tuple((slot.pool.group, slot.id) for slot in spares),
-    )
-
-
-def _guessing(job: _Job, depth: int) -> ScheduledSequence:
-    """Return the row of a guess, which is on the device, and samples the one after it."""
-    own, start = job.followed.own, job.start + job.rows + depth - 1
-    return ScheduledSequence(
-        id=own.id,
-        number=own.number,
-        format=_FORMAT,
-        start=start,
-        count=1,
-        tokens=array("i"),
-        positions=range(start, start + 1),
-        placement=job.after,
-        sampling=(_sampling(job, start + 1),),
-    )
 
 
 def _sampling(job: _Job, position: int) -> RowSampling:

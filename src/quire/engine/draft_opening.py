@@ -11,17 +11,23 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.figures import size
 from quire.core.kv_format import KVFormat
+from quire.core.original_configs import read_config
 from quire.core.speculation import DRAFT, HEAD
 from quire.device.dtypes import DTYPES
 from quire.engine.draft_model import ModelDrafter
+from quire.engine.draft_states import HeadExecutor, StatesDrafter
 from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
+from quire.executor.factory import open_executor, open_pools
 from quire.executor.guessing import AssistantGuesser, Guesser, HeadGuesser, LayerGuesser
+from quire.executor.hidden_rows import HiddenRows
 from quire.executor.segments.runner import open_segments
-from quire.models.base import named_parameters
+from quire.models.base import LanguageModel, named_parameters
 from quire.models.draft_head import TokenGuesser, open_draft_head
+from quire.models.eagle import build_eagle, is_eagle
 from quire.models.families.gemma4 import Gemma4
 from quire.models.families.gemma4_assistant import TYPES, build_assistant, named
 from quire.models.tokenizers.vocabulary import vocabulary_difference
+from quire.models.weights.files import find_weights
 from quire.models.weights.hub import find_folder
 from quire.models.weights.loader import LoadedModel, checked_config, load_drafter, open_model
 from quire.scheduler.drafts import Drafter
@@ -71,11 +77,14 @@ def _open_named(
     if config.draft_model is None:
         return config, (), None
     folder = find_folder(config.draft_model)
+    if is_eagle(described := read_config(folder)):
+        config, head, states = _open_eagle(config, folder, described, loaded)
+        return config, (head,), states
     described = checked_config(folder)
     if described["model_type"] in TYPES:
         guesser, nbytes = _open_assistant(folder, described, loaded)
         return _without(config, nbytes), (HeadDrafter(name=DRAFT),), guesser
-    config, drafter = open_draft_model(config, config.draft_model, loaded)
+    config, drafter = open_draft_model(config, str(folder), loaded)
     return config, (drafter,), None
 
 
@@ -100,6 +109,32 @@ def _open_assistant(
     nbytes = sum(array.nbytes for array in named_parameters(assistant).values())
     log.info("assistant %s: %s of weights", folder, size(nbytes))
     return AssistantGuesser(loaded.model, assistant), nbytes
+
+
+def _open_eagle(
+    config: EngineConfig, folder: Path, described: dict[str, Any], loaded: LoadedModel
+) -> tuple[EngineConfig, StatesDrafter, HiddenRows]:
+    """Open an EAGLE-3 head; return it with the states that it reads, and the memory left."""
+    tensors = find_weights(folder).read(described, None)
+    own_table = any(name.endswith("embed_tokens.weight") for name in tensors)
+    head = build_eagle(described, loaded.model, folder, own_table=own_table)
+    load_drafter(head, folder, described, DTYPES[loaded.dtype], head.sanitize)
+    nbytes = sum(array.nbytes for array in named_parameters(head).values())
+    config, share = _shared_budget(_without(config, nbytes), head, loaded.dtype, loaded)
+    log.info("EAGLE-3 head %s: %s of weights, KV budget %s", folder, size(nbytes), size(share))
+    states, offsets = HiddenRows(loaded.model), dict[int, int]()
+    opened = replace(loaded, model=head, path=folder)
+    executor = HeadExecutor(head, open_pools(opened, config), states, offsets)
+    drafter = StatesDrafter(
+        opened,
+        executor,
+        budget=share,
+        block_size=config.block_size,
+        read_s=config.step_ms / 1e3,
+        states=states,
+        offsets=offsets,
+    )
+    return config, drafter, states
 
 
 def _without(config: EngineConfig, nbytes: int) -> EngineConfig:
@@ -133,20 +168,40 @@ def open_draft_model(
     )
     check_vocabulary(draft, loaded)
     config = _without(config, draft.parameter_bytes)
-    budget = kv_budget(config, loaded.parameter_bytes)
-    tokens = config.max_context or loaded.context_length
-    own, theirs = (
-        sequence_bytes(each.model, DTYPES[each.dtype], config.block_size, format, tokens)
-        for each, format in ((draft, KVFormat()), (loaded, config.kv_format))
-    )
-    share = budget * own // (own + theirs)
+    config, share = _shared_budget(config, draft.model, draft.dtype, loaded)
     log.info(
         "draft model %s: %s of weights, KV budget %s",
         *(name, size(draft.parameter_bytes), size(share)),
     )
-    segments = open_segments(draft.model)
-    drafter = ModelDrafter(draft, share, config.block_size, config.step_ms / 1e3, segments)
-    return replace(config, kv_memory=budget - share), drafter
+    plain = EngineConfig(str(draft.path), block_size=config.block_size)
+    executor = open_executor(draft, plain, segments=open_segments(draft.model))
+    return config, ModelDrafter(
+        draft, executor, share, config.block_size, read_s=config.step_ms / 1e3
+    )
+
+
+def _shared_budget(
+    config: EngineConfig, draft: LanguageModel, dtype: str, loaded: LoadedModel
+) -> tuple[EngineConfig, int]:
+    """Divide the KV budget so that both models hold sequences of the same number of tokens.
+
+    Args:
+        dtype: name of the draft model's type.
+
+    Returns:
+        The settings with the rest of the budget, and the draft model's bytes.
+    """
+    budget = kv_budget(config, loaded.parameter_bytes)
+    tokens = config.max_context or loaded.context_length
+    own, theirs = (
+        sequence_bytes(model, DTYPES[name], config.block_size, format, tokens)
+        for model, name, format in (
+            (draft, dtype, KVFormat()),
+            (loaded.model, loaded.dtype, config.kv_format),
+        )
+    )
+    share = budget * own // (own + theirs)
+    return replace(config, kv_memory=budget - share), share
 
 
 def check_vocabulary(draft: LoadedModel, loaded: LoadedModel) -> None:

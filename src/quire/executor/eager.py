@@ -147,8 +147,9 @@ class EagerExecutor:
                 place = step.rows.row_of[each.number]
                 rows[place] = replace(rows[place], mask=mask)
         drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
-        layers = range(0) if self._guesser is None else self._guesser.layers
-        written = self.pools.arrays(layers)
+        written = []
+        if self._guesser is not None:
+            written = [*self.pools.arrays(self._guesser.layers), *self._guesser.arrays]
         self._running = step.with_tokens(drawn, written)
         if self._flushed:
             mx.async_eval(drawn.arrays, written)
@@ -200,15 +201,17 @@ class EagerExecutor:
         self.media.forget(plan.forgotten)
         encoded = self.media.advance(plan.encoding)
         rows = StepRows()
+        given: tuple[mx.array, ...] = ()
         if plan.sequences:
             rows = self._build_rows(plan, StepRows() if before is None else before.rows)
+            given = () if self._guesser is None else self._guesser.arrays
         pools = self.pools.arrays(self._layers)
         return LaunchedStep(
             plan,
             rows,
             self.media.sizes(plan.encoding),
             first=tuple(self.pools.arrays(_FIRST_LAYER)),
-            to_eval=(*rows.arrays, *encoded, *pools),
+            to_eval=(*rows.arrays, *encoded, *given, *pools),
         )
 
     def _build_rows(self, plan: StepPlan, before: StepRows) -> StepRows:

@@ -63,6 +63,11 @@ class Guesser(Protocol):
         """Layers whose keys and values it writes."""
         ...
 
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What the last step computes for it, beside guesses, keys and values."""
+        ...
+
     def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
         """Return tokens that may follow the last kept one of each sequence, int32 `[N, count]`.
 
@@ -82,6 +87,7 @@ class HeadGuesser:
     """Guesses by a head without layers of its own, which needs the sampled rows alone."""
 
     layers = range(0)
+    arrays = ()
 
     def __init__(self, guesser: TokenGuesser) -> None:
         self._guesser = guesser
@@ -104,6 +110,8 @@ class LayerGuesser:
     Args:
         model: a model with a head.
     """
+
+    arrays = ()
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -138,6 +146,7 @@ class AssistantGuesser:
     """
 
     layers = range(0)
+    arrays = ()
 
     def __init__(self, model: Gemma4, assistant: Assistant) -> None:
         self._model = model

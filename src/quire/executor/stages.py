@@ -33,6 +33,7 @@ class VectorStage:
         Args:
             hidden: final normalised hidden states, `[rows.pooled, hidden]`.
         """
+        hidden = self._model.final(hidden)
         match rows.task:
             case Embed() as task:
                 return self._embed(task, rows, hidden)

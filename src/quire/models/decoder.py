@@ -42,6 +42,8 @@ class Decoder(Module):
         self.norm = whole.norm.module(whole.hidden_size)
         kinds = dict.fromkeys(mixer.rotation for mixer in whole.mixers)
         self._ropes = tuple((kind, Rope(*kind)) for kind in kinds if kind is not None)
+        self._captured: tuple[int, ...] = ()
+        """Layers whose inputs are part of the output, behind the normalised states."""
 
     def embedded(self, tokens: mx.array) -> mx.array:
         """Return the first layer's input for tokens: `[T]` -> `[T, hidden]`."""
@@ -49,19 +51,32 @@ class Decoder(Module):
         return x if self._multiplier == 1 else x * self._multiplier
 
     def __call__(self, step: ForwardContext) -> mx.array:
-        """Return normalised hidden states `[T, hidden]`."""
+        """Return normalised hidden states `[T, hidden]`, and the captured ones joined to them."""
         x = self.embedded(step.tokens)
         if "embed_positions" in self:
             x = x + embed(self.embed_positions, step.positions, x.dtype)
         if step.media is not None:
             x = step.media.replaced(x)
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
+        inputs = []
         for index, layer in enumerate(self.layers):
+            inputs.append(x)
             x = layer(x, step, rotate)
             if step.media is not None:
                 x = step.media.deepened(x, index)
         y: mx.array = self.norm(x)
-        return y
+        if not self._captured:
+            return y
+        inputs.append(x)
+        return mx.concatenate([y, *(inputs[each] for each in self._captured)], axis=-1)
+
+    def capture(self, layers: tuple[int, ...]) -> None:
+        self._captured = layers
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The layers that `capture` named."""
+        return self._captured
 
 
 class DecoderModel(LanguageModel):
@@ -99,6 +114,16 @@ class DecoderModel(LanguageModel):
         self.head = PredictionHead(self.description, self.description.ahead, len(self._layout))
         return True
 
+    def capture(self, layers: tuple[int, ...]) -> None:
+        self.model.capture(layers)
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        return self.model.captured
+
+    def final(self, output: mx.array) -> mx.array:
+        return output[:, : self.description.hidden_size] if self.captured else output
+
     def look_ahead(self, hidden: mx.array, following: mx.array, step: ForwardContext) -> mx.array:
         assert self.head is not None, "the model was opened without a head"
         return self.head(hidden, self.model.embedded(following), step)
@@ -115,7 +140,7 @@ class DecoderModel(LanguageModel):
         return self.model(step)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        whole = self.description
+        whole, hidden = self.description, self.final(hidden)
         if whole.head_multiplier != 1:
             hidden = hidden * whole.head_multiplier
         table, head = self.model.embed_tokens, self.lm_head

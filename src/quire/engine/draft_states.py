@@ -1,0 +1,110 @@
+"""Drafts by a head that goes on from hidden states of the model: EAGLE-3.
+
+The head is a draft model whose input has states beside tokens. Its row `i` goes on from the model's
+states of token `i` and holds token `i + 1`. After a prefix of the prompt that was found in the
+cache, whose states nobody computed, it sees the rest of the prompt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from quire.cache.pools import Pools
+from quire.engine.draft_model import ModelDrafter
+from quire.executor.eager import EagerExecutor
+from quire.executor.executor import Executor
+from quire.executor.hidden_rows import HiddenRows
+from quire.executor.inputs import StepInputs
+from quire.executor.step import Computed
+from quire.models.eagle import EagleHead
+from quire.models.weights.loader import LoadedModel
+from quire.scheduler.drafts import Draft, DraftQuery
+
+
+class HeadExecutor(EagerExecutor):
+    """Runs the steps of a head. Implements `Executor`.
+
+    A step either reads known tokens of its sequences, or goes on from a guess of each.
+
+    Args:
+        states: the model's states.
+        offsets: by sequence number, the index in the sequence of the head's first row.
+    """
+
+    def __init__(
+        self, head: EagleHead, pools: Pools, states: HiddenRows, offsets: dict[int, int]
+    ) -> None:
+        super().__init__(head, pools)
+        self._head, self._states, self._offsets = head, states, offsets
+        self._ahead: dict[int, mx.array] = {}
+        """The head's states `[1, hidden]` after each sequence's last row."""
+
+    def _run(self, inputs: StepInputs) -> Computed:
+        reads = bool(inputs.sequences[0].tokens)
+        given = []
+        for each in inputs.sequences:
+            if reads:
+                first = self._offsets[each.number] + each.start
+                given.append(self._states.rows(each.number, first, each.count))
+            else:
+                given.append(self._ahead[each.number])
+        states = given[0] if len(given) == 1 else mx.concatenate(given)
+        hidden = self._head.forward(inputs, self._head.project(states) if reads else states)
+        last = hidden if inputs.wanted is None else hidden[inputs.wanted]
+        self._ahead = {each.number: last[n : n + 1] for n, each in enumerate(inputs.ending)}
+        return Computed(hidden)
+
+
+class StatesDrafter(ModelDrafter):
+    """Drafts by a head.
+
+    Args:
+        states: the model's states.
+        offsets: see `HeadExecutor`; written here.
+    """
+
+    keeps_guesses = False  # their keys come from the head's own states
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        executor: Executor,
+        budget: int,
+        block_size: int,
+        read_s: float,
+        states: HiddenRows,
+        offsets: dict[int, int],
+    ) -> None:
+        super().__init__(loaded, executor, budget, block_size, read_s)
+        self._states, self._offsets = states, offsets
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        own = [self._own(query) for query in queries]
+        found = iter(super().propose([query for query in own if query is not None]))
+        drafts = [None if query is None else next(found) for query in own]
+        for query in own:
+            if query is not None and (read := self._read(query.number)) is not None:
+                self._states.drop_before(query.number, self._offsets[query.number] + read)
+        return drafts
+
+    def position(self, number: int, index: int) -> int:
+        return self._offsets[number] + 1 + index
+
+    def forget(self, number: int) -> None:
+        super().forget(number)
+        self._states.forget(number)
+        self._offsets.pop(number, None)
+
+    def _own(self, query: DraftQuery) -> DraftQuery | None:
+        """Return the query with the tokens of the head's rows; None without the model's states."""
+        number, there = query.number, self._states.span(query.number)
+        if there.stop < len(query.tokens) - 1 or not there:
+            return None
+        read = self._read(number)
+        if read is None or not there.start <= self._offsets[number] + read <= there.stop:
+            super().forget(number)
+            self._offsets[number] = there.start
+        return replace(query, tokens=query.tokens[self._offsets[number] + 1 :])
