@@ -176,7 +176,7 @@ class ModelDrafter:
         for job in jobs.values():
             own = job.followed.own
             job.placement = self._tables.place(own)
-            job.after = self._with_spares(own, job.placement)
+            job.after = _with_spares(own, job.placement)
         return jobs
 
     def _serves(self, query: DraftQuery) -> bool:
@@ -263,15 +263,6 @@ class ModelDrafter:
         self.forget(idle)
         return True
 
-    def _with_spares(self, own: ModelSequence, placement: KVPlacement) -> KVPlacement:
-        """Return a placement whose recurrent states lie in the spare slots."""
-        if not own.blocks.spares:
-            return placement
-        tables = list(placement.tables)
-        for group, block in own.blocks.spares.items():
-            tables[group] = BlockIds(array("i", [block.id]), 1)
-        return replace(placement, tables=tuple(tables))
-
     # -- steps ---------------------------------------------------------------------------------
 
     def _draft(self, jobs: list[_Job]) -> None:
@@ -348,6 +339,16 @@ class ModelDrafter:
             self.forget(number)
         self._manager.reset()
         self._executor.clear()
+
+
+def _with_spares(own: ModelSequence, placement: KVPlacement) -> KVPlacement:
+    """Return a placement whose recurrent states lie in the spare slots."""
+    if not own.blocks.spares:
+        return placement
+    tables = list(placement.tables)
+    for group, block in own.blocks.spares.items():
+        tables[group] = BlockIds(array("i", [block.id]), 1)
+    return replace(placement, tables=tuple(tables))
 
 
 def _sampling(job: _Job, position: int) -> RowSampling:
