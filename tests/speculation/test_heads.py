@@ -15,7 +15,7 @@ from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.demo.skills import load
 from quire.executor.guessing import HeadGuesser
-from quire.models.draft_head import FILE, DraftHead, TokenGuesser, open_draft_head
+from quire.models.draft_head import FILE, DraftHead, GuessStep, TokenGuesser, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
@@ -42,7 +42,7 @@ def test_a_head_that_guesses_at_random_changes_no_answer(tiny: LoadedModel) -> N
     wanted = prompts((3, 20), tokens=20)
     plain = Company(tiny, config).run(wanted)
     width = tiny.model.model.embed_tokens.weight.shape[-1]
-    guesser = HeadGuesser(TokenGuesser(tiny.model, DraftHead(width, 8)))
+    guesser = HeadGuesser(TokenGuesser(GuessStep(tiny.model, DraftHead(width, 8))))
     served = Company(tiny, config, (HeadDrafter(),), EveryDraft(), guesser)
     assert_same(served.run(wanted), plain, [request.id for request in wanted])
     assert dict(served.engine.stats().drafts)["mtp"] > 40
@@ -57,7 +57,7 @@ def test_the_shipped_head_is_right_more_often_than_not() -> None:
     wanted = questions(loaded.eos_ids)
     off = Company(loaded, config)
     plain = off.run(wanted)
-    guesser = HeadGuesser(TokenGuesser(loaded.model, head))
+    guesser = HeadGuesser(TokenGuesser(GuessStep(loaded.model, head)))
     served = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
     for name, answer in served.run(wanted).items():
         assert answer.tokens == plain[name].tokens

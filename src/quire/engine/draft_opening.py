@@ -20,9 +20,10 @@ from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
 from quire.executor.factory import open_executor, open_pools
 from quire.executor.guessing import AssistantGuesser, Guesser, HeadGuesser, LayerGuesser
 from quire.executor.hidden_rows import HiddenRows
+from quire.executor.segments.rows import open_row_segments
 from quire.executor.segments.runner import open_segments
 from quire.models.base import LanguageModel, named_parameters
-from quire.models.draft_head import TokenGuesser, open_draft_head
+from quire.models.draft_head import GuessStep, TokenGuesser, open_draft_head
 from quire.models.eagle import build_eagle, is_eagle
 from quire.models.families.gemma4 import Gemma4
 from quire.models.families.gemma4_assistant import TYPES, build_assistant, named
@@ -93,7 +94,12 @@ def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
     if loaded.model.layout != loaded.model.own_layout:
         return LayerGuesser(loaded.model), 1
     head = open_draft_head(loaded.path, loaded.model)
-    return None if head is None else HeadGuesser(TokenGuesser(loaded.model, head)), MOST
+    if head is None:
+        return None, MOST
+    step, hidden = GuessStep(loaded.model, head), head.norm.weight
+    widths = {"state": hidden.shape[-1], "followed": hidden.shape[-1]}
+    compute = open_row_segments(step, widths, hidden.dtype)
+    return HeadGuesser(TokenGuesser(step, compute)), MOST
 
 
 def _open_assistant(

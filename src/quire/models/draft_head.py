@@ -7,6 +7,7 @@ values. Its file is in the model's folder.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +42,76 @@ class DraftHead(Module):
         self.norm = RMSNorm(hidden, _EPS)
         self._unit = UnweightedNorm(_EPS)
 
-    def __call__(self, state: mx.array, embedding: mx.array) -> mx.array:
+    def unit(self, state: mx.array) -> mx.array:
+        """Return states or embeddings `[N, hidden]` as `fc` takes them."""
+        return self._unit(state)
+
+    def after(self, x: mx.array) -> mx.array:
         """Return the state after one more token, `[N, hidden]`, as input of `LanguageModel.logits`.
 
         Args:
-            state: normalised state of the previous token, `[N, hidden]`.
-            embedding: embedding of the token, `[N, hidden]`.
+            x: output of `fc` for the normalised state of the previous token and, behind it, the
+                embedding of the token; `[N, hidden]`.
         """
-        joined = mx.concatenate([self._unit(state), self._unit(embedding)], axis=-1)
-        x = self.fc(joined)
         y = self._unit(x)
         after: mx.array = self.norm(x + self.down(nn.silu(self.gate(y)) * self.up(y)))
         return after
 
 
-class TokenGuesser:
-    """A model with its draft head. Drafts tokens in the same step that samples the token before
-    them.
+class GuessStep(Module):
+    """One step of a draft head, from a state and a token to the next state and its logits.
+
+    The part of `fc` that reads embeddings is applied to the whole table once.
+
+    Args:
+        model: the model, whose embeddings and logits the head uses.
     """
 
     def __init__(self, model: LanguageModel, head: DraftHead) -> None:
-        self._model = model
-        self._head = head
+        super().__init__()
+        self.model, self.head = model, head
+        hidden = head.norm.weight.shape[-1]
+        self.fc = nn.Linear(hidden, hidden, bias=False)
+        use_device_products(self)
+        self.fc.weight = mx.contiguous(head.fc.weight[:, :hidden])
+        vocab = mx.arange(model.vocab_size)
+        embedded = embed(model.model.embed_tokens, vocab, head.norm.weight.dtype)
+        unit = UnweightedNorm(_EPS)(embedded)
+        self._followed = unit @ head.fc.weight[:, hidden:].T.astype(unit.dtype)
+        """`[vocab, hidden]`, what each token adds to the projected state."""
+        mx.eval(self.fc.weight, self._followed)
+
+    def followed(self, tokens: mx.array) -> mx.array:
+        """Return what tokens `[R]` add to the projected states, `[R, hidden]`."""
+        return self._followed[tokens]
+
+    def __call__(self, state: mx.array, followed: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the states after the tokens, `[R, hidden]`, and logits of the next ones.
+
+        Args:
+            state: `[R, hidden]`, of the tokens before.
+            followed: `[R, hidden]`, see the method.
+        """
+        after = self.head.after(self.fc(self.head.unit(state)) + followed)
+        return after, self.model.logits(after)
+
+
+Step = Callable[[mx.array, mx.array], Sequence[mx.array]]
+"""Computes `GuessStep`."""
+
+
+class TokenGuesser:
+    """A model with its draft head. Drafts tokens in the same step that samples the token before
+    them.
+
+    Args:
+        step: computes the head.
+        compute: computes the same faster.
+    """
+
+    def __init__(self, step: GuessStep, compute: Step | None = None) -> None:
+        self._step = step
+        self._compute = compute or step
 
     def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
         """Return the drafts after `tokens`, int32 `[R, count]`.
@@ -70,13 +119,12 @@ class TokenGuesser:
         Args:
             state: normalised states `[R, hidden]` from which `tokens`, `[R]`, were sampled.
         """
-        table = self._model.model.embed_tokens
         guesses: list[mx.array] = []
         for _ in range(count):
-            state = self._head(state, embed(table, tokens, state.dtype))
-            tokens = mx.argmax(self._model.logits(state), axis=-1).astype(mx.int32)
+            state, logits = self._compute(state, self._step.followed(tokens))
+            tokens = mx.argmax(logits, axis=-1)
             guesses.append(tokens)
-        return mx.stack(guesses, axis=1)
+        return mx.stack(guesses, axis=1).astype(mx.int32)
 
 
 def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:

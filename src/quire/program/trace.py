@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
 
@@ -20,8 +21,8 @@ from quire.program.primitives import Recording, frozen, recorded
 from quire.program.tracing import Call, KnownWeights, TracedOperations, TracedStep, Variant
 from quire.program.values import Constant, Form, Node, Program, Value
 
-Traced = Callable[[TracedOperations, Mapping[str, mx.array]], mx.array]
-"""A function that computes the output from the operations and the named fields."""
+Traced = Callable[[TracedOperations, Mapping[str, mx.array]], Sequence[mx.array]]
+"""A function that computes the outputs from the operations and the named fields."""
 
 
 class NotLinear(Exception):
@@ -52,11 +53,11 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     """
     how = Variant() if variant is None else variant
 
-    def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> mx.array:
-        return model(TracedStep(operations, model, how, given))
+    def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
+        return [model(TracedStep(operations, model, how, given))]
 
-    def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> mx.array:
-        return model.logits(given["hidden"])
+    def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
+        return [model.logits(given["hidden"])]
 
     whole = _trace(model, body, how.symbols, how.fields)
     hidden = whole.values[whole.outputs[0]]
@@ -84,6 +85,27 @@ def steps_of(model: LanguageModel) -> Variant:
     return Variant(media=hidden.shape[-1], levels=levels, dtype=hidden.dtype)
 
 
+def trace_rows(module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype) -> Program:
+    """Trace a module that treats each of `T` rows alone, and touches no state.
+
+    Args:
+        widths: its arguments, and the widths of their rows.
+        dtype: their type.
+
+    Raises:
+        NotLinear: as `trace`.
+    """
+
+    def run(operations: TracedOperations, given: Mapping[str, mx.array]) -> Sequence[mx.array]:
+        outputs: Sequence[mx.array] = module(**given)
+        return outputs
+
+    def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
+        return {name: mx.zeros((sizes["T"], width), dtype) for name, width in widths.items()}
+
+    return _trace(module, run, ("T",), rows)
+
+
 def multiplied(model: LanguageModel) -> frozenset[str]:
     """Return the paths of the weights that a step multiplies rows by."""
     weights, how = KnownWeights(named_parameters(model)), Variant()
@@ -100,7 +122,7 @@ def multiplied(model: LanguageModel) -> frozenset[str]:
 
 
 def _trace(
-    model: LanguageModel,
+    model: nn.Module,
     function: Traced,
     symbols: tuple[str, ...],
     fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
@@ -120,7 +142,7 @@ def _points(symbols: Sequence[str]) -> list[dict[str, int]]:
     return [base, *steps, {name: size + 4 for name, size in base.items()}]
 
 
-def _at_one_size(model: LanguageModel, function: Traced, given: Mapping[str, mx.array]) -> Program:
+def _at_one_size(model: nn.Module, function: Traced, given: Mapping[str, mx.array]) -> Program:
     """Trace the program at one number of rows.
 
     The first run fills caches that modules make on their first call, and shows the calls' shapes.
@@ -141,8 +163,8 @@ def _at_one_size(model: LanguageModel, function: Traced, given: Mapping[str, mx.
         model.update(tree_unflatten(list(zip(parameters, own, strict=True))))
         with traced_by(operations := TracedOperations(weights, iter(results))):
             traced.append(operations)
-            result = function(operations, dict(zip(given, fields, strict=True)))
-        return [*(x for call in operations.calls for x in call.operands.values()), result]
+            made = function(operations, dict(zip(given, fields, strict=True)))
+        return [*(x for call in operations.calls for x in call.operands.values()), *made]
 
     try:
         recording = recorded(run, [*given.values(), *holes, *parameters.values()])
@@ -181,15 +203,15 @@ class _Assembly:
             own = tuple(self._computed(next(outputs)) for _ in call.operands)
             roles = tuple(call.operands)
             self._nodes.append(Node(call.kind, own, tuple(made), roles, (), call.attributes))
-        result = self._computed(next(outputs))
-        read = {id for node in self._nodes for id in node.inputs} | {result}
+        final = tuple(self._computed(name) for name in outputs)
+        read = {id for node in self._nodes for id in node.inputs} | set(final)
         return Program(
             (),
             given,
             {id: constant for id, constant in constants.items() if id in read},
             self._values,
             tuple(self._nodes),
-            (result,),
+            final,
         )
 
     def _new(self, name: str, shape: Sequence[int], dtype: mx.Dtype) -> int:

@@ -19,7 +19,7 @@ from quire.device.device import current_device
 from quire.executor.graphs.graph_cache import GraphCache
 from quire.executor.guessing import HeadGuesser
 from quire.models.base import LanguageModel
-from quire.models.draft_head import DraftHead, TokenGuesser
+from quire.models.draft_head import DraftHead, GuessStep, TokenGuesser
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.plan import StepResult
 from quire.speculation.heads import HeadDrafter
@@ -101,7 +101,7 @@ class _Noted(TokenGuesser):
     """Notes how far logits from the hidden states that it gets are from the sampled tokens."""
 
     def __init__(self, model: LanguageModel) -> None:
-        super().__init__(model, DraftHead(model.model.norm.weight.shape[0], 8))
+        super().__init__(GuessStep(model, DraftHead(model.model.norm.weight.shape[0], 8)))
         self._logits = model.logits
         self.missed: list[float] = []
 

@@ -46,7 +46,7 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         log.warning("steps go operation by operation: %s", error, exc_info=not known)
         return None
     layout = KVLayout.of(model.layout)
-    refused = _inexact(kernels.ops) | ({"embed"} if not _embeds_exactly(kernels.ops) else set())
+    refused = refused_nodes(kernels.ops)
     narrows = any(spec.kept is None for spec in model.own_layout)
 
     def divide(attention: Attends) -> Stages:
@@ -203,6 +203,11 @@ def _size(rows: int) -> str:
     if rows == 1:
         return "one row"
     return "few rows" if rows <= _FEW_ROWS else "many rows"
+
+
+def refused_nodes(ops: Any) -> frozenset[str]:
+    """Return the kinds of nodes whose instructions have other bits than MLX's."""
+    return _inexact(ops) | (frozenset() if _embeds_exactly(ops) else {"embed"})
 
 
 @cache
