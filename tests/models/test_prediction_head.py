@@ -23,7 +23,7 @@ from transformers import AutoConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig  # 
 from tests.models import oracle  # noqa: E402
 
 TOKENS = [(7 * i * i + 3 * i) % 251 for i in range(24)]
-FULL, LINEAR = tiny_models.FULL, tiny_models.LINEAR
+FULL, LINEAR, SLIDING = tiny_models.FULL, tiny_models.LINEAR, tiny_models.SLIDING
 
 QWEN = {
     "fc": "mtp.fc",
@@ -50,6 +50,14 @@ def family(name: str, **changes: Any) -> Any:
     return AutoConfig.for_model(**deepcopy(families.CONFIGS[name]) | changes)
 
 
+MIMO = {
+    "fc": "model.mtp.layers.0.eh_proj",
+    "enorm": "model.mtp.layers.0.enorm",
+    "hnorm": "model.mtp.layers.0.hnorm",
+    "norm": "model.mtp.layers.0.final_layernorm",
+    "layer": "model.mtp.layers.0",
+}
+
 HYBRID = {"num_hidden_layers": 4, "layer_types": [LINEAR, FULL, LINEAR, FULL]}
 """The last layer is the head."""
 CASES: dict[str, tuple[Any, Mapping[str, str]]] = {
@@ -58,6 +66,15 @@ CASES: dict[str, tuple[Any, Mapping[str, str]]] = {
     "qwen3_next": (lambda: family("qwen3_next", **HYBRID), QWEN),
     "deepseek_v3": (lambda: family("deepseek_v3"), extra_layer(2)),
     "glm4_moe": (lambda: family("glm4_moe"), extra_layer(2)),
+    "mimo_v2_flash": (
+        lambda: family(
+            "mimo_v2_flash",
+            num_hidden_layers=3,
+            layer_types=[FULL, SLIDING, SLIDING],
+            mlp_layer_types=["dense", "sparse", "dense"],
+        ),
+        MIMO,
+    ),
     "glm4_moe_lite": (lambda: family("glm4_moe_lite"), extra_layer(2)),
 }
 
@@ -101,7 +118,10 @@ def published(config: Any, names: Mapping[str, str], folder: Path) -> mx.array:
     assert isinstance(weights, dict)
     prefix = f"model.layers.{count}."
     for name in [name for name in weights if name.startswith(prefix)]:
-        weights[f"{names['layer']}.{name.removeprefix(prefix)}"] = weights.pop(name)
+        inner = name.removeprefix(prefix)
+        if names is MIMO:
+            inner = inner.replace("post_attention_layernorm", "pre_mlp_layernorm")
+        weights[f"{names['layer']}.{inner}"] = weights.pop(name)
     for name, module in own.items():
         weights[f"{names[name]}.weight"] = mx.array(module.weight.detach().numpy())
     mx.save_safetensors(str(folder / "model.safetensors"), weights)

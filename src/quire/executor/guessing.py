@@ -90,15 +90,15 @@ class HeadGuesser:
     arrays = ()
 
     def __init__(self, guesser: TokenGuesser) -> None:
-        self._guesser = guesser
+        self.guesser = guesser
 
     def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
         if not count:
             return None
         kept = states.last_kept(tokens)
         if kept is None:
-            return self._guesser(states.sampled, tokens, count)
-        return self._guesser(states.sampled[kept], tokens[kept], count)
+            return self.guesser(states.sampled, tokens, count)
+        return self.guesser(states.sampled[kept], tokens[kept], count)
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         pass

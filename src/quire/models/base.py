@@ -19,7 +19,6 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
-from quire.core.errors import ModelError
 from quire.core.media import CrossMedia, Pieces, PlacedMedia
 from quire.device.recurrence import DeltaGates
 from quire.models.media_rows import MediaRows
@@ -323,22 +322,6 @@ class LanguageModel(Module):
             Whether there is one.
         """
         return False
-
-    def capture(self, layers: tuple[int, ...]) -> None:
-        """Join the inputs of some layers to each row's output from now on, for a head that drafts.
-
-        Args:
-            layers: indices of layers; their number stands for the last one's output.
-
-        Raises:
-            ModelError: the family does not do so.
-        """
-        raise ModelError("speculate: this family gives no hidden states to a head that drafts")
-
-    @property
-    def captured(self) -> tuple[int, ...]:
-        """The layers that `capture` named."""
-        return ()
 
     def final(self, output: mx.array) -> mx.array:
         """Return the final hidden states `[T, hidden]` of a step's output."""

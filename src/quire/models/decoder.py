@@ -115,10 +115,16 @@ class DecoderModel(LanguageModel):
         return True
 
     def capture(self, layers: tuple[int, ...]) -> None:
+        """Join the inputs of some layers to each row's output from now on, for a head that drafts.
+
+        Args:
+            layers: indices of layers; their number stands for the last one's output.
+        """
         self.model.capture(layers)
 
     @property
     def captured(self) -> tuple[int, ...]:
+        """The layers that `capture` named."""
         return self.model.captured
 
     def final(self, output: mx.array) -> mx.array:

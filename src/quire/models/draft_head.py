@@ -110,8 +110,8 @@ class TokenGuesser:
     """
 
     def __init__(self, step: GuessStep, compute: Step | None = None) -> None:
-        self._step = step
-        self._compute = compute or step
+        self.step = step
+        self.compute = compute or step
 
     def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
         """Return the drafts after `tokens`, int32 `[R, count]`.
@@ -121,7 +121,7 @@ class TokenGuesser:
         """
         guesses: list[mx.array] = []
         for _ in range(count):
-            state, logits = self._compute(state, self._step.followed(tokens))
+            state, logits = self.compute(state, self.step.followed(tokens))
             tokens = mx.argmax(logits, axis=-1)
             guesses.append(tokens)
         return mx.stack(guesses, axis=1).astype(mx.int32)

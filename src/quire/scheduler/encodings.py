@@ -101,6 +101,11 @@ class Encodings:
 
     # -- a step --------------------------------------------------------------------------------
 
+    @property
+    def needed(self) -> bool:
+        """Whether a running sequence needs encoder work; as of the last `update_needs`."""
+        return any(self._needed.values())
+
     def update_needs(self, running: Iterable[Sequence]) -> bool:
         """Update which items running sequences need; return whether any must be encoded."""
         missing = False

@@ -145,6 +145,9 @@ class Planner:
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.admission.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
+        if not prompts and not self.admission.waiting and not self.encodings.needed:
+            self._prefill_budget.start(generating, 0, 0, 0, graphed=True)
+            return []
         count = len(prompts) + len(self.admission.waiting)
         budget = self._prefill_budget.prompt_budget(generating, count)
         self.admission.admit(prompts, plan, budget)

@@ -391,7 +391,8 @@ class CUDAGraphs:
 
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
         """Return the verification of graphs of `max_rows` rows against the model."""
-        subject: tuple[object, ...] = self._identity, format, max_rows, self._batch_invariant
+        width = self._cache.hidden.shape[-1]  # more if states of layers are captured
+        subject: tuple[object, ...] = self._identity, width, format, max_rows, self._batch_invariant
         if self._part.size > 1:
             subject = *subject, self._part
         return Verification(Check.DECODE_STEPS_AGREE, subject)

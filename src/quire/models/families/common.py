@@ -222,13 +222,17 @@ def dense_by_type(s: Settings, first: int) -> Callable[[int], bool]:
 
 def extra_layer(count: int) -> HeadNames:
     """Return the names of a head that lies behind `count` layers, as in DeepSeek V3 and GLM."""
-    layer = f"layers.{count}."
-    parts = {
-        "eh_proj": "fc",
-        "enorm": "embedding_norm",
-        "hnorm": "hidden_norm",
-        "shared_head.norm": "norm",
-    }
+    return head_names(f"layers.{count}.", norm="shared_head.norm")
+
+
+def head_names(layer: str, norm: str) -> HeadNames:
+    """Return the names of a head whose parts lie within its layer.
+
+    Args:
+        layer: prefix of the layer's names.
+        norm: name of the norm before the logits.
+    """
+    parts = {"eh_proj": "fc", "enorm": "embedding_norm", "hnorm": "hidden_norm", norm: "norm"}
     return HeadNames(
         layer,
         {layer + theirs: ours for theirs, ours in parts.items()},

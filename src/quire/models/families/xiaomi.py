@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer
+from quire.models.description import Layer, Mixer
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
@@ -13,6 +13,7 @@ from quire.models.families.common import (
     by_type,
     decoder,
     dense_by_type,
+    head_names,
     mlp,
     rms,
     sigmoid_mixture,
@@ -35,11 +36,14 @@ def mimo_v2_flash(s: Settings) -> LanguageModel:
     mixers: dict[str, Mixer] = {FULL: full, SLIDING: _sliding(s, full)}
     experts = by_type(s.layer_types(every), mixers, sigmoid_mixture(s))
     names = Names(
-        renamed=EXPERT_PARTS | {"attention_sink_bias": "sinks"},
+        renamed=EXPERT_PARTS
+        | {"attention_sink_bias": "sinks", "pre_mlp_layernorm": "post_attention_layernorm"},
         unused=("mtp.",),
+        head=head_names("mtp.layers.0.", norm="final_layernorm"),
     )
+    ahead = Layer((mixers[SLIDING],), mlp(s, bias=False))
     layers = with_dense(experts, mlp(s, bias=False), dense_by_type(s, 1))
-    return decoder(s, layers, names, norm=norm)
+    return decoder(s, layers, names, norm=norm, ahead=ahead)
 
 
 def _renamed(s: Settings) -> Settings:
