@@ -1,7 +1,8 @@
 """Serves a model and asks for many answers at once: `gpu_http.py FOLDER OUT [what]`.
 
 Prompts are 128 token ids each, those of `gpu/engine.py`. What: `tokens-256` for answers of so many;
-`kv-8` for 8 GB of KV cache. The folder gets a tokenizer of made-up words if it has none.
+`kv-8` for 8 GB of KV cache; `widths-1,256` for so many streams at once. The folder gets a tokenizer
+of made-up words if it has none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from gpu.workload import bursts, kv_gigabytes, tokens_asked
+from gpu.workload import bursts, kv_gigabytes, tokens_asked, widths_asked
 from servers import SERVERS, running
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -80,12 +81,13 @@ def run(
 def main(folder: Path, out: Path, what: list[str]) -> None:
     with_tokenizer(folder)
     quire = next(server for server in SERVERS if server.name == "quire")
-    memory = ("--kv-memory", f"{kv_gigabytes(what)}GB")
-    server = replace(quire, command=(*quire.command, *memory))
+    widths = widths_asked(what)
+    limits = ("--kv-memory", f"{kv_gigabytes(what)}GB", "--max-sequences", f"{max(64, *widths)}")
+    server = replace(quire, command=(*quire.command, *limits))
     rows: list[dict[str, Any]] = []
     with running(server, str(folder), sys.executable, limit_s=_LIMIT_S) as (target, seconds):
         rows.append({"what": "open", "seconds": seconds})
-        for name, prompts in bursts():
+        for name, prompts in bursts(widths=widths):
             rows.append(run(target, folder.name, prompts, tokens_asked(what), name))
     out.write_text(json.dumps({"model": str(folder), "rows": rows}, indent=1))
 

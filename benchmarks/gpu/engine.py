@@ -2,7 +2,8 @@
 
 What: `reference` for MLX's own operations alone; `page-4` and the like for a KV format; `quick`
 without the long prompts; `once` instead of three times; `tokens-256` for answers of so many; `kv-8`
-for 8 GB of KV cache; `batch-invariant` as the server's setting of that name.
+for 8 GB of KV cache; `widths-1,256` for so many streams at once; `batch-invariant` as the server's
+setting of that name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from workload import LONG, bursts, drawn, kv_gigabytes, tokens_asked
+from workload import LONG, bursts, drawn, kv_gigabytes, tokens_asked, widths_asked
 
 from quire.attention.backend import Backends
 from quire.attention.reference import ReferenceBackend
@@ -89,12 +90,13 @@ def main(folder: str, out: Path, what: list[str]) -> None:
         kv_memory=kv_gigabytes(what) << 30,
         kv_format=format,
         batch_invariant="batch-invariant" in what,
+        max_sequences=max(64, *widths_asked(what)),
         speculate="off",  # random weights repeat themselves
     )
     engine = open_engine(config)
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
     print(rows[0], flush=True)
-    for name, prompts in bursts(1 if "once" in what else 3):
+    for name, prompts in bursts(1 if "once" in what else 3, widths_asked(what)):
         rows.append(run(engine, prompts, tokens_asked(what), name))
     if "quick" not in what:
         long = drawn(LONG, 1)

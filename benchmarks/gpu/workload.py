@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 LONG = 20_000
 STREAMS = (1, 8, 32)
@@ -15,13 +15,21 @@ def drawn(count: int, seed: int) -> tuple[int, ...]:
     return tuple(numbers.randrange(10, 100_000) for _ in range(count))
 
 
-def bursts(rounds: int = 3) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
+def bursts(
+    rounds: int = 3, widths: Sequence[int] = STREAMS
+) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
     """Names of rounds, and the prompts that are asked at once: 128 tokens each, none of them twice,
     so that no prefix cache knows them."""
     for number, again in enumerate(("first", "second", "third")[:rounds]):
-        for streams in STREAMS:
+        for streams in widths:
             seed = 10_000 * streams + 100 * number
             yield f"{streams} streams, {again}", [drawn(128, seed + n) for n in range(streams)]
+
+
+def widths_asked(what: list[str]) -> tuple[int, ...]:
+    """Streams at once: those of `widths-1,32,256` if it is among the options."""
+    named = [part.removeprefix("widths-") for part in what if part.startswith("widths-")]
+    return tuple(map(int, named[0].split(","))) if named else STREAMS
 
 
 def tokens_asked(what: list[str]) -> int:

@@ -108,3 +108,19 @@ def test_tokens_with_logprobs_keep_their_order(pack: Any, clock: Clock) -> None:
     logprobs = (TokenLogprobs(1, -0.5),)
     got = pack([*step(1, NAMES[:1], logprobs=logprobs), *step(1, NAMES[1:])])
     assert read(got) == {"r0": [1]}
+
+
+def test_more_streams_get_their_tokens_in_larger_pieces(pack: Any, clock: Clock) -> None:
+    """The server's processor has to keep up with all messages."""
+    names = [f"s{number}" for number in range(256)]
+    clock.expected_step_s = 0.0125
+    pack(step(0, names))
+    messages, got = 0, []
+    for number in range(1, 81):  # a second
+        clock.now += clock.expected_step_s
+        own = read(pack(step(number, names)))
+        messages += len(own)
+        got += own.get("s7", [])
+    assert messages <= worker._MESSAGES + len(names)
+    assert got == list(range(1, len(got) + 1))
+    assert len(got) > 76

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import mlx.core as mx
@@ -125,7 +125,7 @@ def test_a_mask_may_come_when_the_step_has_begun(
     forced: dict[int, TokenMask | None] = {1: mask_of((other,), 9)}
     for masks, wanted in ((forced, other), ({1: None}, answer[1]), ({}, answer[1])):
         executor.launch(resized(rows(PROMPT)))
-        plan = StepPlan((replace(rows((), 40, unread=1), awaits_mask=True),))
+        plan = StepPlan((rows((), 40, unread=1)._replace(awaits_mask=True),))
         executor.launch(pickle.loads(pickle.dumps(plan)))
         assert executor._flushed == (long_s > 0)
         executor.draw(masks)
@@ -197,7 +197,7 @@ def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_sam
 def test_a_launched_step_is_frozen_and_its_owner_replaces_it(
     executor: EagerExecutor, answer: list[int]
 ) -> None:
-    executor.launch(resized(replace(rows(PROMPT), awaits_mask=True)))
+    executor.launch(resized(rows(PROMPT)._replace(awaits_mask=True)))
     step = executor._running
     assert step is not None
     with pytest.raises(FrozenInstanceError):

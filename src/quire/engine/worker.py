@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.worker")
 
 _GATHER_S = 0.030
-"""Most seconds that a token is held back for the next ones of its stream."""
+"""Most seconds that a token is held back for the next ones of its stream, if few stream."""
+_MESSAGES = 5000
+"""Most messages to streams per second, for which the server needs about a fifth of a processor: if
+many stream, tokens are held back so much longer."""
 _MANY = 4000
 """Tokens per second from which tokens are held back: a message costs about 50 us per stream."""
 
@@ -192,7 +195,8 @@ class _Worker:
             else:
                 self._started.discard(name)
         now, step_s = time.perf_counter(), self._engine.expected_step_s
-        if now + step_s - self._sent_at >= _GATHER_S or len(outputs) <= _MANY * step_s:
+        gather_s = max(_GATHER_S, len(self._held) / _MESSAGES)
+        if now + step_s - self._sent_at >= gather_s or len(outputs) <= _MANY * step_s:
             tokens += self._held.values()
             self._held.clear()
             self._sent_at = now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, chain
 
 import mlx.core as mx
@@ -156,7 +155,7 @@ class StepInputs(_Rows):
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
         ends = [
-            replace(each, start=row, count=1)
+            each._replace(start=row, count=1)
             for each in sequences
             for row in range(each.end - each.wanted, each.end)
         ]

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,11 +73,10 @@ class CrossKeys:
     writes: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Tokens `[start, start + count)` of one sequence: the rows that a step computes for it.
 
-    Implements `attention.metadata.AttentionRows`.
+    Implements `attention.metadata.AttentionRows`. It is a tuple for the same reason as `Output`.
 
     Attributes:
         id: the request's id.
@@ -102,7 +102,7 @@ class ScheduledSequence:
     number: int
     format: KVFormat
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples
     tokens: array[int]
     positions: Positions
     placement: KVPlacement
@@ -110,7 +110,7 @@ class ScheduledSequence:
     completes: bool = False
     sampling: tuple[RowSampling, ...] = ()
     awaits_mask: bool = False
-    task: Task = field(default_factory=Generate)
+    task: Task = Generate()
     media: tuple[PlacedMedia, ...] = ()
     snapshots: tuple[tuple[int, int], ...] = ()
     drafted_states: tuple[tuple[int, int], ...] = ()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.reuse import MissKind
@@ -231,7 +230,7 @@ class Scheduler:
             elif rows.number in result.vectors:
                 self._finish(sequence, FinishReason.STOP, vector=result.vectors[rows.number])
             elif sequence.progress.generated == 0 and rows.end < sequence.progress.prompt_length:
-                self._outbox.append(replace(_output(sequence, sampled=None), read=rows.end))
+                self._outbox.append(_output(sequence, sampled=None)._replace(read=rows.end))
         return self.take_outputs()
 
     def masks(self, plan: StepPlan) -> dict[int, TokenMask | None]:

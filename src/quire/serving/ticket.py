@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 from quire.core.messages import NextTokens
 from quire.core.request import Failure, FinishReason, Output
@@ -42,11 +41,10 @@ class Ticket:
         drafts = further.accepted_drafts, further.rejected_drafts
         if drafts != (self._last.accepted_drafts, self._last.rejected_drafts):
             accepted, rejected = drafts
-            self._last = replace(self._last, accepted_drafts=accepted, rejected_drafts=rejected)
+            self._last = self._last._replace(accepted_drafts=accepted, rejected_drafts=rejected)
         waiting = self._ready[-1] if self._ready else None
         if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
-            self._ready[-1] = replace(
-                waiting,
+            self._ready[-1] = waiting._replace(
                 token_ids=waiting.token_ids + further.token_ids,
                 accepted_drafts=further.accepted_drafts,
                 rejected_drafts=further.rejected_drafts,
