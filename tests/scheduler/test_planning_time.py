@@ -74,3 +74,22 @@ def test_waiting_for_room_costs_running_streams_nothing(kind: str) -> None:
     calls = sorted(plan(scheduler) for _ in range(100))
     assert [sequence.id for sequence in scheduler.waiting] == ["waits"]
     assert calls[50] < 500, calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_generates_is_planned_and_read_by_few_calls(kind: str) -> None:
+    """At 256 streams that is most of what a step takes on the host."""
+    scheduler = make(KINDS[kind], 1200)
+    for number in range(64):
+        scheduler.add(Request(f"r{number}", (number, 1, 2), max_tokens=500), PLAIN)
+    while sum(each.progress.generated > 1 for each in scheduler.running) < 64:
+        plan(scheduler)
+
+    def whole() -> None:
+        step = scheduler.schedule()
+        assert step is not None
+        sampled = {rows.number: SampledTokens((7,)) for rows in step.sequences}
+        scheduler.update(step, StepResult(sampled))
+
+    calls = sorted(counted(whole)[1] for _ in range(9))
+    assert calls[4] / 64 < 100, calls

@@ -145,7 +145,7 @@ class EagerExecutor:
         for each in step.rows.sampling:
             if (mask := masks.get(each.number)) is not None:
                 place = step.rows.row_of[each.number]
-                rows[place] = replace(rows[place], mask=mask)
+                rows[place] = rows[place]._replace(mask=mask)
         drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
         written = []
         if self._guesser is not None:
@@ -317,7 +317,7 @@ class EagerExecutor:
             unread = len(each.tokens) < each.count
             if unread and before.tokens is not None and each.sampling[-1].history is not None:
                 place = before.row_of[each.number]
-                rows[-1] = replace(rows[-1], pending=before.tokens[place : place + 1])
+                rows[-1] = rows[-1]._replace(pending=before.tokens[place : place + 1])
         unsampled = Unsampled(logits, rows, states)
         if plan.awaits_masks:
             return replace(done, unsampled=unsampled)

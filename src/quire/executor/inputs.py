@@ -196,16 +196,17 @@ def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[Sch
     """Sort sequences by format, then in the order that suits attention. Depends on the plan
     alone.
     """
-    formats: dict[KVFormat, int] = {}
+    by_format: dict[KVFormat, list[ScheduledSequence]] = {}
+    own: list[ScheduledSequence] = []
+    last: KVFormat | None = None
     for each in sequences:
-        formats.setdefault(each.format, len(formats))
-    return sorted(
-        sequences,
-        key=lambda each: (
-            formats[each.format],
-            preferred_order(each.start, each.count, size),
-        ),
-    )
+        if each.format is not last:  # its hash takes a while
+            last = each.format
+            own = by_format.setdefault(last, [])
+        own.append(each)
+    for own in by_format.values():
+        own.sort(key=lambda each: preferred_order(each.start, each.count, size))
+    return [each for own in by_format.values() for each in own]
 
 
 def _joined(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:

@@ -50,8 +50,11 @@ class RowState:
             masked: whether `mask` applies; False while it waits for that token.
         """
         mask = self.mask if masked else None
-        if self._fixed is not None and mask is None and not any(m is not None for m in draft_masks):
-            return self._fixed * (len(drafts) + 1)
+        if self._fixed is not None and mask is None:
+            if not drafts:
+                return self._fixed
+            if not any(m is not None for m in draft_masks):
+                return self._fixed * (len(drafts) + 1)
         masks = (mask, *(draft_masks or (None,) * len(drafts)))
         if not self._params.needs_history:
             return tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,8 @@ class History:
     generated: npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """The sampler's input for one row.
+class RowSampling(NamedTuple):
+    """The sampler's input for one row. It is a tuple for the same reason as `core.request.Output`.
 
     Attributes:
         position: index of the sampled token in the sequence. With the seed it determines all

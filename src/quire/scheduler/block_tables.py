@@ -74,7 +74,8 @@ class BlockTables:
             if missing > 0:
                 wanted[PoolKey(group, sequence.format)] = missing
         unseen = self.cross.hold(sequence, end) if sequence.cross_media else []
-        wanted |= self.cross.wanted(sequence, unseen)
+        if unseen:
+            wanted |= self.cross.wanted(sequence, unseen)
         if not wanted:
             return True
         fresh = self._allocate_all(wanted)
@@ -144,7 +145,8 @@ class BlockTables:
 
     def release_passed(self, sequence: Sequence) -> None:
         """Release the blocks that no future token's window reaches."""
-        self.cross.release_passed(sequence)
+        if sequence.blocks.cross:
+            self.cross.release_passed(sequence)
         if not self._windows:
             return
         length = sequence.progress.certain

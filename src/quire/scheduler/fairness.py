@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from quire.core.turns import Shares
+from quire.scheduler.rows import PlannedRows
 from quire.scheduler.sequence import Sequence
 
 
@@ -71,9 +72,14 @@ class Fairness:
         """Count a sequence that stops running."""
         self._running[_place(sequence)] -= 1
 
-    def charge(self, sequence: Sequence, rows: int) -> None:
-        """Add rows of a step to the use of a sequence's key."""
-        self._shares.charge(sequence.request.caller, rows / sequence.request.share)
+    def charge(self, rows: Iterable[PlannedRows]) -> None:
+        """Add a step's rows to the use of their keys."""
+        used: dict[str, float] = {}
+        for each in rows:
+            request = each.sequence.request
+            used[request.caller] = used.get(request.caller, 0.0) + each.count / request.share
+        for caller, amount in used.items():
+            self._shares.charge(caller, amount)
 
     def next(self, waiting: WaitingQueue, passed: Mapping[str, int]) -> Sequence | None:
         """Return the sequence to admit next; None if all were passed over."""

@@ -220,8 +220,7 @@ class StepPlan:
         return sum(each.count for each in self.sequences if each.count != each.sampled)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(NamedTuple):
     """The tokens read on the host for the sampled rows of one sequence, in row order.
 
     Attributes:

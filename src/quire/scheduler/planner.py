@@ -16,7 +16,7 @@ from quire.scheduler.counters import Counters
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft
 from quire.scheduler.encodings import Encodings
-from quire.scheduler.plan import EncoderWork, StepPlan
+from quire.scheduler.plan import CrossKeys, EncoderWork, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit
 from quire.scheduler.prefix_sharing import PrefixSharing
@@ -274,12 +274,17 @@ class Planner:
             sequence, start, count=end - start, last=end == len(sequence.progress.tokens)
         )
 
+    def _crossed(self, rows: PlannedRows) -> tuple[CrossKeys, ...]:
+        """Return the keys of media that rows attend to."""
+        if not rows.sequence.blocks.cross:
+            return ()
+        return self.tables.cross.placed(rows.sequence, rows.start, rows.end)
+
     # -- after a plan --------------------------------------------------------------------------
 
     def _advance(self, rows: PlannedRows) -> None:
         """Mark the rows as computed."""
         sequence, progress = rows.sequence, rows.sequence.progress
-        self.admission.fairness.charge(sequence, rows.count)
         progress.computed = rows.end
         if rows.samples:
             progress.pending += 1
@@ -301,15 +306,13 @@ class Planner:
 
         Block ids are read last, because making room may have changed them.
         """
+        self.admission.fairness.charge(plan)
         for rows in plan:
             self._advance(rows)
         changes = self._manager.take_changes()
         frozen = StepPlan(
             tuple(
-                rows.scheduled(
-                    self.tables.place(rows.sequence),
-                    self.tables.cross.placed(rows.sequence, rows.start, rows.end),
-                )
+                rows.scheduled(self.tables.place(rows.sequence), self._crossed(rows))
                 for rows in plan
             ),
             changes,
@@ -346,9 +349,10 @@ def _generates(sequence: Sequence) -> bool:
     """Return whether the next rows end with the last known token."""
     progress = sequence.progress
     behind = progress.known - progress.computed
-    catches_up = sequence.drafting is not None and progress.generated > 0
-    if not 0 < behind <= (_CATCH_UP if catches_up else 1):
-        return False  # it reads its prompt, or waits for its last token
+    if behind != 1:
+        catches_up = sequence.drafting is not None and progress.generated > 0
+        if not (catches_up and 0 < behind <= _CATCH_UP):
+            return False  # it reads its prompt, or waits for its last token
     return sequence.request.task.samples and sequence.tokens_left > 0
 
 

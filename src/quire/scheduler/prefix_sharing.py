@@ -188,6 +188,8 @@ class PrefixSharing:
         """Register full blocks whose tokens the host has read."""
         progress, cursor = sequence.progress, sequence.prefix
         size = self._size
+        if progress.computed < (cursor.registered + 1) * size:
+            return  # as in most steps
         full = progress.confirmed // size
         if full == cursor.registered:
             return
@@ -211,6 +213,8 @@ class PrefixSharing:
     def prompt_done(self, sequence: Sequence) -> None:
         """Record that no other sequence has to wait for this prompt."""
         cursor = sequence.prefix
+        if not cursor.computing:
+            return
         for key in cursor.computing:
             if self._computing.get(key) is sequence:
                 del self._computing[key]

@@ -50,6 +50,7 @@ class PlannedRows:
         """Return the snapshot."""
         sequence, request = self.sequence, self.sequence.request
         start, end = self.start, self.end
+        samples = self.samples
         tokens = sequence.progress.tokens[start:end]
         spares: tuple[tuple[int, int], ...] = ()
         if self.drafts:
@@ -64,28 +65,26 @@ class PlannedRows:
             tokens=tokens,
             positions=sequence.positions.of(start, end),
             placement=placement,
-            pooled=self._pooled(),
+            pooled=0 if samples else self._pooled(),
             completes=self.last,
-            sampling=self._sampling(),
+            sampling=self._sampling(end) if samples else (),
             awaits_mask=self.awaits_mask,
             task=request.task,
-            media=self._media(),
-            snapshots=tuple((slot.pool.group, slot.id) for slot in self.snapshots),
+            media=self._media() if request.media else (),
+            snapshots=tuple([(slot.pool.group, slot.id) for slot in self.snapshots]),
             drafted_states=spares,
             crossed=crossed,
-            next_token=self._next_token(),
+            next_token=None if samples else self._next_token(end),
             adapter=request.adapter,
         )
 
-    def _next_token(self) -> int | None:
+    def _next_token(self, end: int) -> int | None:
         known = self.sequence.progress.tokens
-        return known[self.end] if not self.samples and self.end < len(known) else None
+        return known[end] if end < len(known) else None
 
-    def _sampling(self) -> tuple[RowSampling, ...]:
-        if not self.samples:
-            return ()
+    def _sampling(self, end: int) -> tuple[RowSampling, ...]:
         known, drafts = self.sequence.progress.tokens, self.drafts
-        first = self.end - len(drafts)
+        first = end - len(drafts)
         masks = self.draft_masks
         return self.sequence.row.rows(known, first, drafts, masks, masked=not self.awaits_mask)
 
@@ -97,7 +96,7 @@ class PlannedRows:
 
     def _media(self) -> tuple[PlacedMedia, ...]:
         start, end, request = self.start, self.end, self.sequence.request
-        if not request.media or start >= len(request.prompt):
+        if start >= len(request.prompt):
             return ()
         return tuple(each for each in request.media if each.start < end and each.end > start)
 

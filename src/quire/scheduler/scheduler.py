@@ -278,7 +278,9 @@ class Scheduler:
         self.drafting.compare(sequence)
         if sequence.status is Status.RUNNING:
             self.sharing.register(sequence)
-        got = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
+        got = sampled
+        if taken < len(sampled.tokens):
+            got = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
         if reason is not None:
             self._finish(sequence, reason, sampled=got)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import mlx.core as mx
 import numpy as np
@@ -178,6 +179,10 @@ def write_positions(step: StepRecord, rows: Sequence[ScheduledSequence]) -> bool
     Returns:
         False if a row's position differs between axes, or is no whole number.
     """
+    if all(isinstance(each.positions, range) for each in rows):
+        whole = np.fromiter(chain.from_iterable(each.positions for each in rows), np.int32)
+        step["positions"][0, : len(whole)] = whole
+        return True
     found = [positions for each in rows if (positions := alike(each.positions)) is not None]
     if len(found) < len(rows):
         return False
