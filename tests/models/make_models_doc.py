@@ -13,6 +13,7 @@ from quire.models.registry import FAMILIES
 from quire.models.weights.gguf.architectures import ARCHITECTURES
 from quire.text.dialects import DIALECTS
 from tests.support.crossing import CONFIG as CROSSING
+from tests.support.encoders import CONFIGS as ENCODERS
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.fused import CONFIG as FUSED
 from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
@@ -86,6 +87,10 @@ either implementation.
 """
 
 NOTES = """
+Encoders (`bert`, `camembert`, `modernbert`, `roberta`, `xlm-roberta`, and `gemma3_text` with
+`use_bidirectional_attention`) are held by their hidden states and the logits of their
+classification heads; they [embed and score](embeddings.md) and generate nothing.
+
 RoPE may be plain, linear, dynamic, llama3, YaRN or LongRoPE. YaRN lengthens the context that is
 offered to `factor` times that of training. LongRoPE has factors for a short and for a long
 context. The long ones serve every request, unless `--max-context` is no longer than the context
@@ -178,7 +183,8 @@ def rows() -> Iterator[str]:
     }
     held = own | HELD_AGAINST_MLX_LM.keys() | HELD_AGAINST_MLX_VLM | seen
     for model_type, family in sorted(FAMILIES.items()):
-        variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]
+        known = (CONFIGS | ENCODERS).items()
+        variants = [n for n, config in known if config["model_type"] == model_type]
         names = ", ".join(name.removeprefix(model_type).strip("-") or "usual" for name in variants)
         library = "mlx-lm" if model_type in HELD_AGAINST_MLX_LM else "transformers"
         library = "mlx-vlm" if model_type in HELD_AGAINST_MLX_VLM else library

@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from quire.core.errors import ModelError, RequestError
+from quire.device import bidirectional
 from quire.models.base import MediaEncoder
-from quire.models.layers import encoder_attention
 from quire.models.vision.gemma4 import Gemma4VisionArguments
 from quire.models.weights.loader import open_model
 from tests.models.solo import image_features, picture, solo_logits
@@ -112,7 +112,7 @@ def test_attention_in_tiles_is_attention_at_once(
     vision = _vision(tmp_path / "model", config, random_weights(config))
     image = picture(10, 12, values=48, tokens=30)
     at_once = image_features(vision, image)
-    monkeypatch.setattr(encoder_attention, "_SCORE_BYTES", 7 * 3 * 120 * 4)  # seven rows
+    monkeypatch.setattr(bidirectional, "_SCORE_BYTES", 7 * 3 * 120 * 4)  # seven rows
     assert _differ(image_features(vision, image), at_once) < 1e-5
 
 

@@ -104,8 +104,8 @@ async def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
 
 async def test_a_pooling_that_is_not_supported_is_named(tmp_path: Path) -> None:
     saved(tmp_path, "Qwen3Model")
-    pooled(tmp_path, pooling_mode_cls_token=True)
+    pooled(tmp_path, pooling_mode_weightedmean_tokens=True)
     async with AsyncLLM(tmp_path) as llm:
-        with pytest.raises(NotOffered, match="pooling_mode_cls_token"):
+        with pytest.raises(NotOffered, match="pooling_mode_weightedmean_tokens"):
             await llm.embed("x")
         assert await llm.embed("x", pooling="mean")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from quire.attention.backend import (
     PreparedAttention,
     Scoring,
 )
+from quire.attention.bidirectional import BidirectionalRows
 from quire.attention.choice import IndexerTopK, choice_needed
 from quire.attention.cross import CrossRows, build_cross
 from quire.attention.metadata import AttentionMetadata, build_metadata
@@ -143,6 +145,10 @@ class StepAttention:
         self._attending: dict[int, mx.array] = {}
         """By media group, the rows that attend to any media; missing if all rows do."""
 
+    @cached_property
+    def _bidirectional(self) -> BidirectionalRows:
+        return BidirectionalRows([each.count for each in self._rows])
+
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         chosen: list[mx.array | None] = []
         for part in self._parts(self._layout.group[layer]):
@@ -163,6 +169,11 @@ class StepAttention:
         scoring: Scoring,
         chosen_by: int | None = None,
     ) -> mx.array:
+        if (spec := self._layout.uncached.get(layer)) is not None:
+            assert k is not None, "a layer that keeps nothing gets its keys"
+            assert v is not None, "a layer that keeps nothing gets its values"
+            assert scoring == Scoring(scoring.scale), "encoders have no softcap and no sinks"
+            return self._bidirectional.attend(q, k, v, scoring.scale, spec.reach)
         group, owner = self._layout.group[layer], self._layout.owner[layer]
         parts = self._parts(group)
         chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from quire.core.arrays import Ints
+
+NO_GROUP = -1
+"""Group of a layer that keeps nothing."""
 
 
 class LayerSpec(ABC):
@@ -18,7 +22,7 @@ class LayerSpec(ABC):
     @property
     @abstractmethod
     def kept(self) -> GroupSpec | None:
-        """The spec of the layer's own state; None if the layer reads another layer's state."""
+        """The spec of the layer's own state; None if it reads another layer's, or keeps nothing."""
 
     @property
     @abstractmethod
@@ -29,6 +33,11 @@ class LayerSpec(ABC):
     def sees_all(self) -> bool:
         """Whether a sequence needs the layer's blocks of all its tokens to continue."""
         return False
+
+    @property
+    def uncached(self) -> Bidirectional | None:
+        """The spec itself if the layer attends in both directions and keeps nothing; else None."""
+        return None
 
     def owner(self, layer: int) -> int:
         """Return the layer whose blocks layer number `layer` reads: itself, unless it shares."""
@@ -323,6 +332,31 @@ class SharedKV(LayerSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class Bidirectional(LayerSpec):
+    """Attention in both directions among a sequence's tokens, as encoders have it.
+
+    Nothing is kept: a step computes whole sequences.
+
+    Attributes:
+        reach: the most tokens between a query and a key that it sees; None means all keys.
+    """
+
+    reach: int | None = None
+
+    @property
+    def kept(self) -> GroupSpec | None:
+        return None
+
+    @property
+    def uncached(self) -> Bidirectional | None:
+        return self
+
+    @property
+    def lacks_kv(self) -> str:
+        return "keeps no keys and values"
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers with equal specs: one block table a sequence serves them all.
 
@@ -371,13 +405,16 @@ class KVLayout:
     """The KV group and the index within it of each layer of a model.
 
     Attributes:
-        group: by layer, the index of the group that serves it; a sharing layer has its owner's.
+        group: by layer, the index of the group that serves it; a sharing layer has its owner's, an
+            uncached layer `NO_GROUP`.
         owner: by layer, the layer whose blocks it reads.
+        uncached: specs of the layers that keep nothing, by layer.
     """
 
     groups: tuple[KVGroup, ...]
     group: tuple[int, ...]
     owner: tuple[int, ...]
+    uncached: Mapping[int, Bidirectional] = field(default_factory=dict)
 
     @staticmethod
     def of(layout: tuple[LayerSpec, ...]) -> KVLayout:
@@ -385,4 +422,6 @@ class KVLayout:
         groups = group_layers(layout)
         home = {layer: group.index for group in groups for layer in group.layers}
         owner = tuple(spec.owner(layer) for layer, spec in enumerate(layout))
-        return KVLayout(groups, tuple(home[layer] for layer in owner), owner)
+        uncached = {n: spec.uncached for n, spec in enumerate(layout) if spec.uncached is not None}
+        group = tuple(home.get(layer, NO_GROUP) for layer in owner)
+        return KVLayout(groups, group, owner, uncached)

@@ -73,6 +73,29 @@ class ContextOverflow(RequestError):
         self.overflow = (tokens, limit - 1)
 
 
+class TextTooLong(RequestError):
+    """A text with more tokens than an embedding or a score may be made of.
+
+    Args:
+        tokens: of the text.
+        limit: the most tokens.
+        because: what sets the limit.
+        at_least: `tokens` were counted before the counting was given up.
+    """
+
+    def __init__(
+        self, tokens: int, limit: int, *, param: str, because: str, at_least: bool = False
+    ) -> None:
+        counted = f"at least {tokens}" if at_least else f"{tokens}"
+        super().__init__(
+            f"'{param}' has {counted} tokens; this model reads at most {limit} ({because}). "
+            "Shorten the text, or send 'truncate_prompt_tokens': -1 to have it cut.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.overflow = (tokens, limit)
+
+
 class AuthenticationError(RequestError):
     """No API key, or a wrong one."""
 

@@ -16,6 +16,10 @@ class ModelInfo:
         model_type: as `config.json` says.
         vocab_size: columns of the logits.
         context_length: the most tokens of prompt and answer together.
+        generates: whether the model generates text; encoders embed and score only.
+        token_types: number of kinds of tokens that it tells apart, such as those of a pair's texts;
+            0 if none.
+        labels: number of logits of its classification head; 0 without one.
         trained_length: how many of these tokens the model was trained on; None means all.
         dtype: type of activations, by MLX's name.
         device: name and architecture, for people.
@@ -40,6 +44,9 @@ class ModelInfo:
     modalities: tuple[str, ...] = ("text",)
     weight_bytes: int = 0
     trained_length: int | None = None
+    generates: bool = True
+    labels: int = 0
+    token_types: int = 0
 
 
 @dataclass(frozen=True, slots=True)

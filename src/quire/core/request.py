@@ -180,16 +180,20 @@ class Generate:
     needs_every_row: ClassVar[bool] = False
 
 
+PoolingKind = Literal["cls", "last", "max", "mean"]
+
+
 @dataclass(frozen=True, slots=True)
 class Embed:
     """Task: one vector, made of the final hidden states of the prompt.
 
     Attributes:
-        pooling: "last" takes the last token's, "mean" the mean over all tokens.
+        pooling: "last" takes the last token's, "cls" the first one's, "mean" and "max" the mean and
+            the greatest number of each column over all tokens.
         normalized: whether the vector is scaled to length one.
     """
 
-    pooling: Literal["last", "mean"] = "last"
+    pooling: PoolingKind = "last"
     normalized: bool = True
 
     samples: ClassVar[bool] = False
@@ -197,7 +201,15 @@ class Embed:
     @property
     def needs_every_row(self) -> bool:
         """Whether the result depends on the hidden states of all tokens."""
-        return self.pooling == "mean"
+        return self.pooling != "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Classify:
+    """Task: the logits of the model's classification head, of which rerankers have one."""
+
+    samples: ClassVar[bool] = False
+    needs_every_row: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +262,7 @@ class ScorePrompt:
         )
 
 
-Task = Generate | Embed | Score | ScorePrompt
+Task = Generate | Embed | Classify | Score | ScorePrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +272,8 @@ class Request:
     Attributes:
         prompt: token ids, at least one. Placeholders of media have the id of the token that
             marks their kind.
+        token_types: kinds of the prompt's tokens, for encoders that tell a pair's texts apart;
+            empty if all are of kind 0.
         media: in order; their places do not overlap.
         max_tokens: the most tokens to generate, at least one.
         min_tokens: tokens that must come before an end token, unless a grammar allows nothing else.
@@ -305,6 +319,7 @@ class Request:
     task: Task = field(default_factory=Generate)
     speculation: Speculation | None = None
     prediction: tuple[int, ...] = ()
+    token_types: tuple[int, ...] = ()
 
 
 class FinishReason(StrEnum):

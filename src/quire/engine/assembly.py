@@ -49,7 +49,8 @@ def assemble(
         ModelError: a setting is impossible here, or memory does not suffice.
     """
     config = limited(config)
-    disk = _open_disk(config.disk, loaded) if config.disk and config.prefix_cache else None
+    keeps = config.prefix_cache and not loaded.model.bidirectional
+    disk = _open_disk(config.disk, loaded) if config.disk and keeps else None
     spill = None if disk is None else disk.spill
     try:
         executor = open_executor(loaded, config, guesser=guesser, spill=spill, observe=observe)

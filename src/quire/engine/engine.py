@@ -31,7 +31,7 @@ from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format
 from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.request_media import RequestMedia
-from quire.engine.validate import check_default, check_request
+from quire.engine.validate import check_default, check_request, positions_of
 from quire.executor.executor import Executor
 from quire.models.weights.loader import LoadedModel
 from quire.sampling.loops import loop_detector
@@ -103,7 +103,7 @@ class Engine:
         limits = Limits(self._groups, manager, config.block_size, context)
         context = check_context(limits.context(self._names.format(None)), context)
         self._scheduler = Scheduler(
-            SchedulerConfig(config.block_size, config.max_sequences, context, config.prefix_cache),
+            _scheduling(loaded, config, context),
             self._groups,
             manager,
             PrefillBudget(
@@ -151,7 +151,7 @@ class Engine:
             repeats = self.config.stop_on_loop if repeats is None else repeats
             bound = request.grammar is not None and not request.grammar.lazy
             parts = SequenceParts(
-                positions=TokenPositions(model.positions(request.prompt, request.media)),
+                positions=TokenPositions(positions_of(request, model)),
                 cross_media=model.cross_media(request.media),
                 pieces=media.pieces(request),
                 constraint=make(),
@@ -346,6 +346,9 @@ class Engine:
             device=current_device().name,
             kv_memory=self._scheduler.manager.capacity.budget,
             weight_bytes=self._loaded.parameter_bytes,
+            generates=not self._loaded.model.bidirectional,
+            labels=self._loaded.model.labels,
+            token_types=self._loaded.model.token_types,
             modalities=("text", *self._loaded.model.encoders),
             kv_formats=tuple(each.name for each in self._offered),
             blocks=self._names,
@@ -394,6 +397,17 @@ class Engine:
     def cached(self) -> bytes:
         """Return the short keys of all full blocks that a prompt may reuse, concatenated."""
         return b"".join(key[:SHORT] for key in full_keys(self._scheduler.sharing.index))
+
+
+def _scheduling(loaded: LoadedModel, config: EngineConfig, context: int) -> SchedulerConfig:
+    whole = loaded.model.bidirectional
+    return SchedulerConfig(
+        config.block_size,
+        config.max_sequences,
+        context,
+        prefix_cache=config.prefix_cache and not whole,
+        whole_prompts=whole,
+    )
 
 
 def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) -> None:

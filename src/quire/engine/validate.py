@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, RequestError
 from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
-from quire.core.request import Request, Score, ScorePrompt
+from quire.core.request import Classify, Embed, Request, Score, ScorePrompt
 from quire.core.sampling_params import check_sampling
 from quire.engine.invariance import check_invariant
 from quire.engine.request_media import RequestMedia
@@ -34,9 +37,37 @@ def check_request(
         formats: the KV formats that a request may choose.
     """
     media.check(request)
+    _check_task(request, model)
     _check_names(request, model, formats)
     check_sampling(request.sampling, model.vocab_size)
     check_invariant(config, request)
+
+
+def positions_of(request: Request, model: LanguageModel) -> npt.NDArray[np.float32] | None:
+    """Return the positions of a request's prompt, see `LanguageModel.positions`."""
+    if not model.token_types:
+        return model.positions(request.prompt, request.media)
+    count = len(request.prompt)
+    types = request.token_types or (0,) * count
+    return np.array([range(count), types], np.float32)
+
+
+def _check_task(request: Request, model: LanguageModel) -> None:
+    task, types = request.task, request.token_types
+    if model.bidirectional and not isinstance(task, Embed | Classify):
+        raise RequestError(
+            "model: it is an encoder, which embeds and scores texts and generates none",
+            param="model",
+            code="unsupported_model",
+        )
+    if isinstance(task, Classify) and not model.labels:
+        raise RequestError("task: the model has no classification head", param="task")
+    if types and (len(types) != len(request.prompt) or max(types) >= max(1, model.token_types)):
+        raise RequestError(
+            f"token_types: {len(types)} for {len(request.prompt)} tokens, of {model.token_types} "
+            "kinds",
+            param="token_types",
+        )
 
 
 def _check_names(request: Request, model: LanguageModel, formats: Sequence[KVFormat]) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from quire.core.config import EngineConfig
-from quire.core.request import Request, SamplingParams
+from quire.core.request import Embed, Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.engine.assembly import OpenExecutor, assemble
@@ -72,7 +72,10 @@ def warm_up(
     again = current_device().keeps_compiled and verified_kernels().holds(verification)
     engine = _own_engine(loaded, config, open_executor=open_executor)
     vocabulary, context = loaded.model.vocab_size, engine.info.context_length
-    rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
+    if loaded.model.bidirectional:
+        rounds = [_Round([each]) for each in _texts(engine, vocabulary)]
+    else:
+        rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
     for number, each in enumerate(rounds):
         on_progress(number, len(rounds))
         _serve(engine, each)
@@ -100,6 +103,13 @@ def measure_steps(
     """
     engine = _own_engine(loaded, config, open_executor=open_executor)
     vocabulary = loaded.model.vocab_size
+    if loaded.model.bidirectional:
+        for text in _texts(engine, vocabulary):
+            for _ in range(2):
+                _serve(engine, _Round([text]))
+            if (engine.step_times.reading.seconds(len(text.prompt)) or 0.0) > config.step_ms / 1e3:
+                break
+        return engine.step_times
     most = min(engine.config.max_step_tokens, engine.info.context_length - _TOKENS)
     sizes = [*_FEW_TOKENS, *(32 << n for n in range(most.bit_length()))]
     for rows in (size for size in sizes if size <= most):
@@ -128,6 +138,15 @@ def measure_steps(
             _serve(drafting, _Round([stream]))
     mx.clear_cache()
     return engine.step_times
+
+
+def _texts(engine: Engine, vocabulary: int) -> Iterator[Request]:
+    """Return texts of growing length for an encoder, which reads each in one step."""
+    most = min(engine.config.max_step_tokens, engine.info.context_length)
+    for rows in (*_FEW_TOKENS, *(32 << n for n in range(most.bit_length()))):
+        if rows <= most:
+            text = _request(f"{rows}", rows, vocabulary=vocabulary, sampling=_GREEDY)
+            yield replace(text, task=Embed("mean"))
 
 
 class _WrongDrafts:

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import mlx.core as mx
 
-from quire.core.request import Embed, Generate, Score, ScorePrompt
+from quire.core.request import Classify, Embed, Generate, Score, ScorePrompt
 from quire.models.base import LanguageModel
 from quire.sampling.top import top
 from quire.scheduler.plan import ScheduledSequence
@@ -37,6 +37,8 @@ class VectorStage:
         match rows.task:
             case Embed() as task:
                 return self._embed(task, rows, hidden)
+            case Classify():
+                return self._model.classify(hidden)
             case Score() as task:
                 logits = self._model.logits(hidden[-1:]).squeeze(0)
                 return logits[mx.array(task.labels)] - mx.logsumexp(logits)
@@ -48,18 +50,26 @@ class VectorStage:
                 assert_never(unknown)
 
     def _embed(self, task: Embed, rows: ScheduledSequence, hidden: mx.array) -> mx.array | None:
-        vector = hidden.astype(mx.float32)
-        if not task.needs_every_row:
-            vector = vector.sum(axis=0)
-        else:
-            # Row after row: the sum's bits do not depend on where the prompt was cut into chunks.
-            if rows.start:
-                vector = mx.concatenate([self._sums.pop(rows.number)[None], vector])
-            vector = mx.cumsum(vector, axis=0)[-1]
-            if not rows.completes:
-                self._sums[rows.number] = vector
-                return None
+        vectors = hidden.astype(mx.float32)
+        if task.needs_every_row and rows.start:
+            vectors = mx.concatenate([self._sums.pop(rows.number)[None], vectors])
+        match task.pooling:
+            case "cls":
+                vector = vectors[0]
+            case "last":
+                vector = vectors[-1]
+            case "max":
+                vector = vectors.max(axis=0)
+            case "mean":
+                # Row after row: the bits do not depend on where the prompt was cut into chunks.
+                vector = mx.cumsum(vectors, axis=0)[-1]
+        if not rows.completes:
+            self._sums[rows.number] = vector
+            return None
+        if task.pooling == "mean":
             vector = vector / rows.end
+        for layer in self._model.projections:
+            vector = layer(vector)
         if task.normalized:
             vector = vector / mx.maximum(mx.linalg.norm(vector), 1e-12)
         return vector

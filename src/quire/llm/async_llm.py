@@ -16,7 +16,7 @@ from quire.api.shared.context import Context
 from quire.api.shared.signing import Signer
 from quire.core.errors import QuireError
 from quire.core.info import ModelInfo
-from quire.core.request import Embed
+from quire.core.request import Embed, PoolingKind
 from quire.llm.answers import Answer, Embedding, Score, made_of
 from quire.llm.options import ChatOptions, Messages, Options, Prompt, chat, completion, parsed_as
 from quire.llm.settings import Settings, configured
@@ -250,7 +250,7 @@ class AsyncLLM:
         inputs: str | Sequence[Prompt],
         *,
         dimensions: int | None = None,
-        pooling: Literal["last", "mean"] | None = None,
+        pooling: PoolingKind | None = None,
         normalize: bool | None = None,
         prompt_name: str | None = None,
     ) -> list[Embedding]:
@@ -337,11 +337,13 @@ class AsyncLLM:
         self, inputs: Sequence[Prompt], task: Embed, before: str, dimensions: int | None
     ) -> list[Embedding]:
         service = self._opened.service
+        pooling = service.vectors.pooling
         prompts = tuple(
-            before + each if isinstance(each, str) else tuple(int(token) for token in each)
+            pooling.text(each, before) if isinstance(each, str) else tuple(map(int, each))
             for each in inputs
         )
-        prepared = await service.prepare(Generation(prompts=prompts))
+        spec = Generation(prompts=prompts, vector=True, max_prompt=pooling.stages.max_tokens)
+        prepared = await service.prepare(spec)
         return [
             Embedding(
                 tuple(shortened(each.values, dimensions, normalized=task.normalized)),

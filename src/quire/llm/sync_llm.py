@@ -7,9 +7,10 @@ import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from quire.core.info import ModelInfo
+from quire.core.request import PoolingKind
 from quire.llm.answers import Answer, Embedding, Score
 from quire.llm.async_llm import AsyncLLM, AsyncStream, OnError
 from quire.llm.options import ChatOptions, Messages, Options, Prompt
@@ -181,7 +182,7 @@ class LLM:
         inputs: str | Sequence[Prompt],
         *,
         dimensions: int | None = None,
-        pooling: Literal["last", "mean"] | None = None,
+        pooling: PoolingKind | None = None,
         normalize: bool | None = None,
         prompt_name: str | None = None,
     ) -> list[Embedding]:

@@ -8,9 +8,9 @@ position, and `ForwardContext.attend` lets each row see exactly its visible keys
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -272,7 +272,24 @@ def finished(encoding: Encoding, pieces: int | None = None) -> tuple[mx.array, .
 
 
 class LanguageModel(Module):
-    """Base class of decoders. Subclasses use their checkpoint's names."""
+    """Base class of decoders and encoders of text. Subclasses use their checkpoint's names.
+
+    Attributes:
+        typed_by: name of the weight whose type is that of the activations.
+    """
+
+    typed_by: ClassVar[str] = "model.norm.weight"
+
+    @property
+    def projections(self) -> Sequence[Callable[[mx.array], mx.array]]:
+        """The layers that a pooled vector passes, in order."""
+        layers: Sequence[Callable[[mx.array], mx.array]] = self.get("pooled", ())
+        return layers
+
+    def add_projections(self, layers: Sequence[Module]) -> None:
+        """Add the layers behind pooling, with their weights."""
+        if layers:
+            self["pooled"] = list(layers)
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
@@ -339,6 +356,25 @@ class LanguageModel(Module):
         Returns:
             `[T, hidden]`, ready for `logits`.
         """
+        raise NotImplementedError
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether tokens see those after them: the model embeds texts, and generates none."""
+        return any(spec.uncached is not None for spec in self.layout)
+
+    @property
+    def token_types(self) -> int:
+        """Number of kinds of tokens; 0 if it knows none, else positions are index and kind."""
+        return 0
+
+    @property
+    def labels(self) -> int:
+        """Number of results of `classify`; 0 without a classification head."""
+        return 0
+
+    def classify(self, hidden: mx.array) -> mx.array:
+        """Return the classification head's logits `[labels]` for a text's rows `[T, hidden]`."""
         raise NotImplementedError
 
     @property

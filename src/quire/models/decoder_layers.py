@@ -84,6 +84,27 @@ class PostNormLayer(DecoderLayer):
         return self._add(x, self.post_feedforward_layernorm(self._feed(x, step)))
 
 
+class AddedNormLayer(DecoderLayer):
+    """A layer with norms of the sums of each block and its input (arXiv:1706.03762)."""
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        x = self.input_layernorm(self._add(x, self._mix(x, step, rotate)))
+        y: mx.array = self.post_attention_layernorm(self._add(x, self._feed(x, step)))
+        return y
+
+
+class SecondNormLayer(DecoderLayer):
+    """A layer whose first block gets its input as it is, because it is normalised already."""
+
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return ("post_attention_layernorm",)
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        x = self._add(x, self._mix(x, step, rotate))
+        return self._add(x, self._feed(self.post_attention_layernorm(x), step))
+
+
 class SandwichLayer(DecoderLayer):
     """A layer with norms before and after the blocks."""
 
@@ -150,6 +171,8 @@ class GatedLayer(DecoderLayer):
 _LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
     NormPlacement.PRE: DecoderLayer,
     NormPlacement.POST: PostNormLayer,
+    NormPlacement.ADDED: AddedNormLayer,
+    NormPlacement.SECOND: SecondNormLayer,
     NormPlacement.SANDWICH: SandwichLayer,
     NormPlacement.PARALLEL: ParallelLayer,
     NormPlacement.BESIDE: BesideLayer,

@@ -26,6 +26,8 @@ class NormPlacement(Enum):
 
     PRE = "before each block"
     POST = "after each block, before it is added"
+    ADDED = "after each block and its input were added"
+    SECOND = "before the second block only"
     SANDWICH = "before and after each block"
     PARALLEL = "once, before both blocks, which are added together"
     BESIDE = "before each block, both of which read what comes in"

@@ -21,6 +21,7 @@ _MODULES = (
     "aya",
     "baidu",
     "baidu_vl",
+    "bert",
     "bigcode",
     "bytedance",
     "cohere",

@@ -51,15 +51,11 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     Raises:
         NotLinear: the model's code depends on the number of rows in another way.
     """
-    how = Variant() if variant is None else variant
-
-    def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
-        return [model(TracedStep(operations, model, how, given))]
+    whole = trace_body(model, variant)
 
     def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
         return [model.logits(given["hidden"])]
 
-    whole = _trace(model, body, how.symbols, how.fields)
     hidden = whole.values[whole.outputs[0]]
     width = hidden.shape[-1]
     assert isinstance(width, int), "the hidden size is fixed"
@@ -68,6 +64,16 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
         return {"hidden": mx.zeros((sizes["R"], width), hidden.dtype)}
 
     return StepPrograms(whole, _trace(model, head, ("R",), rows))
+
+
+def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
+    """Trace the program up to the hidden states; for arguments and errors see `trace`."""
+    how = Variant() if variant is None else variant
+
+    def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
+        return [model(TracedStep(operations, model, how, given))]
+
+    return _trace(model, body, how.symbols, how.fields)
 
 
 def steps_of(model: LanguageModel) -> Variant:

@@ -292,12 +292,16 @@ class TracedStep:
         chosen_by: int | None = None,
     ) -> mx.array:
         kept = self._model.layout[self._owner[layer]].kept
-        assert kept is not None, "an owner keeps its keys"
-        assert kept.stored is not None, "layers that attend keep keys and values"
+        if kept is None:
+            assert v is not None, "a layer that keeps nothing gets its values"
+            width = v.shape[-1]
+        else:
+            assert kept.stored is not None, "layers that attend keep keys and values"
+            width = kept.stored.value_dim
         (y,) = self._note(
             "attend",
             {"q": q, "k": k, "v": v, "sinks": sinks},
-            ((*q.shape[:2], kept.stored.value_dim), q.dtype),
+            ((*q.shape[:2], width), q.dtype),
             layer=layer,
             scale=scale,
             softcap=softcap,

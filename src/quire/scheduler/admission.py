@@ -27,6 +27,8 @@ class SchedulerConfig:
     Attributes:
         max_context: the most tokens of a sequence, prompt and answer together.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
+        whole_prompts: whether a step reads prompts whole, because their tokens see those after them
+            and nothing is kept.
     """
 
     block_size: int
@@ -34,6 +36,7 @@ class SchedulerConfig:
     max_context: int
     prefix_cache: bool = True
     snapshot_every: int = 2048
+    whole_prompts: bool = False
 
 
 class Admission:

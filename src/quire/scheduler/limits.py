@@ -43,11 +43,12 @@ class Limits:
             raise RequestError("prompt: must hold at least one token", param="prompt")
         if request.max_tokens < 1:
             raise RequestError("max_tokens: must be at least 1", param="max_tokens")
-        if length >= self.max_context:
+        first = int(request.task.samples)  # room for the first token that is generated
+        if length + first > self.max_context:
             raise ContextOverflow(length, self.max_context, param="prompt")
         item = largest_item(request)
         room = self.context(format, item, cross_media)
-        if length >= room:
+        if length + first > room:
             because = (
                 f"The server's KV cache, {self._manager.capacity.budget} bytes, holds no more."
             )

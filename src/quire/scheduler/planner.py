@@ -18,7 +18,7 @@ from quire.scheduler.drafts import Draft
 from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import CrossKeys, EncoderWork, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.prefill_split import PrefillSplit
+from quire.scheduler.prefill_split import PrefillSplit, whole_shares
 from quire.scheduler.prefix_sharing import PrefixSharing
 from quire.scheduler.rows import PlannedRows, block_copies
 from quire.scheduler.sequence import Sequence, Status
@@ -72,6 +72,7 @@ class Planner:
         )
         self._manager = manager
         self._block_size = config.block_size
+        self._whole_prompts = config.whole_prompts
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
         self._max_graph_rows = max_graph_rows
@@ -189,6 +190,8 @@ class Planner:
             count: number of waiting prompts, started or not.
         """
         remaining = [self._readable(sequence) for sequence in prompts]
+        if self._whole_prompts:
+            return whole_shares(budget, remaining)
         room = self._prefill_budget.room(generating)
         budget = self._prefill_budget.graphed(
             budget, generating, sum(remaining), max_graph_rows, count

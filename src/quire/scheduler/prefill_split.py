@@ -56,6 +56,17 @@ class PrefillSplit:
         return shares
 
 
+def whole_shares(budget: int, remaining: list[int]) -> list[int]:
+    """Return the shares of prompts that are read whole or not at all: as many as fit in order, and
+    the first even beyond the budget.
+    """
+    shares: list[int] = []
+    for tokens in remaining:
+        fits = not any(shares) or sum(shares) + tokens <= budget
+        shares.append(tokens if fits else 0)
+    return shares
+
+
 def split(budget: int, remaining: list[int], *, short_first: bool = False) -> list[int]:
     """Split a budget among prompts, oldest first: half by age, or none, the rest by shortness.
 

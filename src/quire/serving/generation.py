@@ -66,6 +66,18 @@ class FieldNames:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts that an encoder reads as one, such as a query and a document."""
+
+    first: str
+    second: str
+
+    def __len__(self) -> int:
+        """Return the number of characters."""
+        return len(self.first) + len(self.second)
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A protocol-independent generation request. It has either `messages` or `prompts`.
 
@@ -73,7 +85,10 @@ class Generation:
         messages: in the shape that chat templates read; content is a string, or parts: texts, and
             media as `{"type": "image", "source": MediaSource}`.
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
-            are text as the model writes it: no reasoning, no calls.
+            are text as the model writes it: no reasoning, no calls. Encoders also read pairs.
+        vector: whether the result is a vector or a score, not text.
+        max_prompt: the most tokens of a prompt, as the model's files have it for embeddings; None
+            leaves that to the context.
         tools: in the shape that chat templates read.
         strict_tools: names of the tools whose calls, if the model makes any, must meet their
             schemas.
@@ -89,7 +104,8 @@ class Generation:
         include_stop: whether the stop string or the client's own stop token is part of the answer.
         skip_special: whether tokens that are marked special are left out of the answer's text.
         truncate: how many tokens of each prompt are kept; None keeps all, -1 those that fit.
-        truncate_left: whether the last ones are kept, not the first.
+        truncate_left: whether the last ones are kept, not the first; None means that, but the first
+            ones where the model is an encoder.
         token_ids: whether the client gets the answer's token ids.
         format: the format that the answer must have.
         show_reasoning: whether the reasoning is part of the answer that the client gets.
@@ -111,7 +127,9 @@ class Generation:
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
-    prompts: tuple[str | tuple[int, ...], ...] = ()
+    prompts: tuple[str | TextPair | tuple[int, ...], ...] = ()
+    vector: bool = False
+    max_prompt: int | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     strict_tools: frozenset[str] = frozenset()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
@@ -128,7 +146,7 @@ class Generation:
     include_stop: bool = False
     skip_special: bool = True
     truncate: int | None = None
-    truncate_left: bool = True
+    truncate_left: bool | None = None
     token_ids: bool = False
     speculation: Speculation | None = None
     prediction: str = ""

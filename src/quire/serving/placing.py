@@ -14,10 +14,15 @@ from quire.media.processors.base import Parts
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's token ids, and the media whose placeholders are among them."""
+    """A prompt's token ids, and the media whose placeholders are among them.
+
+    Attributes:
+        token_types: kinds of the tokens of a pair of texts; empty if all are of kind 0.
+    """
 
     tokens: tuple[int, ...]
     media: tuple[PlacedMedia, ...] = ()
+    token_types: tuple[int, ...] = ()
 
 
 class MediaPlaces:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.core.errors import ContextOverflow, RequestError
+from quire.core.errors import ContextOverflow, RequestError, TextTooLong
 from quire.core.info import ModelInfo
-from quire.serving.generation import Generation, NeedsJob, Prepared
+from quire.serving.generation import Generation, NeedsJob, Prepared, TextPair
 from quire.serving.media import MediaLoader, as_template_reads, files_of, text_length
 from quire.serving.placing import Prompt
 from quire.text.controls import Controls
@@ -73,7 +73,14 @@ class Prompts:
             RequestError: it cannot be served.
             NeedsJob: it has to be done in a job.
         """
-        limit = self._limit if spec.truncate is None else self._countable
+        if not spec.vector and not self._info().generates:
+            raise RequestError(
+                f"This model ({self._info().model_type}) is an encoder: it embeds and scores "
+                "texts, and generates none. Use /v1/embeddings, /v1/rerank or /v1/score.",
+                param="model",
+                code="unsupported_model",
+            )
+        limit = self._longest(spec) if spec.truncate is None else self._countable
         loaded, prompts = self._prompts(await self.load_media(spec, light=light), limit)
         started, anew = "", list[Prompt]()
         if loaded.continue_final and loaded.format is not None and not loaded.tool_choice.forced:
@@ -81,7 +88,7 @@ class Prompts:
             if loaded.or_anew:
                 _, anew = self._prompts(loaded.anew, limit)
         for prompt in (*prompts, *anew):
-            self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
+            self._check_prompt(spec, prompt.tokens)
         return Prepared(
             loaded.without_prompt,
             tuple(prompts),
@@ -122,6 +129,10 @@ class Prompts:
     def _limit(self) -> int:
         return self._info().context_length
 
+    def _longest(self, spec: Generation) -> int:
+        """Return the most tokens of a prompt, and of an answer if there is one, together."""
+        return self._limit if spec.max_prompt is None else min(self._limit, spec.max_prompt)
+
     @property
     def _countable(self) -> int:
         return max(self._limit, _COUNTED)
@@ -150,14 +161,32 @@ class Prompts:
                 code="missing_required_parameter",
             )
         if not spec.messages:
-            texts = (self._text(p, limit) if isinstance(p, str) else p for p in spec.prompts)
-            return spec, [self._truncated(spec, Prompt(each)) for each in texts]
+            return spec, [self._bare(spec, each, limit) for each in spec.prompts]
         try:
             return spec, [self._truncated(spec, self._conversation(spec, limit))]
         except NotContinued:
             if not spec.or_anew:
                 raise
             return spec.anew, [self._truncated(spec, self._conversation(spec.anew, limit))]
+
+    def _bare(
+        self, spec: Generation, prompt: str | TextPair | tuple[int, ...], limit: int
+    ) -> Prompt:
+        """Return a prompt without a template."""
+        if isinstance(prompt, tuple):
+            return self._truncated(spec, Prompt(prompt))
+        texts = (prompt,) if isinstance(prompt, str) else (prompt.first, prompt.second)
+        for text in texts:
+            self._check_text(text, "prompt", limit)
+        if self._info().generates:
+            assert len(texts) == 1, "decoders read no pairs"
+            ids = tuple(self.tokenizer.encode(texts[0], add_special_tokens=True))
+            return self._truncated(spec, Prompt(ids))
+        most = self._longest(spec) if spec.truncate == -1 else spec.truncate
+        left = spec.truncate_left is True
+        encoded = self.tokenizer.encode_texts(*texts, most=most, keep_end=left)
+        typed = self._info().token_types and any(encoded.types)
+        return Prompt(encoded.ids, token_types=encoded.types if typed else ())
 
     def _truncated(self, spec: Generation, prompt: Prompt) -> Prompt:
         """Return the part of a prompt that `spec.truncate` keeps.
@@ -167,7 +196,8 @@ class Prompts:
         """
         kept, tokens = spec.truncate, prompt.tokens
         if kept == -1:
-            kept = max(1, self._limit - max(1, spec.max_tokens or 1))
+            answer = 0 if spec.vector else max(1, spec.max_tokens or 1)
+            kept = max(1, self._longest(spec) - answer)
         if kept is None or len(tokens) <= kept:
             return prompt
         if prompt.media:
@@ -177,7 +207,8 @@ class Prompts:
                 param="truncate_prompt_tokens",
                 code="invalid_value",
             )
-        return Prompt(tokens[len(tokens) - kept :] if spec.truncate_left else tokens[:kept])
+        left = spec.truncate_left is not False
+        return Prompt(tokens[len(tokens) - kept :] if left else tokens[:kept])
 
     def _check_light(self, spec: Generation) -> None:
         """Raise `NeedsJob` if the request is large or contains media."""
@@ -185,10 +216,6 @@ class Prompts:
         size += sum(map(len, spec.prompts))
         if size > _LIGHT or len(spec.messages) > _FEW or self.media.wanted(spec.messages):
             raise NeedsJob
-
-    def _text(self, prompt: str, limit: int) -> tuple[int, ...]:
-        self._check_text(prompt, "prompt", limit)
-        return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
 
     def _conversation(self, spec: Generation, limit: int) -> Prompt:
         """Return the prompt of messages with their media read."""
@@ -246,11 +273,15 @@ class Prompts:
             if count >= limit:
                 raise ContextOverflow(count, self._limit, param=param, at_least=True)
 
-    def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
-        limit = self._limit
+    def _check_prompt(self, spec: Generation, prompt: tuple[int, ...]) -> None:
+        param, limit = spec.names.messages if spec.messages else "prompt", self._longest(spec)
         if not prompt:
             raise RequestError(f"'{param}' holds no token.", param=param, code="invalid_value")
-        if len(prompt) >= limit:
+        if spec.vector and len(prompt) > limit:
+            own = limit == spec.max_prompt
+            because = "max_seq_length of its sentence_bert_config.json" if own else "its context"
+            raise TextTooLong(len(prompt), limit, param=param, because=because)
+        if not spec.vector and len(prompt) >= limit:
             raise ContextOverflow(len(prompt), limit, param=param)
         self.check_vocabulary(prompt, param)
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.core.errors import RequestError
-from quire.core.request import Score
-from quire.serving.generation import Generation, Prepared, Thinking
+from quire.core.errors import NotOffered, RequestError
+from quire.core.request import Classify, Score
+from quire.serving.generation import Generation, Prepared, TextPair, Thinking
 from quire.serving.placing import Prompt
+from quire.serving.pooling import ACTIVATIONS
 from quire.serving.service import Service
 from quire.serving.vectors import cosine
 
@@ -22,7 +23,7 @@ _JUDGE = (
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """The default instruction of a reranking model, from its model card."""
 
-Method = Literal["judge", "embed"]
+Method = Literal["classify", "judge", "embed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,10 @@ class Ranking:
     """Pairs of a query and a document, ready to be scored.
 
     Attributes:
-        method: "judge" asks the model for each pair, and the score is the probability of "yes"
-            against "no"; "embed" compares the two vectors by the cosine of their angle.
-        prepared: a prompt for each pair ("judge") or for each distinct text ("embed").
+        method: "classify" runs the model's classification head on each pair; "judge" asks the model
+            for each pair, and the score is the probability of "yes" against "no"; "embed" compares
+            the two vectors by the cosine of their angle.
+        prepared: a prompt for each pair ("classify", "judge") or for each distinct text ("embed").
         pairs: for "embed", the indices of each pair's two prompts.
     """
 
@@ -69,11 +71,19 @@ async def prepare_ranking(
         NotOffered: the model's pooling cannot be computed.
         NeedsJob: it has to be done in a job.
     """
-    pooling, base = service.vectors.pooling, spec or Generation()
-    if pooling.trained:
+    pooling = service.vectors.pooling
+    base = spec or Generation(vector=True, max_prompt=pooling.stages.max_tokens)
+    if service.info.labels:
+        _check_head(service)
+        texts = tuple(TextPair(*pair) for pair in pairs)
+        return Ranking("classify", await service.prepare(replace(base, prompts=texts), light=light))
+    if pooling.trained or not service.info.generates:
         pooling.check()
-        query = pooling.prompts.get("query", "")
-        written = [(query + question, document) for question, document in pairs]
+        query, document_prompt = pooling.query_prompt, pooling.document_prompt
+        written = [
+            (pooling.text(question, query), pooling.text(document, document_prompt))
+            for question, document in pairs
+        ]
         places: dict[str, int] = {}
         for text in (each for pair in written for each in pair):
             places.setdefault(text, len(places))
@@ -106,12 +116,30 @@ async def ranked(service: Service, ranking: Ranking) -> Ranked:
         task = service.vectors.pooling.task
         vectors = await service.vectors.compute(ranking.prepared, task)
         scores = [cosine(vectors[a].values, vectors[b].values) for a, b in ranking.pairs]
+    elif ranking.method == "classify":
+        vectors = await service.vectors.compute(ranking.prepared, Classify())
+        activated = ACTIVATIONS[service.vectors.pooling.activation]
+        scores = [activated(each.values[0]) for each in vectors]
     else:
         labels = tuple(_first_token(service, word) for word in ("yes", "no"))
         vectors = await service.vectors.compute(ranking.prepared, Score(labels))
         scores = [_probability(*each.values) for each in vectors]
     tokens = sum(each.prompt_tokens for each in vectors)
     return Ranked(scores, tokens, sum(each.cached_tokens for each in vectors))
+
+
+def _check_head(service: Service) -> None:
+    """Raise `NotOffered` if the model's classification head gives no score."""
+    labels, activation = service.info.labels, service.vectors.pooling.activation
+    if labels != 1:
+        what = f"it has {labels} labels, and a reranker has one"
+    elif activation not in ACTIVATIONS:
+        what = f"its activation '{activation}' is none of {', '.join(ACTIVATIONS)}"
+    else:
+        return
+    raise NotOffered(
+        f"This model cannot score pairs here: {what}.", param="model", code="not_implemented"
+    )
 
 
 def _asked(base: Generation, query: str, document: str, instruction: str) -> Generation:

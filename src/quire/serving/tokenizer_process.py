@@ -22,7 +22,7 @@ from quire.core.frames import Frames, encode
 from quire.core.processes import wait_or_kill
 from quire.serving.job_messages import Failed
 from quire.serving.tasks import to_the_end
-from quire.text.codec import PlainEncode, Traits
+from quire.text.codec import EncodedTexts, PlainEncode, Traits
 from quire.text.tokenizer import Tokenizer
 
 _WORKER = "quire.serving.tokenizer_worker"
@@ -130,6 +130,12 @@ class _FarCodec:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._call("encode", text, add_special_tokens)
         return ids
+
+    def encode_texts(
+        self, first: str, second: str | None, most: int | None, keep_end: bool
+    ) -> EncodedTexts:
+        encoded: EncodedTexts = self._call("encode_texts", first, second, most, keep_end)
+        return encoded
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text: str = self._call("decode", list(ids), skip_special_tokens)

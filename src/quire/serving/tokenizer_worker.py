@@ -50,6 +50,7 @@ def _calls(tokenizer: Tokenizer) -> dict[str, Callable[..., Any]]:
 
     return {
         "encode": codec.encode,
+        "encode_texts": codec.encode_texts,
         "decode": codec.decode,
         "token_id": codec.token_id,
         "token_texts": token_texts,

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from quire.core.request import (
     Embed,
     Failure,
     FinishReason,
+    PoolingKind,
     Request,
     ScoredToken,
     ScorePrompt,
@@ -86,6 +86,7 @@ class Vectors:
             Request(
                 id=uuid.uuid4().hex,
                 prompt=prompt.tokens,
+                token_types=prompt.token_types,
                 media=prompt.media,
                 max_tokens=1,
                 kv_format=prepared.spec.kv_format,
@@ -127,9 +128,7 @@ def shortened(values: Sequence[float], dimensions: int | None, *, normalized: bo
     return [value / length for value in kept] if length else kept
 
 
-def embed_task(
-    pooling: Pooling, kind: Literal["last", "mean"] | None, *, normalized: bool | None
-) -> Embed:
+def embed_task(pooling: Pooling, kind: PoolingKind | None, *, normalized: bool | None) -> Embed:
     """Return the model's pooling task, changed by what the request says.
 
     Raises:

@@ -33,6 +33,31 @@ class Traits:
     specials_are_text: bool
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedTexts:
+    """One text or two, with special tokens, as a model reads them.
+
+    Attributes:
+        types: kind of each token, by the tokenizer's post-processor: mostly the text's number.
+    """
+
+    ids: tuple[int, ...]
+    types: tuple[int, ...]
+
+
+def fitting(counts: Sequence[int], most: int) -> list[int]:
+    """Shorten one text or two to `most` tokens in all, the longer one first. Of an odd number, the
+    longer text keeps one token more, or the second of equal ones.
+    """
+    if sum(counts) <= most:
+        return list(counts)
+    if len(counts) == 1:
+        return [most]
+    short = min(min(counts), most // 2)
+    shortened = [short, most - short]
+    return shortened if counts[0] <= counts[1] else shortened[::-1]
+
+
 class Codec(Protocol):
     """The encoding and decoding behind a `Tokenizer`, which documents the methods. Thread-safe."""
 
@@ -40,6 +65,10 @@ class Codec(Protocol):
     def traits(self) -> Traits: ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def encode_texts(
+        self, first: str, second: str | None, most: int | None, keep_end: bool
+    ) -> EncodedTexts: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
@@ -85,6 +114,19 @@ class LocalCodec:
         # The library's only encode call that does not compute character offsets.
         batch = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
+
+    def encode_texts(
+        self, first: str, second: str | None, most: int | None, keep_end: bool
+    ) -> EncodedTexts:
+        backend, texts = self.backend, [first] if second is None else [first, second]
+        parts = backend.encode_batch(texts, add_special_tokens=False)
+        if most is not None:
+            added = backend.num_special_tokens_to_add(second is not None)
+            counts = fitting([len(part.ids) for part in parts], max(0, most - added))
+            for part, count in zip(parts, counts, strict=True):
+                part.truncate(count, direction="left" if keep_end else "right")
+        whole = backend.post_process(parts[0], None if second is None else parts[1])
+        return EncodedTexts(tuple(whole.ids), tuple(whole.type_ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -18,7 +18,7 @@ import tokenizers
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
-from quire.text.codec import Codec, LocalCodec
+from quire.text.codec import Codec, EncodedTexts, LocalCodec
 from quire.text.pieces import PieceTable
 
 _PIECE, _AT_A_CUT = 1 << 16, 16
@@ -116,9 +116,26 @@ class Tokenizer:
             add_special_tokens: whether to add what the tokenizer's post-processor adds, such as a
                 start token. False for rendered chat templates, which already contain it.
         """
-        if not text.isascii():
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return self.codec.encode(text, add_special_tokens)
+        return self.codec.encode(_readable(text), add_special_tokens)
+
+    def encode_texts(
+        self,
+        first: str,
+        second: str | None = None,
+        *,
+        most: int | None = None,
+        keep_end: bool = False,
+    ) -> EncodedTexts:
+        """Return a text, or a pair of texts, as the tokenizer's post-processor joins them.
+
+        Args:
+            most: the most tokens, special ones included. Longer texts are cut; of a pair the longer
+                one first.
+            keep_end: whether a text's last tokens are kept, not its first.
+        """
+        if second is not None:
+            second = _readable(second)
+        return self.codec.encode_texts(_readable(first), second, most, keep_end)
 
     def count_at_least(self, text: str, enough: int) -> int:
         """Return a lower bound of a text's number of tokens, in memory that does not grow with the
@@ -159,6 +176,13 @@ class Tokenizer:
     def pieces(self, *, skip_special: bool) -> PieceTable | None:
         """Return the text of each token; None if the decoder does not work token by token."""
         return self._shown if skip_special else self._all
+
+
+def _readable(text: str) -> str:
+    """Return a text with lone surrogates replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

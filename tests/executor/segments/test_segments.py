@@ -159,5 +159,5 @@ def test_a_model_that_cannot_be_traced_is_served_by_its_own_code(
         raise ValueError("no trace")
 
     loaded = opened("llama", tmp_path)
-    monkeypatch.setattr(runner, "trace", fail)
+    monkeypatch.setattr(runner, "trace_body", fail)
     assert open_segments(loaded.model) is None

@@ -21,7 +21,7 @@ from quire.api.shared.pieces import Array, compact, pieces, whole
 from quire.api.shared.prompt_fields import Input, prompts_of
 from quire.api.shared.vector_fields import VectorFields, counted
 from quire.core.errors import RequestError
-from quire.core.request import Embed
+from quire.core.request import Embed, PoolingKind
 from quire.serving.generation import Prepared
 from quire.serving.vectors import embed_task, shortened
 
@@ -32,7 +32,7 @@ class EmbeddingRequest(VectorFields):
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Integer | None = Field(default=None, ge=1, le=1 << 20)
-    pooling: Literal["last", "mean"] | None = Field(
+    pooling: PoolingKind | None = Field(
         default=None, description="default: what the model's files say, else mean"
     )
     normalize: bool | None = Field(
@@ -61,7 +61,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     prompts = prompts_of(fields.input)
     if not prompts:
         raise RequestError("'input' is empty.", param="input", code="invalid_value")
-    texts = (before + each if isinstance(each, str) else each for each in prompts)
+    texts = (pooling.text(each, before) if isinstance(each, str) else each for each in prompts)
     prepared = await context.prepare(replace(spec, prompts=tuple(texts)))
     return _ReadRequest(
         prepared, task, dimensions=fields.dimensions, packed=fields.encoding_format == "base64"

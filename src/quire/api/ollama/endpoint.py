@@ -92,8 +92,10 @@ class _ReadEmbed:
 async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadEmbed:
     fields = context.parse(request, body, EmbedRequest)
     context.check_model(fields.model)
-    texts = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
-    if not any(texts):
+    given = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
+    pooling = context.service.vectors.pooling
+    texts = tuple(pooling.text(each, pooling.prompt(None)) for each in given)
+    if not any(given):
         return _ReadEmbed(prepared=None, dimensions=None)
     if fields.options is not None:
         fields.options.note(request.scope)
@@ -101,6 +103,8 @@ async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadE
         prompts=texts,
         truncate=None if fields.truncate is False else -1,
         truncate_left=False,
+        vector=True,
+        max_prompt=pooling.stages.max_tokens,
         keep_alive_s=fields.keep_alive,
     )
     return _ReadEmbed(await context.prepare(spec), fields.dimensions or None)
@@ -227,7 +231,8 @@ class Ollama:
 
     def _shown(self, model: Model) -> dict[str, Any]:
         info, loaded = model.info, model.loaded
-        capabilities, template = ["completion"], ""
+        capabilities = ["completion"] if info is None or info.generates else []
+        template = ""
         if loaded is not None:
             service = loaded.service
             template = service.template.source

@@ -387,7 +387,7 @@ def decoding(
         include_stop=fields.include_stop_str_in_output is True,
         skip_special=fields.skip_special_tokens is not False,
         truncate=fields.truncate_prompt_tokens,
-        truncate_left=fields.truncation_side != "right",
+        truncate_left=None if fields.truncation_side is None else fields.truncation_side == "left",
         sampling=sampling_of(fields, context.service, logprobs),
         stop_token_ids=frozenset(stop_ids),
         ignore_eos=fields.ignore_eos is True,

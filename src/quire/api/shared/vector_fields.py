@@ -25,7 +25,7 @@ class VectorFields(Wire):
         default=None, ge=-1, lt=2**31, description="tokens of a prompt that are kept; -1: that fit"
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="where a prompt is cut; the default is left"
+        default=None, description="where a prompt is cut; default: left, of encoders right"
     )
     priority: Priority | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
@@ -40,7 +40,9 @@ class VectorFields(Wire):
         context.check_model(self.model)
         return Generation(
             truncate=self.truncate_prompt_tokens,
-            truncate_left=self.truncation_side != "right",
+            truncate_left=None if self.truncation_side is None else self.truncation_side == "left",
+            vector=True,
+            max_prompt=context.service.vectors.pooling.stages.max_tokens,
             adapter=context.adapter(self.model),
             priority=self.priority,
             cache_salt=self.cache_salt or "",

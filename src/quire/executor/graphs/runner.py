@@ -74,6 +74,8 @@ def open_cuda_graphs(
         return None
     graphs, problem = None, "another rank has none"
     try:
+        if layout.uncached:
+            raise UnsupportedNode("no kernel for attention in both directions")
         inboxes = None if part.size == 1 else verified_inboxes(part)
         traced = trace(model, steps_of(model))
         programs = StepPrograms(recordable(traced.body), recordable(traced.head))

@@ -251,6 +251,8 @@ class SegmentBuilder(SegmentValues):
 
     def _attend(self, node: Node) -> None:
         own, layer = node.attributes, node.attributes["layer"]
+        if layer in self._layout.uncached:
+            raise UnsupportedNode("attention in both directions")
         group, owner = self._layout.group[layer], self._layout.owner[layer]
         spec = self._layout.groups[group].spec.attention
         if own.get("chosen_by") is not None or own["part"] or spec is None or spec.value_in_key:

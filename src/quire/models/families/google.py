@@ -84,7 +84,6 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
         head_dim=256,
         tie_word_embeddings=True,
     )
-    s.only("use_bidirectional_attention", False)
     caps = [_softcap(s, f"{which}_logit_softcapping", None) for which in ("attn", "final")]
     usual = attention(
         s,
@@ -93,7 +92,10 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
         rope=None,
         softcap=caps[0],
         bidirectional_media=bidirectional_media,
+        bidirectional=s.flag("use_bidirectional_attention", default=False),
     )
+    if usual.bidirectional:
+        s.only("attn_logit_softcapping", None)
     types = s.layer_types(full_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
     return _decoder(s, layers, placement=NormPlacement.SANDWICH, logit_softcap=caps[1])
@@ -121,11 +123,17 @@ def _softcap(s: Settings, name: str, default: float | None) -> float | None:
 
 
 def _mixers(s: Settings, usual: Attention) -> dict[str, Mixer]:
-    """Return attention by layer type. Full layers rotate more slowly; only they are extended."""
+    """Return attention by layer type. Full layers rotate more slowly; only they are extended.
+
+    A window of EmbeddingGemma is divided among both sides of a query.
+    """
+    window = s.window(4096)
+    if usual.bidirectional and window is not None:
+        window //= 2
     full, sliding = s.rope_by_type(1e6, s.number("rope_local_base_freq", default=1e4))
     return {
         FULL: replace(usual, rope=full),
-        SLIDING: replace(usual, rope=sliding, window=s.window(4096)),
+        SLIDING: replace(usual, rope=sliding, window=window),
     }
 
 
@@ -137,7 +145,7 @@ FAMILIES = (
     Family("gemma", "Gemma", gemma),
     Family("gemma2", "Gemma 2", gemma2),
     Family("gemma3", "Gemma 3, text and images", gemma3),
-    Family("gemma3_text", "Gemma 3, text", gemma3_text),
+    Family("gemma3_text", "Gemma 3, text; EmbeddingGemma", gemma3_text),
     Family("gemma3n", "Gemma 3n, text, images, sound", lambda s: Gemma3n.from_config(s.values)),
     Family("gemma3n_text", "Gemma 3n, text", lambda s: Gemma3n.from_config(s.values)),
     Family("gemma4", "Gemma 4, text, images, video, sound", lambda s: Gemma4.from_config(s.values)),

@@ -10,7 +10,7 @@ from typing import Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
+from quire.cache.specs import Bidirectional, ChunkedKV, FullKV, LayerSpec, WindowKV
 from quire.core.errors import ModelError
 from quire.device.activations import Activation
 from quire.device.device import current_device, fused
@@ -124,6 +124,8 @@ class Attention:
         clip: bound of the absolute values of queries, keys and values, after norms over all heads.
         temperature: scaling of queries by position; None means none.
         bidirectional_media: whether rows of one image see each other.
+        bidirectional: whether a query sees keys on both sides, and nothing is kept; `window` is
+            then the most tokens between them.
         part: the rank whose heads these are.
     """
 
@@ -144,6 +146,7 @@ class Attention:
     clip: float | None = None
     temperature: Temperature | None = None
     bidirectional_media: bool = False
+    bidirectional: bool = False
     value_dim: int = 0
     value_scale: float = 1.0
     part: Part = WHOLE
@@ -164,7 +167,9 @@ class Attention:
         return None if self.rope is None else (self.head_dim, self.rope)
 
     @property
-    def spec(self) -> AttentionSpec:
+    def spec(self) -> LayerSpec:
+        if self.bidirectional:
+            return Bidirectional(self.window)
         heads, dim, value_dim = self.kv_heads, self.head_dim, self.value_dim
         if self.chunk is not None:
             return ChunkedKV(heads, dim, self.chunk, value_dim=value_dim)

@@ -9,31 +9,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.device.device import current_device
-
-_SCORE_BYTES = 16 << 20  # of attention scores in memory at once, if MLX materialises them
-
-
-def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Attend within groups of rows. If MLX materialises scores, compute in tiles to bound memory.
-
-    Args:
-        q: `[groups, rows, heads, head_dim]`.
-        k, v: the same shape, or with fewer heads.
-        scale: factor of the logits.
-
-    Returns:
-        An array of the shape of `q`.
-    """
-    groups, n, heads, _ = q.shape
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    tile = max(1, _SCORE_BYTES // (groups * heads * n * 4)) if not current_device().fuses else n
-    parts: list[mx.array] = []
-    for start in range(0, n, tile):
-        # Each tile depends on the one before, so that only one tile's scores are in memory.
-        rows = mx.depends([q[:, :, start : start + tile]], parts[-1:])[0]
-        parts.append(mx.fast.scaled_dot_product_attention(rows, k, v, scale=scale))
-    return mx.concatenate(parts, axis=2).swapaxes(1, 2)
+from quire.device.bidirectional import attend
 
 
 class Neighbours(Protocol):

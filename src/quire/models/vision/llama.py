@@ -19,10 +19,10 @@ import numpy as np
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS, Pieces
+from quire.device.bidirectional import attend
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.description import Norm
 from quire.models.layers.common import embed
-from quire.models.layers.encoder_attention import attend
 from quire.models.layers.feed_forward import MLP
 
 _MULTIPLE = 8

@@ -13,10 +13,10 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.device.bidirectional import attend
 from quire.models.base import Encoding, Module
 from quire.models.layers.common import ACTIVATIONS
 from quire.models.layers.convolution import Convolution, padded
-from quire.models.layers.encoder_attention import attend
 from quire.models.layers.norm import RMSNorm
 
 _EPS = 1e-6

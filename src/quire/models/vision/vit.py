@@ -13,10 +13,10 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.core.media import Colours
+from quire.device.bidirectional import attend
 from quire.models.base import Encoding, Module
 from quire.models.description import Norm
 from quire.models.layers.common import embed
-from quire.models.layers.encoder_attention import attend
 from quire.models.layers.feed_forward import MLP
 
 

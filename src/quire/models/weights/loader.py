@@ -5,7 +5,7 @@ weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import mlx.nn as nn
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.original_configs import read_config
+from quire.core.sentence_modules import read_modules
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.device.ranks import WHOLE, Part
@@ -36,13 +37,12 @@ from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.layouts import store_for_device
 from quire.models.weights.low_rank import LowRank
+from quire.models.weights.projections import open_projections, weight_files
 
 _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
 """Ends of names of tensors that are never narrowed: small differences rank experts, and angles need
 full precision.
 """
-
-_FINAL_NORM = "model.norm.weight"
 
 _EVAL_BYTES = 256 << 20  # weights evaluated at once; bounds the memory that conversions hold twice
 
@@ -115,19 +115,18 @@ def open_model(
     config = _for_context(checked_config(folder), max_context)
     model = build(config)
     files = find_weights(folder)
+    behind = _projections(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
-    with WeightIdentity(_hashed(files, added, part)) as identity:
+    with WeightIdentity(_hashed(files, added, behind, part)) as identity:
         model = _load_weights(
             *(model, part, files, config, folder, target, added, check_room), with_head=with_head
         )
+        model.add_projections(open_projections(behind))
         model.eval()
         parameter_bytes = sum(array.nbytes for array in named_parameters(model).values())
         _evaluate(model, on_progress)
         resolved = _dtype_name(model)
-        parts = [config, resolved, added.identity if added else None]
-        if model.layout != model.own_layout:
-            parts.append("head")
-        described = json.dumps(parts, sort_keys=True)
+        described = _described(config, resolved, added, model)
         fingerprint = identity.digest(described.encode())
     return LoadedModel(
         model=model,
@@ -143,9 +142,29 @@ def open_model(
     )
 
 
-def _hashed(files: WeightFiles, added: Adapter | None, part: Part) -> list[Path]:
+def _projections(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of the linear layers behind pooling."""
+    stages = read_modules(folder)
+    return () if stages is None else stages.projections
+
+
+def _hashed(
+    files: WeightFiles, added: Adapter | None, behind: Sequence[Path], part: Part
+) -> list[Path]:
     """Return the files that this rank hashes."""
-    return [] if part.rank else [*files.paths, *([added.file] if added else [])]
+    if part.rank:
+        return []
+    return [*files.paths, *([added.file] if added else []), *weight_files(behind)]
+
+
+def _described(
+    config: dict[str, Any], dtype: str, added: Adapter | None, model: LanguageModel
+) -> str:
+    """Return all that identifies a model beside its weights."""
+    parts = [config, dtype, added.identity if added else None]
+    if model.layout != model.own_layout:
+        parts.append("head")
+    return json.dumps(parts, sort_keys=True)
 
 
 def load_drafter(
@@ -210,7 +229,7 @@ def _load_weights(
         weights = model.sanitize(_cast(read, target))
         if part.size > 1:
             model, weights = split_model(model, weights, part)
-        dtype = weights[_FINAL_NORM].dtype if _FINAL_NORM in weights else mx.float32
+        dtype = weights[model.typed_by].dtype if model.typed_by in weights else mx.float32
         check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
         _attach(model, weights, folder)
         return model
@@ -348,8 +367,8 @@ def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None
 
 
 def _dtype_name(model: LanguageModel) -> str:
-    """Return the activations' type, which is that of the final norm."""
-    return str(named_parameters(model)[_FINAL_NORM].dtype).removeprefix("mlx.core.")
+    """Return the activations' type."""
+    return str(named_parameters(model)[model.typed_by].dtype).removeprefix("mlx.core.")
 
 
 def context_length(config: dict[str, Any]) -> int:
