@@ -282,14 +282,9 @@ class LanguageModel(Module):
 
     @property
     def projections(self) -> Sequence[Callable[[mx.array], mx.array]]:
-        """The layers that a pooled vector passes, in order."""
+        """The layers that a pooled vector passes, in order; the loader adds them as "pooled"."""
         layers: Sequence[Callable[[mx.array], mx.array]] = self.get("pooled", ())
         return layers
-
-    def add_projections(self, layers: Sequence[Module]) -> None:
-        """Add the layers behind pooling, with their weights."""
-        if layers:
-            self["pooled"] = list(layers)
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:

@@ -121,7 +121,8 @@ def open_model(
         model = _load_weights(
             *(model, part, files, config, folder, target, added, check_room), with_head=with_head
         )
-        model.add_projections(open_projections(behind))
+        if behind:
+            model["pooled"] = open_projections(behind)
         model.eval()
         parameter_bytes = sum(array.nbytes for array in named_parameters(model).values())
         _evaluate(model, on_progress)
