@@ -15,6 +15,7 @@ from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
 from quire.attention.paged.prompts import side_by_side
 from quire.attention.paged.tiles import cut, score_numbers
+from quire.attention.paged.warpgroups import PromptTiles
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
@@ -24,6 +25,7 @@ from quire.executor.graphs import kernels as decode
 from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
+from tests.support.everyday import everyday
 from tests.support.nvcc import assert_compiles
 
 PLAIN = KVFormat()
@@ -282,6 +284,67 @@ def test_sources_for_single_rows_agree_with_the_reference(
     monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 5e-3)
     case = AttentionCase(PLAIN, spec, 64, group * spec.kv_heads, 1, mx.bfloat16, False, False)
     assert differs(_Single(), case, check.SINGLE_ROWS) is None
+
+
+class _Prompts(ReferenceBackend):
+    """Attention by warpgroups, as recorded steps read prompts."""
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        return _PromptsPrepared(metadata)
+
+
+class _PromptsPrepared(PreparedAttention):
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+
+    def forward(
+        self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
+    ) -> mx.array:
+        told, (_, heads, dim) = self._metadata, q.shape
+        kv_heads, capped, sinks = told.spec.kv_heads, scoring.softcap is not None, scoring.sinks
+        group, block = heads // kv_heads, told.block_size
+        shape = cuda.Shape(q.dtype, dim, dim, kv_heads, group, block, capped, sinks is not None)
+        tiles = PromptTiles(shape)
+        (part,) = cut(told, 0, 1, tiles.rows)
+        names = ["q", "keys", "values", "tiles", "table", "visible", "numbers"]
+        given = [q, *store.arrays(), mx.array(part.tiles), mx.array(told.block_table)]
+        given += [mx.array(part.visible), score_numbers(scoring.scale, scoring.softcap)]
+        if sinks is not None:
+            names, given = [*names, "sinks"], [*given, sinks.astype(q.dtype)]
+        source = decode.attend_prompts(tiles)
+        (found,) = _emulated(source, names, ["result"], tiles.shared)(
+            inputs=given,
+            grid=(len(part.tiles) * tiles.threads, kv_heads * (group // shape.part), 1),
+            threadgroup=(tiles.threads, 1, 1),
+            output_shapes=[q.shape],
+            output_dtypes=[q.dtype],
+        )
+        return found
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    ("spec", "group", "extras"),
+    everyday(
+        [
+            (FullKV(1, 64), 8, True),
+            (FullKV(2, 128), 4, False),
+            (FullKV(1, 128), 5, True),
+            (WindowKV(1, 256, 100), 2, False),
+            (FullKV(1, 512), 8, True),
+            (WindowKV(1, 512, 40), 4, False),
+        ],
+        lambda spec, group, extras: spec.head_dim == 64,
+    ),
+    ids=str,
+)
+def test_warpgroups_attend_as_the_reference(
+    spec: AttentionSpec, group: int, extras: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 8e-3)  # sinks are rounded
+    heads = group * spec.kv_heads
+    case = AttentionCase(PLAIN, spec, 64, heads, 1, mx.bfloat16, extras, extras)
+    assert differs(_Prompts(), case, check.SPANS) is None
 
 
 def _forget() -> None:

@@ -242,27 +242,51 @@ static inline Tile moved(Tile tile, int pieces) { return tile + 16 * pieces; }
 static inline uint swizzled(Tile tile, int row, int pair) {
   return ((const uint*)tile)[row * 32 + (pair / 4 ^ row & 7) * 4 + pair % 4];
 }
-template <int N>
-static inline void wgmma(float (&c)[N], uint a0, uint a1, uint a2, uint a3, Tile x, int slice) {
+// `right(row, k)` is an element of the right matrix.
+template <int N, typename Right>
+static inline void add_products(float (&c)[N], uint a0, uint a1, uint a2, uint a3, Right right) {
   const uint own[4] = {a0, a1, a2, a3};
   const emulated::Posts all = emulated::post(own, 4);
   const int lane = emulated::current % 32;
   for (int i = 0; i < N; i++) {
     const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2;
     float sum = 0.f;
-    for (int k = 0; k < 16; k++) {
-      const float a = emulated::brain_of(all[lane / 4 * 4 + k % 8 / 2][half + k / 8 * 2], k % 2);
-      sum += a * emulated::brain_of(swizzled(x, row, slice * 8 + k / 2), k % 2);
-    }
+    for (int k = 0; k < 16; k++)
+      sum += emulated::brain_of(all[lane / 4 * 4 + k % 8 / 2][half + k / 8 * 2], k % 2) * right(row, k);
     c[i] += sum;
   }
 }
 template <int N>
-static inline void wgmma_shared(float (&c)[N], Tile w, Tile x, int slice) {
+static inline void wgmma(float (&c)[N], uint a0, uint a1, uint a2, uint a3, Tile x, int slice) {
+  add_products(c, a0, a1, a2, a3, [=](int row, int k) {
+    return emulated::brain_of(swizzled(x, row, slice * 8 + k / 2), k % 2);
+  });
+}
+// Further columns of such a tile are as many pieces on as its highest bits say.
+static inline Tile columns_at(const void* tile, int pieces) { return (Tile)tile | (Tile)pieces << 48; }
+template <int N>
+static inline void wgmma_turned(float (&c)[N], uint a0, uint a1, uint a2, uint a3, Tile x, int slice) {
+  const Tile low = x & ((Tile)1 << 48) - 1;
+  add_products(c, a0, a1, a2, a3, [=](int column, int k) {
+    return emulated::brain_of(
+      swizzled(low + column / 64 * (x >> 48) * 16, slice * 16 + k, column % 64 / 2), column % 2);
+  });
+}
+template <int N, typename Add>
+static inline void of_shared(float (&c)[N], Tile w, int slice, int add, Add products) {
   const int lane = emulated::current % 32, row = emulated::current / 32 % 4 * 16 + lane / 4;
   uint a[4];
   for (int i = 0; i < 4; i++) a[i] = swizzled(w, row + i % 2 * 8, slice * 8 + lane % 4 + i / 2 * 4);
-  wgmma(c, a[0], a[1], a[2], a[3], x, slice);
+  for (int i = 0; i < N && !add; i++) c[i] = 0.f;
+  products(a);
+}
+template <int N>
+static inline void wgmma_shared(float (&c)[N], Tile w, Tile x, int slice, int add = 1) {
+  of_shared(c, w, slice, add, [&](const uint* a) { wgmma(c, a[0], a[1], a[2], a[3], x, slice); });
+}
+template <int N>
+static inline void wgmma_shared_turned(float (&c)[N], Tile w, Tile x, int slice, int add = 1) {
+  of_shared(c, w, slice, add, [&](const uint* a) { wgmma_turned(c, a[0], a[1], a[2], a[3], x, slice); });
 }
 static inline void meet_cluster() { emulated::fail("no clusters here", 0, 0); }
 static inline float4 of_cluster(const float*, int) { return {}; }

@@ -104,7 +104,7 @@ def _named(element: str) -> str:
 def _without_own(header: str) -> Iterator[str]:
     """What is left of a kernel's functions: the header here has its own of some."""
     while found := re.search(
-        r"^(?:template <[^>]*>\n)?__device__ __forceinline__ [\w ]*?(\w+)\([^)]*\) ",
+        r"^(?:template <[^>]*>\n)?__device__ __forceinline__ [\w ]*?(\w+)\((?:[^()]|\([^)]*\))*\) ",
         header,
         re.MULTILINE,
     ):

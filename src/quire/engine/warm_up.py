@@ -273,7 +273,7 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
     longest = max(1, min(4 * config.max_step_tokens, context - _TOKENS))
     yield _Round([request("prompt", longest, _GREEDY)])
     # Numbers of rows that steps are recorded for, and products cut by, beyond those of streams.
-    for rows in (2, 8, 16, 32, 64, 128, 256, 512):
+    for rows in (2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048):
         if rows > 4 * config.max_sequences or config.max_sequences == 1:
             # With one sequence no prompt comes late.
             sampling = _ADJUSTED if rows == 2 else _GREEDY

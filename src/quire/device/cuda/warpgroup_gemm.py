@@ -7,9 +7,10 @@ from functools import cache
 from typing import ClassVar
 
 from quire.device.cuda.driver import Card
+from quire.device.cuda.wgmma import multiplying
 from quire.device.gpu_kernels import kernel_text
 
-EXPERT_TILES = (16, 32, 64)
+EXPERT_TILES = (16, 32, 64, 128)
 """How many pairs of row and expert a tile of experts' products may hold."""
 _STAGES, _SPLITS = (8, 6, 5, 4), (1, 2, 4, 8)
 _OVERHEAD = 4.0
@@ -59,7 +60,7 @@ class WarpgroupGemm:
     gated: bool = False
     experts: bool = False
     mode: str = "affine"
-    tile: int = EXPERT_TILES[-1]
+    tile: int = 64
     max_splits: int = 8
 
     source: ClassVar[str] = "warpgroup_gemm.cuh"
@@ -154,39 +155,8 @@ class WarpgroupGemm:
     @property
     def functions(self) -> str:
         """The functions that `warpgroup_gemm.cuh` calls."""
-        text = kernel_text(__package__, "warpgroup.cuh")
-        return text + _wgmma(self.cut.rows, in_registers=self.bits < 16)
-
-
-def _wgmma(rows: int, *, in_registers: bool) -> str:
-    """Return the function that adds the products of 64 rows of W and `rows` of x in 16 columns.
-
-    PTX names each register of an instruction, so its text depends on the number of rows.
-
-    Args:
-        in_registers: whether W is in registers, or a tile in shared memory.
-    """
-    sums = rows // 2
-    held = ", ".join(f"%{n}" for n in range(sums))
-    outputs = ", ".join(f'"+f"(c[{n}])' for n in range(sums))
-    if in_registers:
-        name, given = "wgmma", "unsigned a0, unsigned a1, unsigned a2, unsigned a3"
-        left = ", ".join(f"%{sums + n}" for n in range(4))
-        left, right, last = f"{{{left}}}", sums + 4, "1, 1, 0"
-        inputs = '"r"(a0), "r"(a1), "r"(a2), "r"(a3)'
-    else:
-        name, given = "wgmma_shared", "Tile w"
-        left, right, last = f"%{sums}", sums + 1, "1, 1, 0, 0"
-        inputs = '"l"(w + 2 * slice)'
-    operation = f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16"
-    return f"""
-typedef float Sums[{sums}];
-__device__ __forceinline__ void {name}(Sums& c, {given}, Tile x, int slice) {{
-  asm volatile("{{.reg .pred add; setp.ne.b32 add, 1, 0;"
-    "{operation} {{{held}}}, {left}, %{right}, add, {last};}}"
-    : {outputs} : {inputs}, "l"(x + 2 * slice));
-}}
-"""
+        text = "".join(kernel_text(__package__, f"{name}.cuh") for name in ("warpgroup", "pairs"))
+        return text + multiplying(self.cut.rows, in_registers=self.bits < 16)
 
 
 @cache

@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 import mlx.core as mx
 
+from quire.attention.paged.warpgroups import tile_rows
 from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -37,8 +38,11 @@ log = logging.getLogger("quire.engine")
 
 MAX_ROWS = 64
 """Rows of the largest graph that also computes logits, for sequences that generate."""
-WIDE_ROWS = 512
+WIDE_ROWS = 2048
 """Rows of the largest graph over plain blocks, for prompts or more sequences."""
+_INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
+"""Sizes of input buffers: a step copies as many inputs as its graph has rows, or a few times more.
+"""
 _MAX_ENTRIES = 1 << 18
 """Most entries of all block tables of a step together."""
 
@@ -182,7 +186,7 @@ class GraphCache:
 
     def inputs(self, max_rows: int) -> InputLayout:
         """Return the input buffers for graphs of `max_rows` rows."""
-        rows = MAX_ROWS if max_rows <= MAX_ROWS else WIDE_ROWS
+        rows = next(each for each in _INPUT_ROWS if max_rows <= each)
         if rows not in self._inputs:
             tile_rows = [] if rows == MAX_ROWS else self._tile_rows()
             self._inputs[rows] = InputLayout(
@@ -322,7 +326,8 @@ class GraphCache:
             dims = spec.head_dim, spec.value_dim, spec.kv_heads
             tokens = self._pools.block_size
             shape = shape_of(*dims, heads, tokens, capped=False, sinks=False)
-            found[group] = min(found[group], shape.rows(few=False))
+            rows = tile_rows(shape, card(), value_in_key=spec.value_in_key)
+            found[group] = min(found[group], rows)
         return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
+from quire.attention.paged.warpgroups import PromptTiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.cuda.skinny_gemm import SkinnyGemm
@@ -267,9 +268,6 @@ def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
 
     Parameters: q, keys, values, tiles, table, visible, numbers, result, and sinks if there are any.
     """
-    parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
-    parameters += ["const int* table", "const int* visible", "const float* numbers", "T* result"]
-    parameters += sinks_of(shape)
     tiles = shape.many_tiles
     body = [
         "wait_for_others();",
@@ -281,7 +279,25 @@ def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
     ]
     stride = shape.key_dim if value_in_key else shape.value_dim
     defines: Mapping[str, object] = {**shape.defines(tiles, split=False), "V_STRIDE": stride}
-    return source_text(parameters, "\n".join(body), paged.LANES, defines, paged.source("tensor"))
+    parameters, head = _tile_parameters(shape), paged.source("tensor")
+    return source_text(parameters, "\n".join(body), paged.LANES, defines, head)
+
+
+def _tile_parameters(shape: paged.Shape) -> list[str]:
+    parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
+    parameters += ["const int* table", "const int* visible", "const float* numbers", "T* result"]
+    return [*parameters, *sinks_of(shape)]
+
+
+def attend_prompts(tiles: PromptTiles) -> str:
+    """Return the source of attention by warpgroups. Parameters as of `attend_tiles`."""
+    return source_text(
+        _tile_parameters(tiles.shape),
+        paged.source("prompts"),
+        tiles.threads,
+        tiles.defines,
+        tiles.functions,
+    )
 
 
 def combine(shape: paged.Shape, splits: int) -> str:

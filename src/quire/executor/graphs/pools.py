@@ -15,6 +15,7 @@ from quire.attention.paged import packed, tokens
 from quire.attention.paged import portable_kernels as portable
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import score_numbers
+from quire.attention.paged.warpgroups import prompt_tiles
 from quire.cache.formats.base import LayerStore
 from quire.cache.formats.tokens import TokenStore
 from quire.core.kv_format import KVFormat
@@ -292,30 +293,31 @@ class PlainPool(LayerPool):
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         shape, inputs = attending.shape, recorder.inputs
         group, splits = inputs.group(self.group), _splits(recorder, shape)
-        partial, stats = self._partial(recorder, attending, splits)
-        result = attending.result
+        parts = self._partial(recorder, attending, splits) if splits > 1 else ()
+        result, places = attending.result, [each.address for each in parts] or [0, 0]
         arguments = [attending.q.address, *self.arrays, group.tiles, inputs.table]
-        arguments += [attending.numbers, partial.address, stats.address, *attending.ending]
+        arguments += [attending.numbers, *places, *attending.ending]
         heads, many = shape.kv_heads * (shape.group // shape.part), bool(inputs.tile_rows)
         grid, in_key = (recorder.max_rows, heads, splits), attending.value_in_key
         shared = paged.single_memory(shape)
         source = kernels.attend(shape, ordered=many, value_in_key=in_key)
-        writes = [partial, stats, result]
-        recorder.add(source, grid, paged.LANES, arguments, [attending.q], writes, shared)
-        arguments = [inputs.rows, partial.address, stats.address, group.tiles]
-        arguments += attending.ending
-        source, grid = kernels.combine(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
-        recorder.add(source, grid, paged.LANES, arguments, [partial, stats], [result])
-        for each in (partial, stats):
+        recorder.add(source, grid, paged.LANES, arguments, [attending.q], [*parts, result], shared)
+        if parts:
+            arguments = [inputs.rows, *places, group.tiles, *attending.ending]
+            source, grid = kernels.combine(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
+            recorder.add(source, grid, paged.LANES, arguments, parts, [result])
+        for each in parts:
             recorder.release(each)
         if many:
-            tiles = max_tiles(recorder.max_rows, shape.rows(few=False))
             arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
             arguments += [group.visible, attending.numbers, *attending.ending]
-            shared = paged.shared_memory(shape, shape.many_tiles)
-            source = kernels.attend_tiles(shape, value_in_key=in_key)
-            grid = tiles, heads, 1
-            recorder.add(source, grid, paged.LANES, arguments, [attending.q], [result], shared)
+            grid = max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1
+            shared, threads = paged.shared_memory(shape, shape.many_tiles), paged.LANES
+            if (tiles := prompt_tiles(shape, recorder.card, value_in_key=in_key)) is not None:
+                source, shared, threads = kernels.attend_prompts(tiles), tiles.shared, tiles.threads
+            else:
+                source = kernels.attend_tiles(shape, value_in_key=in_key)
+            recorder.add(source, grid, threads, arguments, [attending.q], [result], shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,9 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const unsigned char
   }
 }
 __device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all turns but the last LEFT have arrived.
+template <int LEFT>
+__device__ __forceinline__ void await_turns() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 // Until all turns but the last have arrived.
 __device__ __forceinline__ void await_turn() {
   asm volatile("cp.async.wait_group 1;" ::: "memory");

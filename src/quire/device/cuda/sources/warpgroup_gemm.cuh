@@ -160,7 +160,7 @@
     };
     load_scales(0);
 #endif
-    Sums acc;
+    float acc[ROWS / 2];
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.f;
     const Tile x_tiles = tile_at(memory);

@@ -1,0 +1,94 @@
+"""Attention of many rows of a sequence over plain blocks by Hopper's warpgroups: `prompts.cuh`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mlx.core as mx
+
+from quire.attention.paged.cuda import Shape, source
+from quire.device.cuda.driver import Card
+from quire.device.cuda.wgmma import multiplying
+from quire.device.gpu_kernels import kernel_text
+
+_DIMS = (64, 128, 256, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTiles:
+    """Constants and launch of `prompts.cuh`."""
+
+    shape: Shape
+
+    threads: ClassVar[int] = 3 * 128
+    """Two warpgroups that multiply, and one that copies."""
+
+    @property
+    def share(self) -> int:
+        """Number of warpgroups that have the same query vectors, because a value is long."""
+        return 2 if self.shape.value_dim > 256 else 1
+
+    @property
+    def queries(self) -> int:
+        """Number of query vectors of a tile."""
+        return 128 // self.share
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of one sequence in a tile."""
+        return self.queries // self.shape.part
+
+    @property
+    def keys(self) -> int:
+        """Number of keys of a pass, limited by registers."""
+        return 128 if self.shape.value_dim <= 128 else 64
+
+    @property
+    def stages(self) -> int:
+        """Number of passes in shared memory."""
+        return 1 if self.share > 1 else 2
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that `prompts.cuh` lays out."""
+        dims = self.shape.key_dim + self.shape.value_dim
+        tiles = self.queries * self.shape.key_dim + self.stages * self.keys * dims
+        weights = (64 * 64 * 2 + 2 * 64 * 4) * (self.share - 1)
+        return 2 * tiles + weights + 4 * self.stages * 8
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The constants of the source, beside those of the shape."""
+        registers = {"TAKEN": 232, "KEPT": 40}  # of a thread that multiplies, and that copies
+        own = {"WARPGROUPS": 2, "SHARING": self.share, "KEYS": self.keys, "STAGES": self.stages}
+        return {**self.shape.defines(1, split=False), **own, **registers}
+
+    @property
+    def functions(self) -> str:
+        """The functions that `prompts.cuh` calls."""
+        own_dim = self.shape.value_dim // self.share
+        return "".join(
+            [
+                source("tensor"),
+                source("warps"),
+                kernel_text("quire.device.cuda", "warpgroup.cuh"),
+                multiplying(self.keys // self.share, in_registers=False),
+                multiplying(own_dim, in_registers=self.share == 1, turned=True),
+            ]
+        )
+
+
+def prompt_tiles(shape: Shape, card: Card, *, value_in_key: bool) -> PromptTiles | None:
+    """Return how warpgroups attend for many rows of a sequence; None if they cannot."""
+    if not card.warpgroups or value_in_key or shape.dtype != mx.bfloat16:
+        return None
+    tiles = PromptTiles(shape)
+    served = {shape.key_dim, shape.value_dim} <= set(_DIMS) and tiles.shared <= card.shared
+    return tiles if served else None
+
+
+def tile_rows(shape: Shape, card: Card, *, value_in_key: bool) -> int:
+    """Return how many rows of one sequence a tile of plain blocks may hold."""
+    tiles = prompt_tiles(shape, card, value_in_key=value_in_key)
+    return shape.rows(few=False) if tiles is None else tiles.rows

@@ -1,0 +1,34 @@
+// Of `warpgroup_gemm.cuh`: pairs of codes as two numbers in bfloat16.
+// The low four bits of a byte of a word, in bits 0 to 3, and its high ones, in bits 16 to 19. Bits above are of
+// other codes.
+__device__ __forceinline__ unsigned pair_of_byte(unsigned word, int byte) {
+  return __byte_perm(word, word >> 4, byte * 0x11 + (byte + 4) * 0x1100);
+}
+// A byte of a word, of its half `odd & 1`, in bits 0 to 7, and the next one, in bits 16 to 23.
+__device__ __forceinline__ unsigned pair_of_half(unsigned word, int odd) {
+  return __byte_perm(word, 0, odd & 1 ? 0x4342 : 0x4140);
+}
+#if FLOATS
+__device__ __forceinline__ __nv_bfloat162 float_pair(unsigned codes) {
+#if BITS == 4
+  return __hmul2(halves((codes << 12 & 0x80008000u) | (codes << 6 & 0x01C001C0u)), halves(0x7E807E80u));
+#else
+  return of_e4m3(codes);
+#endif
+}
+#elif BITS < 16
+// What two codes stand for, by a word of scale and bias.
+__device__ __forceinline__ unsigned affine_pair(unsigned codes, unsigned scaling) {
+#if BITS == 4
+  const unsigned up = raised(codes, 0);
+  const unsigned twice[2] = {__byte_perm(scaling, scaling, 0x1010), __byte_perm(scaling, scaling, 0x3232)};
+  const __nv_bfloat162 n = __hsub2(*(const __nv_bfloat162*)&up, __float2bfloat162_rn(128.f));
+  const __nv_bfloat162 both = __hfma2(n, *(const __nv_bfloat162*)&twice[0], *(const __nv_bfloat162*)&twice[1]);
+#else
+  const float scale = __uint_as_float(scaling << 16), bias = __uint_as_float(scaling & 0xFFFF0000u);
+  const float low = (float)(codes & 255), high = (float)(codes >> 16);
+  const __nv_bfloat162 both = __floats2bfloat162_rn(fmaf(low, scale, bias), fmaf(high, scale, bias));
+#endif
+  return *(const unsigned*)&both;
+}
+#endif
