@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
-from quire.attention.paged.warpgroups import PromptTiles
+from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
+from quire.device.cuda.driver import Card
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
@@ -287,6 +288,17 @@ def _tile_parameters(shape: paged.Shape) -> list[str]:
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const int* visible", "const float* numbers", "T* result"]
     return [*parameters, *sinks_of(shape)]
+
+
+def attend_many(shape: paged.Shape, card: Card, *, value_in_key: bool) -> tuple[str, int, int]:
+    """Return the source of attention of several rows of a sequence, its threads, and the bytes of
+    its shared memory.
+    """
+    tiles = prompt_tiles(shape, card, value_in_key=value_in_key)
+    if tiles is not None:
+        return attend_prompts(tiles), tiles.threads, tiles.shared
+    source = attend_tiles(shape, value_in_key=value_in_key)
+    return source, paged.LANES, paged.shared_memory(shape, shape.many_tiles)
 
 
 def attend_prompts(tiles: PromptTiles) -> str:

@@ -15,7 +15,6 @@ from quire.attention.paged import packed, tokens
 from quire.attention.paged import portable_kernels as portable
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import score_numbers
-from quire.attention.paged.warpgroups import prompt_tiles
 from quire.cache.formats.base import LayerStore
 from quire.cache.formats.tokens import TokenStore
 from quire.core.kv_format import KVFormat
@@ -312,11 +311,7 @@ class PlainPool(LayerPool):
             arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
             arguments += [group.visible, attending.numbers, *attending.ending]
             grid = max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1
-            shared, threads = paged.shared_memory(shape, shape.many_tiles), paged.LANES
-            if (tiles := prompt_tiles(shape, recorder.card, value_in_key=in_key)) is not None:
-                source, shared, threads = kernels.attend_prompts(tiles), tiles.shared, tiles.threads
-            else:
-                source = kernels.attend_tiles(shape, value_in_key=in_key)
+            source, threads, shared = kernels.attend_many(shape, recorder.card, value_in_key=in_key)
             recorder.add(source, grid, threads, arguments, [attending.q], [result], shared)
 
 
