@@ -12,7 +12,7 @@ import pytest
 from quire.device.mixture import Router
 from quire.device.operations import Operations
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
-from quire.executor.graphs.routes import ROUTE_THREADS, Route
+from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not
@@ -55,7 +55,8 @@ EVERYDAY = "sigmoid, groups"
     "name",
     [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
-def test_routes_are_the_routers_own(name: str) -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_routes_are_the_routers_own(name: str, apart: bool) -> None:
     case, rows = CASES[name], 5
     random = np.random.default_rng(3)
     logits = mx.array(random.normal(size=(rows, case.experts)).astype(np.float32) * 2)
@@ -80,7 +81,13 @@ def test_routes_are_the_routers_own(name: str) -> None:
     for each in (correction, per_expert):
         given.append(guarded(np.array([0.0] if each is None else each, np.float32)))
     addresses = tuple(int(each.ctypes.data) for each in (*given, *outputs))
-    launch(Kernel(route.text(most), (1, 1, 1), ROUTE_THREADS, 0, addresses, ()))
+    one, (chosen_by, order_by) = (1, 1, 1), (addresses[:6], (addresses[0], addresses[4]))
+    if apart:
+        launch(Kernel(route.scoring(), (2, 1, 1), SCORING_THREADS, 0, chosen_by, ()))
+        grouped, text = (*order_by, *addresses[6:]), route.grouping(most, EXPERT_TILE)
+        launch(Kernel(text, one, ROUTE_THREADS, 0, grouped, ()))
+    else:
+        launch(Kernel(route.text(most), one, ROUTE_THREADS, 0, addresses, ()))
     found, found_weights = (each[: rows * route.k].reshape(rows, -1) for each in outputs[:2])
     order = np.argsort(found, axis=1)
     np.testing.assert_array_equal(np.take_along_axis(found, order, 1), expected)
@@ -96,4 +103,6 @@ def test_routes_are_the_routers_own(name: str) -> None:
 def test_routers_compile(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     more = (mx.zeros(1) if each else None for each in (case.corrected, case.per_expert))
-    assert_compiles(Route.of(case.router, case.experts, *more, case.dtype).text(40), tmp_path)
+    route = Route.of(case.router, case.experts, *more, case.dtype)
+    for text in (route.text(40), route.scoring(), route.grouping(40, EXPERT_TILE)):
+        assert_compiles(text, tmp_path)

@@ -13,9 +13,12 @@ from quire.executor.graphs.arithmetic import activated, gated
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer
-from quire.executor.graphs.routes import ROUTE_THREADS, Route
+from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
+
+_ROUTED_TOGETHER = 64
+"""Most rows that one thread block routes and groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,19 @@ class MixtureRecording(ValueRecording):
         reads = self._read([logits])
         chosen, weights = (self._written(value, reads) for value in route.outputs)
         order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
-        writes = [chosen, weights, order, tiles]
-        arguments = [recorder.inputs.rows, self._place(logits).address]
+        rows, routed = recorder.inputs.rows, [chosen, weights]
+        arguments = [rows, self._place(logits).address]
         arguments += map(recorder.optional, (correction, per_expert))
-        arguments += [each.address for each in writes]
-        source = kernel.text(max_tiles, tile)
-        recorder.add(source, (1, 1, 1), ROUTE_THREADS, arguments, reads, writes)
+        arguments += [chosen.address, weights.address]
+        grouped = [order.address, tiles.address]
+        if recorder.max_rows <= _ROUTED_TOGETHER:
+            source, writes = kernel.text(max_tiles, tile), [*routed, order, tiles]
+            recorder.add(source, (1, 1, 1), ROUTE_THREADS, [*arguments, *grouped], reads, writes)
+        else:
+            grid = -(-32 * recorder.max_rows // SCORING_THREADS), 1, 1
+            recorder.add(kernel.scoring(), grid, SCORING_THREADS, arguments, reads, routed)
+            source, arguments = kernel.grouping(max_tiles, tile), [rows, chosen.address, *grouped]
+            recorder.add(source, (1, 1, 1), ROUTE_THREADS, arguments, [chosen], [order, tiles])
         self._routed[route.outputs[0]] = Routed(order, tiles, pairs, max_tiles, tile)
 
     def _experts(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""The source of the kernel of a mixture's router."""
+"""The sources of the kernels of a mixture's router."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from quire.executor.graphs.source import C_TYPES
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 
 ROUTE_THREADS = 1024
+SCORING_THREADS = 128
+_OWN = "quire.executor.graphs"
 _MOST_EXPERTS, _MOST_CHOSEN = 1024, 32
 
 
@@ -56,7 +58,7 @@ class Route:
         return self.router.k
 
     def text(self, max_tiles: int, tile: int = EXPERT_TILE) -> str:
-        """Return the source.
+        """Return the source of a kernel that routes and groups, in one thread block.
 
         Parameters: rows, logits, corrections, factors of experts, chosen, weights, order, tiles.
 
@@ -64,23 +66,54 @@ class Route:
             max_tiles: the most tiles.
             tile: pairs of row and expert in a tile.
         """
+        parameters = [*self._parameters(), "int* order", "int* tiles"]
+        defines = {**self._defines(), "TILE": tile, "MOST": max_tiles}
+        body = kernel_text(_OWN, "route.cuh") + "__syncthreads();\n" + self._grouping()
+        return kernels.source_text(parameters, body, ROUTE_THREADS, defines)
+
+    def scoring(self) -> str:
+        """Return the source of a kernel that routes, in thread blocks of `SCORING_THREADS`.
+
+        Parameters: rows, logits, corrections, factors of experts, chosen, weights.
+        """
+        body = kernel_text(_OWN, "route.cuh")
+        return kernels.source_text(self._parameters(), body, SCORING_THREADS, self._defines())
+
+    def grouping(self, max_tiles: int, tile: int) -> str:
+        """Return the source of a kernel that groups, in one thread block. For arguments see `text`.
+
+        Parameters: rows, chosen, order, tiles.
+        """
+        parameters = ["const int* rows", "const int* chosen", "int* order", "int* tiles"]
+        defines = {"EXPERT_COUNT": self.experts, "TOP": self.k, "TILE": tile, "MOST": max_tiles}
+        return kernels.source_text(parameters, self._grouping(), ROUTE_THREADS, defines)
+
+    @staticmethod
+    def _grouping() -> str:
+        return "const int chosen_shape[1] = {*rows * TOP};\n" + kernel_text(
+            "quire.device.cuda", "group.cuh"
+        )
+
+    def _parameters(self) -> list[str]:
         logits, correction, per_expert = self.types
         parameters = ["const int* rows", f"const {logits}* logits"]
         parameters += [f"const {correction or 'float'}* correction"]
-        parameters += [f"const {per_expert or 'float'}* per_expert", "int* chosen"]
-        parameters += ["float* weights", "int* order", "int* tiles"]
-        defines: Mapping[str, object] = {
+        return [
+            *parameters,
+            f"const {per_expert or 'float'}* per_expert",
+            "int* chosen",
+            "float* weights",
+        ]
+
+    def _defines(self) -> dict[str, object]:
+        _, correction, per_expert = self.types
+        return {
             "EXPERT_COUNT": self.experts,
             "TOP": self.k,
             "CORRECTED": int(correction is not None),
             "PER_EXPERT": int(per_expert is not None),
-            "TILE": tile,
-            "MOST": max_tiles,
             **self._rule(),
         }
-        body = kernel_text("quire.executor.graphs", "route.cuh")
-        body += kernel_text("quire.device.cuda", "group.cuh")
-        return kernels.source_text(parameters, body, ROUTE_THREADS, defines)
 
     def _rule(self) -> dict[str, object]:
         router = self.router

@@ -1,14 +1,13 @@
   // The TOP best of EXPERT_COUNT experts of each row, and their weights, as the routers of
-  // `models/layers/routers.py` say. Then `group` puts pairs of row and expert in order. One thread
-  // block; a warp a row.
+  // `models/layers/routers.py` say. A warp a row.
   // SCORES: 0 softmax, 1 sigmoid, 2 SparseMixer. PROBABLE: softmax ranks probabilities, not logits.
   // OPEN of GROUPS groups of experts are open to a row, ranked by the sum of their COUNTED best.
   constexpr int EACH = (EXPERT_COUNT + 31) / 32;
   const float NOTHING = __int_as_float(0xff800000);
-  const int chosen_shape[1] = {*rows * TOP};
   {
     const int lane = threadIdx.x & 31;
-    for (int row = threadIdx.x >> 5; row < *rows; row += blockDim.x >> 5) {
+    const int warps = blockDim.x >> 5;
+    for (int row = blockIdx.x * warps + (threadIdx.x >> 5); row < *rows; row += gridDim.x * warps) {
       float score[EACH], rank[EACH];
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
@@ -151,4 +150,3 @@
       }
     }
   }
-  __syncthreads();
