@@ -13,13 +13,14 @@ drafts. `host` is the part of a step in which the card has nothing to do.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,40 @@ class Answers:
         return replace(own, tokens=mx.minimum(own.tokens, 0) + mx.array(wanted, dtype=mx.int32))
 
 
+class Parts:
+    """Times of the parts of a step in which the host works, in microseconds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._seconds: dict[str, list[float]] = {}
+        executor, scheduler = engine._executor, engine._scheduler
+        for owner, name in (
+            (executor, "collect"),
+            (scheduler, "update"),
+            (scheduler, "schedule"),
+            (executor, "_build"),
+            (executor, "_computed"),
+            (executor, "_finish"),
+            (executor, "_start"),
+        ):
+            setattr(owner, name, self._timed(getattr(owner, name), name.strip("_")))
+
+    def _timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self._seconds.setdefault(name, []).append(time.perf_counter() - begun)
+
+        return timed
+
+    def taken(self) -> dict[str, int]:
+        """Return the medians since the last call."""
+        found = {name: round(statistics.median(s) * 1e6) for name, s in self._seconds.items()}
+        self._seconds.clear()
+        return found
+
+
 class Oracle:
     """Guesses each token of an answer rightly with a given probability.
 
@@ -90,6 +125,7 @@ class Oracle:
 
     def __init__(self, answers: Answers, rate: float, most: int = 16) -> None:
         self.most, self._answers, self._rate = most, answers, rate
+        self._guesses: dict[int, list[int]] = {}
 
     def token_s(self, sequences: int) -> float:
         return 0.0
@@ -104,12 +140,15 @@ class Oracle:
         seed = query.request.sampling.seed
         if seed is None:
             return None
-        begin = len(query.tokens) - len(query.request.prompt)
-        tokens = self._answers.answer(seed)[begin:][: min(query.limit, self.most)]
-        for place in range(len(tokens)):
+        if seed not in self._guesses:
+            dice = random.Random(seed << 8 | 1)
             # The same position is right or wrong however often it is guessed.
-            if random.Random(seed << 20 | begin + place).random() >= self._rate:
-                tokens[place] += -1 if tokens[place] > 10 else 1
+            self._guesses[seed] = [
+                token if dice.random() < self._rate else token + (-1 if token > 10 else 1)
+                for token in self._answers.answer(seed)
+            ]
+        begin = len(query.tokens) - len(query.request.prompt)
+        tokens = self._guesses[seed][begin : begin + min(query.limit, self.most)]
         return Draft(tuple(tokens), self.name) if tokens else None
 
 
@@ -168,6 +207,7 @@ def step_costs(loaded: LoadedModel, config: EngineConfig, answers: Answers) -> l
     """Return what a step of one stream costs by the number of drafts, all of them wrong."""
     drafter = Oracle(answers, rate=0.0)
     engine = assemble(loaded, config, drafters=(drafter,), draft_lengths=EveryDraft())
+    parts = Parts(engine)
     rows: list[dict[str, Any]] = []
     for again in range(2):  # the first time graphs are recorded
         rows = []
@@ -175,13 +215,14 @@ def step_costs(loaded: LoadedModel, config: EngineConfig, answers: Answers) -> l
             drafter.most = drafts
             mode = "auto" if drafts else "off"
             seed = 9000 + 100 * drafts + again
+            parts.taken()
             row = burst(engine, 1, 48, f"{drafts} drafts {again}", seed, mode)
             device = engine.step_times.generating.seconds(drafts + 1)
             step = row["median step, ms"]
             known = None if device is None else round(device * 1e3, 3)
             rows.append(
                 {"rows": drafts + 1, "step, ms": step, "on the card, ms": known}
-                | {"host, ms": known and round(step - known, 3)}
+                | {"host, ms": known and round(step - known, 3), "parts, us": parts.taken()}
             )
     return rows
 
@@ -220,6 +261,8 @@ def main(asked: argparse.Namespace) -> None:
         result.update(more, seconds=round(time.perf_counter() - begun, 1))
         asked.out.write_text(json.dumps(result, indent=1))
 
+    gc.collect()
+    gc.freeze()  # as the engine's process does
     costs = step_costs(loaded, config, answers)
     note(costs=costs)
     for row in costs:

@@ -53,3 +53,10 @@ def test_drafts_that_have_to_be_computed_are_fewer() -> None:
     assert free > some > none == 0
     candidate = Candidate(0.8, 10, token_s=0.4)
     assert min(chosen.choose([candidate] * 4, 4)) > chosen.choose([candidate], 4)[0] == 0
+
+
+def test_waits_in_which_graphs_were_recorded_do_not_count() -> None:
+    chosen = lengths(1.0, 0.01)
+    for wait_s in (0.1, 900.0, 700.0, 800.0, 0.1):
+        chosen.observe_wait(wait_s)
+    assert chosen.choose([Candidate(0.7, 4)], 1) != [0]

@@ -124,6 +124,8 @@ class Engine:
         self._grammars = GrammarQueue(self.constraints.make)
         self._running: StepPlan | None = None
         """The plan of the running step, whose tokens are not read yet."""
+        self._unobserved: list[tuple[StepPlan, StepResult]] = []
+        """Finished steps whose durations are not recorded yet."""
         self._faults = 0
         self._beside: list[Output] = []
         """Outputs to return with the next step's: those of accepted, refused and dropped
@@ -250,6 +252,7 @@ class Engine:
             plan = replace(plan, guess=guess)
         before, self._running = self._running, plan
         started_at = self._executor.launch(plan)
+        self._observe_durations()
         if read_at is not None and plan is not None:
             # What drafters compute is known to `Drafting` as their time for a token.
             self._worthwhile.observe_wait(started_at - read_at - drafting.computing_s)
@@ -280,12 +283,18 @@ class Engine:
     def _take_in(self, plan: StepPlan) -> list[Output]:
         """Process the tokens of a finished step."""
         result = self._executor.collect()
-        _observe_duration(self._scheduler, plan, result)
+        self._unobserved.append((plan, result))
         outputs = self._scheduler.update(plan, result)
         if self._head is not None:
             self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
         self._faults = 0
         return outputs
+
+    def _observe_durations(self) -> None:
+        """Record the durations of finished steps. The device has its next step by then."""
+        for plan, result in self._unobserved:
+            _observe_duration(self._scheduler, plan, result)
+        self._unobserved.clear()
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""

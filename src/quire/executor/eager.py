@@ -83,6 +83,7 @@ class EagerExecutor:
         self._attention = Attention(KVLayout.of(model.layout), pools, open_backends())
         self._vectors = VectorStage(model)
         self._guesser, self._spill, self._observe = guesser, spill, observe
+        self._guessed_layers = range(0) if guesser is None else guesser.layers
         self._running: LaunchedStep | None = None
         self._finished: tuple[LaunchedStep, float] | None = None
         """The last step that is done and not read, and how many seconds it ran."""
@@ -147,9 +148,9 @@ class EagerExecutor:
                 place = step.rows.row_of[each.number]
                 rows[place] = rows[place]._replace(mask=mask)
         drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
-        written = []
+        written = self.pools.arrays(self._guessed_layers)
         if self._guesser is not None:
-            written = [*self.pools.arrays(self._guesser.layers), *self._guesser.arrays]
+            written = [*written, *self._guesser.arrays]
         self._running = step.with_tokens(drawn, written)
         if self._flushed:
             mx.async_eval(drawn.arrays, written)
@@ -205,7 +206,9 @@ class EagerExecutor:
         if plan.sequences:
             rows = self._build_rows(plan, StepRows() if before is None else before.rows)
             given = () if self._guesser is None else self._guesser.arrays
-        pools = self.pools.arrays(self._layers)
+        # A graph writes to pools that are computed already: only a head's layers are left to MLX.
+        layers = self._layers if not rows.graphed else self._guessed_layers
+        pools = self.pools.arrays(layers)
         return LaunchedStep(
             plan,
             rows,

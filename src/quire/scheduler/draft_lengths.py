@@ -7,7 +7,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from statistics import median_low
 from typing import Protocol
 
 _MAX_DRAFTS = 16
@@ -19,8 +18,9 @@ _MARGIN = 1.15
 
 
 _WAITS = 5
-"""Number of recent waits that are averaged."""
-_FORGOTTEN = 1 - 1 / 512
+"""Number of recent waits. The shortest counts, since a step that records a CUDA graph takes long.
+"""
+_FORGOTTEN = 1 - 1 / 128
 """Decay factor of the wait in steps without drafts, which measure none."""
 
 
@@ -78,7 +78,7 @@ class WorthwhileDrafts:
     def observe_wait(self, seconds: float) -> None:
         """Record how long the device waited for a step's plan."""
         self._waits.append(seconds)
-        self._wait_s = median_low(self._waits)
+        self._wait_s = min(self._waits)
 
     def choose(self, candidates: Seq[Candidate], rows: int) -> list[int]:
         lengths = [0] * len(candidates)
