@@ -252,7 +252,9 @@ class Engine:
             plan = replace(plan, guess=guess)
         before, self._running = self._running, plan
         started_at = self._executor.launch(plan)
-        self._observe_durations()
+        # The device has its next step by now.
+        while self._unobserved:
+            _observe_duration(self._scheduler, *self._unobserved.pop())
         if read_at is not None and plan is not None:
             # What drafters compute is known to `Drafting` as their time for a token.
             self._worthwhile.observe_wait(started_at - read_at - drafting.computing_s)
@@ -289,12 +291,6 @@ class Engine:
             self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
         self._faults = 0
         return outputs
-
-    def _observe_durations(self) -> None:
-        """Record the durations of finished steps. The device has its next step by then."""
-        for plan, result in self._unobserved:
-            _observe_duration(self._scheduler, plan, result)
-        self._unobserved.clear()
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""
