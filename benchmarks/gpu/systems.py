@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ def picture(seed: int) -> Any:
     width, height = PICTURE
     coarse = np.random.default_rng(seed).integers(0, 256, (height // 16, width // 16, 3), np.uint8)
     return Image.fromarray(coarse).resize(PICTURE)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # it runs from its sources
+        return "sources"
 
 
 def open_vllm(folder: Path, kv_gigabytes: int, most_streams: int) -> System:
@@ -74,7 +81,7 @@ class Quire:
         self._marks = [own.get(f"{name}_token_id", 0) for name in ("boi", "image", "eoi")]
         self._cutter = Cutter(patch=16, pooling=3, max_soft_tokens=280)
         device = mx.device_info().get("device_name", "cpu")
-        self.about: Row = {"version": version("quire"), "mlx": mx.__version__, "device": device}
+        self.about: Row = {"version": _version("quire"), "mlx": mx.__version__, "device": device}
 
     def add(self, asked: Asked) -> None:
         from quire.core.media import PlacedMedia
@@ -115,7 +122,7 @@ class MLXLM:
             model, completion_batch_size=most_streams, prefill_batch_size=most_streams
         )
         self._names: dict[int, str] = {}
-        self.about: Row = {"version": version("mlx-lm"), "mlx": mx.__version__}
+        self.about: Row = {"version": _version("mlx-lm"), "mlx": mx.__version__}
 
     def add(self, asked: Asked) -> None:
         (own,) = self._generator.insert([list(asked.prompt)], [asked.max_tokens])
